@@ -94,7 +94,7 @@ def test_the_chosen_one_scrolls(play) -> None:
     play(scenario, scripted(long, long))
 
 
-def test_an_engine_that_hears_nothing_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_engine_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
         await it.until(lambda: all(side.answer for side in screen.candidates.answers))
@@ -145,7 +145,7 @@ def test_eight_find_room_in_any_window(play, size: tuple[int, int]) -> None:
     play(scenario, scripted(*TEXTS), size=size)
 
 
-def test_what_is_no_number_of_answers_is_refused(play) -> None:
+def test_an_invalid_number_of_answers_is_refused(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
         for command, refusal in (("/again 1", "2 to 8, not 1"), ("/again 9", "2 to 8, not 9"), ("/again x", "not x")):

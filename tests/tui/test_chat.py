@@ -46,7 +46,7 @@ def test_typing_works_before_the_model_is_loaded(play) -> None:
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_stop_keeps_what_was_said_and_continue_goes_on(play, key: str) -> None:
+def test_stop_keeps_the_partial_answer_and_continue_extends_it(play, key: str) -> None:
     engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
 
     async def scenario(it: Driver) -> None:
@@ -375,7 +375,7 @@ def test_quit_ends_the_engine(play) -> None:
 
 
 @pytest.mark.parametrize("name", ["quit", "new", "regen", "help"])
-def test_a_command_that_takes_nothing_swallows_no_text(play, name: str) -> None:
+def test_a_command_without_arguments_refuses_text(play, name: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         session = it.state.conversation.session.id
@@ -518,7 +518,7 @@ def test_the_file_command_waits_for_the_message(play, home: Path) -> None:
     play(scenario)
 
 
-def test_a_file_that_cannot_be_attached_is_said(play) -> None:
+def test_a_file_that_cannot_be_attached_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         for path in ("missing.txt", "/dev/null", "~nobody-has-this-name/x", ""):
             it.app.clear_notifications()
@@ -552,7 +552,7 @@ def test_a_toast_leaves_the_input_free(play) -> None:
     play(scenario, size=(80, 24))
 
 
-def test_a_missing_file_is_said_and_the_text_kept(play) -> None:
+def test_a_missing_file_is_reported_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("look at @./missing.txt")
         assert "cannot read ./missing.txt" in it.text()
@@ -582,7 +582,7 @@ def test_lines_history_and_growth(play) -> None:
     play(scenario)
 
 
-def test_an_export_that_cannot_be_written_is_said(play) -> None:
+def test_an_export_that_cannot_be_written_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         for name in ("~nobody-has-this-name/x.md", "/dev/null/x.md", "x" * 300):
             it.app.clear_notifications()
@@ -593,7 +593,7 @@ def test_an_export_that_cannot_be_written_is_said(play) -> None:
     play(scenario)
 
 
-def test_a_refused_parameter_is_said_where_it_shows(play) -> None:
+def test_a_refused_parameter_is_reported_at_its_field(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6", "tab")
         assert "0 is greedy" in it.text()
@@ -707,7 +707,7 @@ def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
     play(scenario, engine)
 
 
-def test_dropping_turns_that_is_not_enough_is_said(play) -> None:
+def test_dropped_turns_that_do_not_suffice_are_reported(play) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(full=True), Script(full=True))
 
@@ -871,7 +871,7 @@ def test_the_status_line_has_no_speed_where_there_is_no_answer(play) -> None:
     play(scenario, size=(90, 30))
 
 
-def test_all_that_an_answer_cost_is_said_while_it_is_selected(play) -> None:
+def test_a_selected_answer_shows_all_its_figures(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         plain = "4 tokens · 167 tok/s · first token after 0.05 s"

@@ -228,7 +228,7 @@ def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPa
     play(scenario, scripted(A, B))
 
 
-def test_what_cannot_be_compared_is_said(play) -> None:
+def test_an_impossible_comparison_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         for command, problem in (
             ("/compare no-such-model", "no-such-model"),
@@ -287,7 +287,7 @@ def test_unsent_text_is_kept(play, leave: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_it_looks_as_it_did(play, tmp_path, size: tuple[int, int]) -> None:
+def test_the_compare_screen_matches_its_snapshot(play, tmp_path, size: tuple[int, int]) -> None:
     name = f"compare-{size[0]}x{size[1]}-dark"
     picture: list[str] = []
 

@@ -70,7 +70,7 @@ def test_without_a_browser_the_address_is_copied(play, monkeypatch: pytest.Monke
     play(scenario, ScriptedEngine().script(Script([LINKS])))
 
 
-def test_nothing_to_take(play) -> None:
+def test_without_messages_nothing_is_copied(play) -> None:
     async def scenario(it: Driver) -> None:
         for command in ("/links", "/copy code"):
             await it.write(command)

@@ -102,7 +102,7 @@ def test_a_placeholder_is_visible_in_16_colours(play, theme: str) -> None:
     play(scenario, size=(80, 24))
 
 
-def test_one_can_ask_and_watch(play) -> None:
+def test_a_question_can_be_asked_on_the_decode_screen(play) -> None:
     engine = ScriptedEngine().script(Script(["one ", "two "]), Script(["three "]))
 
     async def scenario(it: Driver) -> None:

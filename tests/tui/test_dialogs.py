@@ -95,7 +95,7 @@ def test_the_palette_has_what_is_no_command(play) -> None:
     play(scenario)
 
 
-def test_no_palette_over_a_screen_that_holds_on_to_the_session(play) -> None:
+def test_no_palette_over_a_screen_of_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6", "ctrl+p")
         assert isinstance(it.app.screen, ParametersScreen)
@@ -140,7 +140,7 @@ def test_ctrl_c_where_there_is_nothing_to_stop_says_how_to_leave_in_our_keys(pla
     play(scenario)
 
 
-def test_a_question_whose_title_says_all_has_no_lines_of_nothing(play) -> None:
+def test_a_question_with_a_title_only_has_no_empty_lines(play) -> None:
     async def scenario(it: Driver) -> None:
         it.app.push_screen(Choose("which one?", "", ANSWERS))
         await it.until(lambda: "which one?" in it.text())
@@ -151,7 +151,7 @@ def test_a_question_whose_title_says_all_has_no_lines_of_nothing(play) -> None:
     play(scenario)
 
 
-def test_models_that_were_read_when_their_screen_was_left_meet_nobody(play) -> None:
+def test_models_read_after_the_screen_was_left_are_dropped(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f5")
         await it.until(lambda: "qwen3-0.6b" in it.text())

@@ -132,7 +132,7 @@ def test_leaving_ends_the_waiting(keys: Keys) -> None:
     assert b"\x1b[?1049l" in keys.drawn  # the terminal is as it was
 
 
-def test_nothing_wakes_up_while_no_key_is_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_input_thread_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = select.select
     waits = list[float | None]()
     ours, theirs = os.pipe()

@@ -87,7 +87,7 @@ def test_without_a_counter_or_idle_power_there_is_no_energy_of_a_token() -> None
         assert "token" not in _facts(metrics)
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_unknown_figures_are_left_out() -> None:
     lines = _lines(CROWDED, 1)
     assert lines[-1] == "swap 0 B"
     metrics = LiveMetrics()
@@ -115,7 +115,7 @@ def test_ours_and_theirs_are_told_apart_without_colour() -> None:
     assert len(line) == 50
 
 
-def test_one_look_is_no_crowd() -> None:
+def test_one_sample_is_not_reported_as_load() -> None:
     assert not any("come slower" in line for line in _lines(CROWDED, 1))
     assert _lines(CROWDED, 2, 70)[0].startswith("CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus")
     assert _lines(CROWDED, 2, 45)[0] == "CPU busy: other programs use 0.9 of 2 cores"
@@ -153,7 +153,7 @@ def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None
     play(scenario, size=(90, 24))
 
 
-def test_so_does_a_comparison_whose_figures_suffer(play) -> None:
+def test_a_comparison_reports_other_load_too(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         await it.write("/compare temperature=1.2")

@@ -12,7 +12,7 @@ from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
-def test_ctrl_c_puts_a_draft_aside_and_up_brings_it_back(play) -> None:
+def test_ctrl_c_stores_a_draft_and_up_restores_it(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press(*"a draft", "ctrl+c")
         assert it.prompt.text == ""

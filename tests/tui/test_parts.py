@@ -196,7 +196,7 @@ def test_a_link_shows_its_whole_address() -> None:
 
 
 @pytest.mark.parametrize("source", ["[x](javascript:alert(1))", "[x](file:///etc/passwd)", "<mailto:a@b>", "[x](/y)"])
-def test_what_no_browser_is_for_shows_as_written(source: str) -> None:
+def test_links_without_a_web_address_are_shown_as_written(source: str) -> None:
     assert plain(source) == [source]
     assert web_addresses(source) == []
 

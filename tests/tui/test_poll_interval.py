@@ -31,7 +31,7 @@ def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool
     assert interval.whole_s == pytest.approx(rest_s)
 
 
-def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> None:
+def test_one_expensive_poll_does_not_stop_drawing(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     for _ in range(30):
@@ -40,7 +40,7 @@ def test_one_look_that_was_dear_does_not_stop_the_screen(clock: list[float]) -> 
     assert interval.whole_s == pytest.approx(0.2)
 
 
-def test_looks_are_ten_a_second_and_more_before_the_first_text(
+def test_polls_are_ten_a_second_and_more_before_the_first_text(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 7.0)
@@ -50,7 +50,7 @@ def test_looks_are_ten_a_second_and_more_before_the_first_text(
     assert interval.wait_s(awaiting=True) == pytest.approx(0.05)
 
 
-def test_figures_and_quick_looks_tell_nothing_of_the_others(clock: list[float]) -> None:
+def test_figures_and_quick_polls_do_not_count_as_cost(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.0005)
@@ -62,7 +62,7 @@ def test_figures_and_quick_looks_tell_nothing_of_the_others(clock: list[float]) 
     assert interval.whole_s == 0.095
 
 
-def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
+def test_drawing_between_polls_does_not_count_as_cost(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.001)

@@ -16,7 +16,7 @@ from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
-def test_what_is_sent_while_an_answer_is_written_is_asked_after_it(play) -> None:
+def test_a_message_sent_during_an_answer_is_queued(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
         await it.until(lambda: it.state.conversation.phase == "answering")
@@ -48,7 +48,7 @@ def test_the_hint_below_what_waits_takes_one_line(play) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "die", "another session"])
-def test_what_waits_goes_back_into_the_input_where_the_answer_does_not_end_by_itself(play, end: str) -> None:
+def test_queued_messages_return_to_the_input_if_the_answer_is_stopped(play, end: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
         await it.until(lambda: it.state.conversation.phase == "answering")
@@ -67,7 +67,7 @@ def test_what_waits_goes_back_into_the_input_where_the_answer_does_not_end_by_it
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)))
 
 
-def test_what_waits_can_be_taken_back(play) -> None:
+def test_queued_messages_can_be_taken_back(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/queue")
         assert "no message is queued" in it.text()
@@ -141,7 +141,7 @@ def test_the_users_editor_changes_the_text(home: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("command", ["false", "no-such-editor-here", "'unclosed"])
-def test_an_editor_that_fails_is_said(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_editor_that_fails_is_reported(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", command)
     with pytest.raises(UsageError, match=r"exit code 1|No such file|invalid command line"):

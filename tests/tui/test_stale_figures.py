@@ -17,7 +17,7 @@ def decoded(steps: int = 300) -> LiveMetrics:
     return metrics
 
 
-def test_nothing_is_now_while_nothing_is_decoded() -> None:
+def test_current_figures_are_empty_while_nothing_decodes() -> None:
     metrics = decoded()
     assert metrics.rate_now
     metrics.finished(summary(20, 0, 300), "stop")
@@ -83,7 +83,7 @@ def test_the_header_and_the_cache_count_the_tokens_of_the_conversation(play) -> 
     play(scenario)
 
 
-def test_without_a_model_nothing_is_said_of_its_cache() -> None:
+def test_without_a_model_no_cache_is_shown() -> None:
     metrics = LiveMetrics()
     assert [line.plain for line in ContextSection(metrics).lines(metrics, 60, 4)] == ["no model yet"]
 

@@ -47,7 +47,7 @@ def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
     play(scenario)
 
 
-def test_what_was_counted_is_not_said_of_another_text(play) -> None:
+def test_a_token_count_is_not_shown_for_another_text(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         await typed(it, "why?")
@@ -86,7 +86,7 @@ def test_tokens_are_counted_while_keys_come_and_the_last_count_stays(play, monke
     play(scenario)
 
 
-def test_what_is_known_to_be_too_long_is_not_sent(play) -> None:
+def test_a_message_known_to_be_too_long_is_not_sent(play) -> None:
     async def scenario(it: Driver) -> None:
         await typed(it, "a long story")
         counted(it, 900)
@@ -136,7 +136,7 @@ def test_a_paste_is_folded_with_words_that_fit_its_size(play) -> None:
     play(scenario)
 
 
-def test_what_was_read_in_a_pause_is_not_counted_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_text_is_not_counted_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_prefetch, "_PAUSE_S", 0.01)
     monkeypatch.setattr(prompt_prefetch, "_COUNT_S", 0.1)
 
@@ -150,7 +150,7 @@ def test_what_was_read_in_a_pause_is_not_counted_again(play, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-def test_what_turns_out_too_long_comes_back(play, home: Path, turns: int) -> None:
+def test_a_message_that_proves_too_long_returns_to_the_input(play, home: Path, turns: int) -> None:
     """Sent before it was counted; alone, or after the older turns were left out. The next message goes without it."""
     (home / "log.txt").write_text("many lines")
 

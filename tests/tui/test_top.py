@@ -38,7 +38,7 @@ def status(states: Any, tokens: int) -> BatchStatus:
     return BatchStatus(states, tokens, float(tokens), (2,), 100, 1000, 2000, None)
 
 
-def test_answers_come_and_go() -> None:
+def test_rows_of_answers_appear_and_disappear() -> None:
     reader = Reader()
     app = TopApp(reader, "http://mill:8080")  # type: ignore[arg-type]
 

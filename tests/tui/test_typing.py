@@ -62,7 +62,7 @@ def test_joiners_and_variation_selectors_are_text(play) -> None:
     play(scenario)
 
 
-def test_what_no_character_takes_is_not_written(play) -> None:
+def test_control_and_lone_joining_characters_are_not_inserted(play) -> None:
     async def scenario(it: Driver) -> None:
         for character in "\u200c\u200d\ufe0f\u202e\u2066\u2028\x1b\x9b":
             it.prompt.put("")
@@ -142,7 +142,7 @@ def test_what_is_typed_after_enter_stays_in_the_input(play) -> None:
     play(scenario)
 
 
-def test_what_is_refused_comes_back_before_what_was_typed_since(play) -> None:
+def test_refused_text_returns_before_newer_text(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: it.state.engine.state == "failed")
         await type_at_once(it, "hello \rworld")
@@ -193,7 +193,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_pause_in_typing_lets_the_engine_read_ahead(play) -> None:
+def test_a_pause_in_typing_starts_a_prefetch(play) -> None:
     def last(it: Driver) -> list[str]:
         return [message["content"] for message in it.engine.ahead[-1].messages] if it.engine.ahead else []
 
@@ -220,7 +220,7 @@ def test_a_pause_in_typing_lets_the_engine_read_ahead(play) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_reading_ahead_can_be_turned_off(play) -> None:
+def test_prefetch_can_be_turned_off(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.put("half a quest")
         await asyncio.sleep(0.1)

@@ -31,7 +31,7 @@ def test_tab_leaves_the_keys_where_they_are(play) -> None:
     play(scenario)
 
 
-def test_what_is_no_command_for_a_selected_message_is_text(play) -> None:
+def test_other_keys_on_a_selected_message_are_text(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press("ctrl+up", "up")
@@ -46,7 +46,7 @@ def test_what_is_no_command_for_a_selected_message_is_text(play) -> None:
     play(scenario)
 
 
-def test_what_is_typed_at_once_goes_to_the_input_as_a_whole(play) -> None:
+def test_a_burst_of_keys_goes_to_the_input_whole(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press("ctrl+up")
@@ -77,7 +77,7 @@ def test_a_selection_survives_a_shorter_branch(play) -> None:
     play(scenario)
 
 
-def test_a_notice_that_shows_is_not_said_again(play) -> None:
+def test_a_visible_notice_is_not_repeated(play) -> None:
     async def scenario(it: Driver) -> None:
         for _ in range(5):
             await it.press("ctrl+g")
