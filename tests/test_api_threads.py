@@ -201,7 +201,7 @@ def test_a_cancelled_task_ends_its_answer(model: Model, texts: list[str]) -> Non
     assert model.generate(PROMPTS[0], **LIVELY).text == texts[0]
 
 
-def test_fifty_timeouts_leave_nothing_behind(model: Model, texts: list[str]) -> None:
+def test_fifty_timeouts_leak_no_sequence(model: Model, texts: list[str]) -> None:
     async def impatient() -> None:
         for count in range(50):
             with pytest.raises(TimeoutError):
@@ -439,7 +439,7 @@ def test_a_dropped_model_is_freed(directory: Path) -> None:
     wait_until(lambda: mx.get_active_memory() <= before)
 
 
-def test_a_long_batch_lets_others_in(model: Model) -> None:
+def test_a_long_batch_admits_other_requests(model: Model) -> None:
     with ThreadPoolExecutor(1) as threads:
         batch = threads.submit(model.batch, PROMPTS * 40, **LIVELY)
         wait_until(lambda: open_answers(model) > 0)
@@ -527,7 +527,7 @@ def test_closing_frees_the_states_of_every_kind_of_layer(tmp_path: Path, name: s
         gc.enable()
 
 
-def test_twenty_turns_of_two_models_leave_memory_flat(directory: Path, tmp_path: Path) -> None:
+def test_twenty_turns_of_two_models_leak_no_memory(directory: Path, tmp_path: Path) -> None:
     """With garbage collection off: what closing frees, it frees at once."""
     other = write_chat_model(tmp_path / "other", hidden_size=256, num_hidden_layers=8, intermediate_size=2048)
     script = f"""

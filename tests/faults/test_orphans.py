@@ -63,7 +63,7 @@ def test_a_download_that_is_stopped_is_over(index: PackageIndex, leave: str) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, None])  # None: nobody says so
-def test_a_terminal_that_stalls_and_goes_away_holds_nothing_up(tmp_path: Path, number: signal.Signals | None) -> None:
+def test_a_stalled_terminal_leaves_no_process(tmp_path: Path, number: signal.Signals | None) -> None:
     model = write_chat_model(tmp_path / "model", context=1_000_000)
     store = SessionStore(tmp_path / "data" / "sessions.db")
     sampling = {"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": [f"{IM_END}=-100"]}

@@ -23,7 +23,7 @@ def test_killing_chats_that_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["40 a 40 a 41 b", "41 b", "40 a 42 c", "80 a 40 a"])
-def test_what_is_lost_or_doubled_is_seen(answer: str) -> None:
+def test_lost_and_doubled_pieces_are_detected(answer: str) -> None:
     assert in_order("40 a 41 b 80 c")
     assert not in_order(answer)
 

@@ -129,7 +129,7 @@ def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) 
 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_however_the_prompt_is_cut_up(networks: dict[str, Decoder], ops: Ops) -> None:
+def test_chunking_does_not_change_logits(networks: dict[str, Decoder], ops: Ops) -> None:
     """Whole, in chunks of 64 or 7, or one by one: the same logits, the same cache. Slow operations do chunks of 7."""
     network = networks[ops.name]
     tokens = RECORDED["digits" if ops is not reference else "prose"].prompt

@@ -62,7 +62,7 @@ def tokens_of(pairs: list[Any]) -> list[int]:
     return [token for token, _ in pairs]
 
 
-def test_turns_and_edits_read_what_is_new(directory: Path, ops: Ops) -> None:
+def test_turns_and_edits_prefill_new_tokens_only(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     chat = engine_of(network, keep=True)
     first = tokens_of(said(engine_of(network), PROMPT)[0])
@@ -96,7 +96,7 @@ def test_bits_depend_on_nothing_but_the_tokens(directory: Path) -> None:
 
 
 @needs_kernels
-def test_a_conversation_goes_on_from_disk(directory: Path, tmp_path: Path) -> None:
+def test_a_conversation_continues_from_disk(directory: Path, tmp_path: Path) -> None:
     network = load_decoder(directory, native)
     engine = engine_of(network, keep=True)
     store = DiskStore(tmp_path, 1 << 30)

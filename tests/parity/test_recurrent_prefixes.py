@@ -36,7 +36,7 @@ def said(engine: Engine, prompt: list[int], steps: int = 6) -> tuple[list[int], 
     return tokens, end.summary.reused_tokens
 
 
-def test_turns_read_what_is_new(network: Any) -> None:
+def test_turns_prefill_new_tokens_only(network: Any) -> None:
     chat, once = (Engine(network, context_limit=400, keep_prefix=keep) for keep in (True, False))
     first, reused = said(chat, PROMPT)
     assert reused == 0
@@ -113,7 +113,7 @@ def test_a_rollback_leaves_the_state_of_the_tokens_before(network: Any) -> None:
     assert all(mx.array_equal(*pair) for pair in zip(caches[0].states, caches[1].states, strict=True))
 
 
-def test_a_conversation_goes_on_from_disk(network: Any, tmp_path: Path) -> None:
+def test_a_conversation_continues_from_disk(network: Any, tmp_path: Path) -> None:
     engine = Engine(network, context_limit=400, keep_prefix=True)
     first, _ = said(engine, PROMPT)
     store = DiskStore(tmp_path, 1 << 30)
