@@ -3,18 +3,25 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from headrace.app.engine.commands import ModelSpec
+from headrace.app.server import memory_needed as memory_needed_module
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel
+from headrace.app.server.memory_needed import memory_needed
+from headrace.app.server.models import InstalledModel, named
 from headrace.app.server.served_models import ServedModels
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.machine.memory import Budget
 from tests.app.scripted_engine import CARD
+from tests.tiny_chat import write_chat_model
 
 GB = 1 << 30
 NAMES = ("b", "c", "d", "e")
@@ -154,3 +161,18 @@ def test_a_wait_for_memory_ends_with_the_server(log: list[str]) -> None:
         assert caught.value is STOPPING
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize("name", ["Org/Tiny", "ORG--TINY", "org/tiny"])
+def test_a_model_is_found_in_any_case_of_letters(name: str) -> None:
+    model = InstalledModel("org/Tiny", "org--Tiny", 1000, GB)
+    assert named(name, [model]) is model
+    assert named("org/other", [model]) is None
+
+
+def test_needed_memory_is_that_of_weights_kv_and_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_chat_model(tmp_path / "tiny")
+    monkeypatch.setattr(memory_needed_module, "working_memory", lambda _shape: 1)
+    checkpoint = open_checkpoint(path)
+    kv = shape_of_checkpoint(checkpoint).cost.kv_bytes(64)
+    assert memory_needed(ModelSpec(str(path), context=64)) == checkpoint.nbytes + kv + 1
