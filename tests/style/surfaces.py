@@ -5,6 +5,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from inspect import cleandoc
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def help_texts() -> str:
     return "\n".join(_helps(cli, "headrace"))
 
 
+@cache
 def error_texts() -> str:
     """Return the message and hint of every error that is raised, sorted by class; {...} stands for a value."""
     classes = _error_classes()

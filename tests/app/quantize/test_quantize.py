@@ -44,6 +44,18 @@ def plain(tmp_path: Path) -> Path:
     return write_chat_model(tmp_path / "tiny")
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("measured") / "tiny")
+
+
+@pytest.fixture
+def measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose parts are measured by the first test that needs it."""
+    monkeypatch.setenv("HEADRACE_HOME", str(model.parent / "home"))
+    return model
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(quantize, [*map(str, arguments)], catch_exceptions=False, standalone_mode=False)
 
@@ -61,10 +73,10 @@ def headrace_logits(directory: Path, tokens: list[int]) -> mx.array:
 
 
 @pytest.mark.parametrize("bits", [2.6, 3.5, 4.5, 6.25, 8.5])
-def test_the_budget_of_bits_is_kept_and_used(plain: Path, tmp_path: Path, bits: float) -> None:
-    found = document(plain, "--bits", bits, "-o", tmp_path / "out")
+def test_the_budget_of_bits_is_kept_and_used(measured: Path, tmp_path: Path, bits: float) -> None:
+    found = document(measured, "--bits", bits, "-o", tmp_path / "out")
     written = open_checkpoint(tmp_path / "out")
-    weights = sum(info.nbytes // 4 for info in open_checkpoint(plain).tensors.values())
+    weights = sum(info.nbytes // 4 for info in open_checkpoint(measured).tensors.values())
     assert found["weight_bytes"] == written.nbytes
     assert found["bits_per_weight"] == pytest.approx(written.nbytes * 8 / weights)
     assert bits - 0.3 < found["bits_per_weight"] <= bits
@@ -82,16 +94,16 @@ def test_the_result_is_the_same_model_in_mlx_lm(tmp_path: Path, family: str) -> 
     assert mx.abs(ours - theirs).max().item() < 0.02 * mx.abs(theirs).max().item()
 
 
-def test_projections_of_one_input_share_a_format(plain: Path, tmp_path: Path) -> None:
-    modules = document(plain, "--bits", 4.1, "-o", tmp_path / "out")["modules"]
+def test_projections_of_one_input_share_a_format(measured: Path, tmp_path: Path) -> None:
+    modules = document(measured, "--bits", 4.1, "-o", tmp_path / "out")["modules"]
     attention = [modules[f"model.layers.1.self_attn.{name}_proj"] for name in "qkv"]
     assert attention[0] == attention[1] == attention[2]
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
     assert {name: entry for name, entry in section.items() if isinstance(entry, dict)} == modules
 
 
-def test_the_store_has_the_result_and_its_figures(plain: Path) -> None:
-    found = document(plain, "--bits", 4.5)
+def test_the_store_has_the_result_and_its_figures(measured: Path) -> None:
+    found = document(measured, "--bits", 4.5)
     assert found["name"] == "tiny-4.5bit"
     assert Store().get("tiny-4.5bit") is not None
     shown = CliRunner().invoke(models, ["show", "tiny-4.5bit"], catch_exceptions=False).output
@@ -99,11 +111,11 @@ def test_the_store_has_the_result_and_its_figures(plain: Path) -> None:
     listed = CliRunner().invoke(models, ["list", "tiny-4.5bit"], catch_exceptions=False).output
     assert f"{found['bits_per_weight']:.2f} bits, mixed" in listed
     with pytest.raises(UsageError, match="installed already"):
-        run(plain, "--bits", 4.5)
+        run(measured, "--bits", 4.5)
 
 
-def test_the_figures_are_printed(plain: Path, tmp_path: Path) -> None:
-    printed = run(plain, "--bits", 4.5, "-o", tmp_path / "out").output
+def test_the_figures_are_printed(measured: Path, tmp_path: Path) -> None:
+    printed = run(measured, "--bits", 4.5, "-o", tmp_path / "out").output
     for label in ("Bits a weight", "Decode step", "Predicted", "Measured", "KL", "Top-1 agreement", "Directory"):
         assert label in printed
 
@@ -179,22 +191,22 @@ def test_an_interrupt_has_exit_code_130(plain: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_memory_leaves_room_for_kv_and_the_program(plain: Path, tmp_path: Path) -> None:
+def test_memory_leaves_room_for_kv_and_the_program(measured: Path, tmp_path: Path) -> None:
     from headrace.models.cost.costs import working_memory
     from headrace.models.cost.shape_sources import shape_of_checkpoint
 
-    shape = shape_of_checkpoint(open_checkpoint(plain))
+    shape = shape_of_checkpoint(open_checkpoint(measured))
     memory = working_memory(shape) + shape.cost.kv_bytes(4096) + 120_000
-    found = document(plain, "--memory", f"{memory / 1e6}MB", "-o", tmp_path / "out")
+    found = document(measured, "--memory", f"{memory / 1e6}MB", "-o", tmp_path / "out")
     assert 100_000 < found["weight_bytes"] <= 120_000
 
 
-def test_a_speed_is_predicted_for_the_chip(plain: Path, tmp_path: Path) -> None:
-    slow = document(plain, "--at-least", "100 tok/s", "--chip", "M4 Pro", "-o", tmp_path / "slow")
+def test_a_speed_is_predicted_for_the_chip(measured: Path, tmp_path: Path) -> None:
+    slow = document(measured, "--at-least", "100 tok/s", "--chip", "M4 Pro", "-o", tmp_path / "slow")
     assert slow["predicted"]["tokens_per_second"] >= 100
     assert slow["predicted"]["target"].startswith("M4 Pro")
     with pytest.raises(UsageError, match=r"reaches .* tok/s at most on M4 Pro"):
-        run(plain, "--at-least", "1000000000", "--chip", "M4 Pro", "-o", tmp_path / "fast")
+        run(measured, "--at-least", "1000000000", "--chip", "M4 Pro", "-o", tmp_path / "fast")
 
 
 @pytest.mark.parametrize(
