@@ -6,7 +6,6 @@ Sizes come from loaded arrays here, and from headers, configs and catalogs in `m
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 
@@ -19,30 +18,40 @@ SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
+_MatrixKey = tuple[str, int, int, int, int, int, str, bool]
+"""Name, rows, columns, bytes, active and all matrices of the stack, part, divided: equal ones count together."""
+
+
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection; equal ones count together."""
     last = config.appending - 1
-    counts = Counter[Matrix]()  # of equal matrices, by one with a count of 0
-    late = Counter[Matrix]()  # those of them that prefill skips in the last layer
+    counts = Counter[_MatrixKey]()
+    late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, layer)
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
-            share = Fraction(tensor.active, tensor.count)
             is_late = index > last or (index == last and not tensor.before_append)
-            matrix = Matrix(
-                name=tensor.shown_name,
-                count=0,
-                rows=tensor.rows,
-                columns=tensor.columns,
+            stack = (tensor.active, tensor.count)
+            key = (tensor.shown_name, tensor.rows, tensor.columns, size, *stack, tensor.part, tensor.is_divided)
+            counts[key] += tensor.count
+            late[key] += tensor.count * is_late
+    matrices = []
+    for key, count in counts.items():
+        name, rows, columns, size, active, total, part, is_divided = key
+        matrices.append(
+            Matrix(
+                name=name,
+                count=count,
+                rows=rows,
+                columns=columns,
                 nbytes=size,
-                share=share,
-                part=tensor.part,
-                divided=tensor.is_divided,
+                share=Fraction(active, total),
+                late=late[key],
+                part=part,
+                divided=is_divided,
             )
-            counts[matrix] += tensor.count
-            late[matrix] += tensor.count * is_late
-    matrices = [replace(matrix, count=count, late=late[matrix]) for matrix, count in counts.items()]
+        )
     return matrices + [_end(tensor, size_of) for tensor in ends(config) if not (tensor.looked_up or tensor.output)]
 
 
