@@ -34,7 +34,7 @@ def test_the_answer_is_no_key_however_it_is_cut(answer: str, cut: int) -> None:
     assert grounds == [answer is LIGHT]
 
 
-def test_what_is_pasted_is_no_answer() -> None:
+def test_pasted_text_is_not_the_terminals_answer() -> None:
     keys, grounds, pastes = _read([f"\x1b[200~{LIGHT}\x1b[201~", DARK])
     assert pastes == [LIGHT]
     assert grounds == [False]
@@ -51,7 +51,7 @@ def test_only_one_answer_is_waited_for_and_a_beginning_of_one_is_keys() -> None:
 
 
 @pytest.mark.parametrize(("chosen", "then"), [("", "headrace-light"), ("headrace-dark", "headrace-dark")])
-def test_a_theme_nobody_chose_follows_the_ground(play, chosen: str, then: str) -> None:
+def test_the_default_theme_follows_the_background(play, chosen: str, then: str) -> None:
     async def scenario(it: Driver) -> None:
         assert it.app.theme == "headrace-dark"
         it.app.post_message(BackgroundColour(light=True))

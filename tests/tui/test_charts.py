@@ -143,7 +143,7 @@ def test_the_histogram_has_every_step_once(latencies: list[float], top: float, r
     assert sum(counts[1:]) == sum(int(latency / top * rows) < rows - 1 for latency in latencies)
 
 
-def test_the_histogram_stands_beside_the_history_on_the_same_axis() -> None:
+def test_the_histogram_shares_the_axis_of_the_history() -> None:
     lines = _lines([0.010] * 60 + [0.020] * 20, 72, 9)
     tall = [cells for line in lines[:-1] if (cells := line.rpartition("▏")[2].strip())]
     assert [len(cells) for cells in tall] == [3, 10]
@@ -225,7 +225,7 @@ def test_the_roofline_has_round_ticks_and_a_measured_roof() -> None:
     assert _plot(150e9, nominal=20e9) != lines
 
 
-def test_without_a_compute_roof_the_plot_ends_beside_its_points() -> None:
+def test_without_a_compute_roof_the_plot_ends_at_its_points() -> None:
     lines = _plot(None)
     assert not any("⣀⣀⣀⣀⣀⣀" in line for line in lines)
     assert "1000" not in lines[-1]
@@ -417,7 +417,7 @@ def test_the_running_turn_is_a_live_row() -> None:
     assert "●" not in rows[1].plain
 
 
-def test_the_cache_says_how_long_it_lasts() -> None:
+def test_the_time_until_the_context_is_full_is_shown() -> None:
     metrics = _answering()
     lines = [line.plain for line in ContextSection(metrics).lines(metrics, 50, 6)]
     assert lines[-1].startswith(f"{512 - 219} more until full")

@@ -846,7 +846,7 @@ def test_the_status_line_has_the_share_as_soon_as_the_bandwidth_is_measured(play
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, peak=None)), size=(90, 30))
 
 
-def test_the_status_line_leaves_out_what_the_panel_says(play) -> None:
+def test_the_status_line_omits_figures_of_the_panel(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         await it.press("f3", "f3")

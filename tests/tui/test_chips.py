@@ -40,7 +40,7 @@ def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> 
     play(scenario)
 
 
-def test_a_file_that_cannot_be_sent_is_said_while_it_is_typed(play) -> None:
+def test_an_unusable_file_is_reported_while_its_name_is_typed(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.type("see @missing.txt")
         await it.until(lambda: "✗ cannot read missing.txt" in it.text())

@@ -189,7 +189,7 @@ def test_enter_queues_a_question_while_answers_are_written(play) -> None:
     play(scenario, scripted(A, B))
 
 
-def test_a_queued_question_comes_back_after_a_stopped_answer(play) -> None:
+def test_a_queued_question_returns_after_a_stopped_answer(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await compared(it, "/compare temperature=1.2", "first")
         it.engine.script(Script(hold=1), Script())

@@ -72,7 +72,7 @@ def test_the_palette_finds_the_themes(play) -> None:
     play(scenario)
 
 
-def test_the_palette_says_what_is_done_and_by_which_key(play) -> None:
+def test_the_palette_shows_descriptions_and_keys(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("ctrl+p", *"new")
         await it.until(lambda: "Start a new session  Ctrl+N" in it.text())
@@ -116,7 +116,7 @@ def test_parameters_of_a_session_that_is_gone(play) -> None:
     play(scenario)
 
 
-def test_what_cannot_be_stored_on_leaving_is_said_and_the_engine_ended(play) -> None:
+def test_unsaved_messages_are_reported_on_leaving(play) -> None:
     engine = ScriptedEngine().script(Script(["half an", "answer"], hold=1))
 
     async def scenario(it: Driver) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_stored_on_leaving_is_said_and_the_engine_ended(play) -> 
     play(scenario, engine)
 
 
-def test_ctrl_c_where_there_is_nothing_to_stop_says_how_to_leave_in_our_keys(play) -> None:
+def test_ctrl_c_without_an_answer_shows_how_to_quit(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f1", "ctrl+c")
         assert isinstance(it.app.screen, ChatScreen)

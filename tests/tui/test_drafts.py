@@ -17,7 +17,7 @@ async def reopen(it: Driver) -> None:
     await it.until(lambda: it.prompt.text, "the draft")
 
 
-def test_unsent_text_comes_back_after_quitting(play) -> None:
+def test_unsent_text_is_restored_after_quitting(play) -> None:
     async def quit_with_a_draft(it: Driver) -> None:
         await it.press(*"read ")
         it.prompt.paste(LONG)

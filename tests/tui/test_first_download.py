@@ -35,7 +35,7 @@ class Fetches(ScriptedEngine):
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
-def test_a_download_says_what_how_much_and_how_fast(play, size: tuple[int, int]) -> None:
+def test_a_download_shows_its_model_size_and_speed(play, size: tuple[int, int]) -> None:
     engine = Fetches(here=[27 * MIB])
 
     async def scenario(it: Driver) -> None:
@@ -53,7 +53,7 @@ def test_a_download_says_what_how_much_and_how_fast(play, size: tuple[int, int])
 
 
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
-def test_a_download_that_fails_says_all_of_why_and_what_to_do(play, size: tuple[int, int]) -> None:
+def test_a_failed_download_shows_its_whole_error_and_hint(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "could not be loaded" in it.text())
         shown = " ".join(it.text().split())
@@ -85,7 +85,7 @@ def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
     assert download.summary() == "verifying · 1 B"
 
 
-def test_a_download_that_stands_still_says_so_and_no_speed() -> None:
+def test_a_stalled_download_shows_no_speed() -> None:
     download = DownloadProgress()
     for second in range(4):
         download.add(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
@@ -104,7 +104,7 @@ def test_a_slow_download_has_a_speed_between_two_reports() -> None:
     assert download.bytes_per_second == MIB
 
 
-def test_what_only_the_hub_knew_is_said_once_it_told() -> None:
+def test_facts_of_the_hub_are_shown_once_known() -> None:
     download = DownloadProgress()
     download.facts = download_plan.DownloadPlan("org/name", "the hub", None, 5 << 30)
     download.add(LoadProgress("asking the hub", 0, None), 0.0)
@@ -118,7 +118,7 @@ def test_ways_out_take_a_line_each_where_the_chat_is_narrow() -> None:
     assert max(line.cell_length for line in failure_lines("m", "why")[2:]) <= 54
 
 
-def test_no_room_on_the_disk_is_said_before_the_download() -> None:
+def test_a_full_disk_is_reported_before_the_download() -> None:
     wanted = download_plan.DownloadPlan("m", "the hub", 5 << 30, 1 << 30)
     assert wanted.room == "1.00 GiB free on the disk: not enough"
 
@@ -135,7 +135,7 @@ def test_the_copy_of_a_gguf_is_planned_and_asked_for(tmp_path: Path, monkeypatch
     assert download_plan.download_plan(str(file)) is None
 
 
-def test_what_was_loaded_otherwise_than_it_is_stored_is_said(play) -> None:
+def test_a_conversion_on_load_is_reported(play) -> None:
     engine = ScriptedEngine(card_to_load=replace(CARD, notes=("scripted-1b is GPTQ: requantized to 4 bits",)))
 
     async def scenario(it: Driver) -> None:

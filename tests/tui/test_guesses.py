@@ -39,7 +39,7 @@ def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
     assert totals_of([step(0, 4, 4, "ngram"), step(1), step(2)]).proposed == 0
 
 
-def test_the_step_says_what_drafts_give() -> None:
+def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.stepped(STEPS)
@@ -124,7 +124,7 @@ def test_rejected_drafts_stand_where_they_were_drafted(before: str, line: str) -
     assert without.replace(" ", "") == "".join(line.plain for line in render(MARKDOWN, 28)).replace(" ", "")
 
 
-def test_a_rejected_draft_behind_the_end_and_one_with_line_breaks() -> None:
+def test_rejected_drafts_after_the_end_and_with_line_breaks() -> None:
     lines = mark_drafts(render("One two", 20), "One two", DraftMarks((), ((7, "\nand\x1b more"),)), 20)
     assert [line.plain for line in lines] == ["One two⏎and␛ more"]
     lines = mark_drafts(render("One two", 10), "One two", DraftMarks((), ((3, " and three"),)), 10)
@@ -168,7 +168,7 @@ def test_an_answer_shows_its_drafts_while_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
-def test_the_decode_view_tells_what_guesses_give(play, size: tuple[int, int]) -> None:
+def test_the_decode_view_shows_the_gain_of_draft_tokens(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("Copy this")
         if size[0] > 80:

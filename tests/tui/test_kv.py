@@ -31,7 +31,7 @@ def test_coarse_activations_are_at_the_top_and_in_the_decode_view(play) -> None:
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="f16", activations=8)))
 
 
-def test_what_is_unquantized_is_not_worth_a_word_at_the_top(play) -> None:
+def test_an_unquantized_cache_is_not_named_at_the_top(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         assert "K/V" not in it.text().splitlines()[0]
@@ -42,7 +42,7 @@ def test_what_is_unquantized_is_not_worth_a_word_at_the_top(play) -> None:
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="f16")))
 
 
-def test_the_picker_says_how_much_context_fits_in_each_format(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picker_shows_the_context_that_fits_in_each_format(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.select(), "supports_packed", lambda _head_dim: True)
 
     async def scenario(it: Driver) -> None:

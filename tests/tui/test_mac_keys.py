@@ -39,7 +39,7 @@ def bindings() -> Iterator[Binding]:
             yield from Binding.make_bindings(vars(each).get("BINDINGS", []))
 
 
-def test_no_action_is_behind_a_key_of_macos_alone() -> None:
+def test_no_action_needs_a_key_that_macos_takes() -> None:
     keys = defaultdict[str, set[str]](set)
     for binding in bindings():
         keys[binding.action].add(binding.key)

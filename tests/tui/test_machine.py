@@ -28,7 +28,7 @@ def _lines(load: Load, looks: int, width: int = 50, height: int = 6) -> list[str
     return [line.plain for line in MachineSection(metrics).lines(metrics, width, height)]
 
 
-def test_load_memory_swap_power_and_temperature_are_said() -> None:
+def test_load_memory_swap_power_and_temperature_are_shown() -> None:
     lines = _lines(QUIET, 3)
     assert lines[0].startswith("CPU  █")
     assert lines[0].endswith(" 1.9 + 0.0 others of 2") or lines[0].endswith(" 1.9 + 0.1 others of 2")
@@ -109,7 +109,7 @@ def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     assert metrics.figures.ranks == 2
 
 
-def test_ours_and_theirs_are_told_apart_without_colour() -> None:
+def test_own_and_other_load_differ_without_colour() -> None:
     line = _lines(CROWDED, 1)[0]
     assert "█▒" in line
     assert len(line) == 50
@@ -143,7 +143,7 @@ class Watch(MachineWatch):
         return self.loads.pop(0) if self.loads else None
 
 
-def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None:
+def test_the_chat_reports_the_load_of_other_programs(play) -> None:
     async def scenario(it: Driver) -> None:
         it.app.poller.watch = Watch([CROWDED, CROWDED])
         await it.until(lambda: "CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus" in it.text())

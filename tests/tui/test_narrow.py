@@ -74,7 +74,7 @@ def test_a_window_of_a_few_columns_can_be_written_in(play) -> None:
     play(scenario, size=(1, 6))
 
 
-def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
+def test_f3_reports_a_window_too_narrow_for_the_panel(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.pilot.resize_terminal(89, 40)
         await it.press("f3")

@@ -84,7 +84,7 @@ def test_the_picker_asks_before_it_fetches(play) -> None:
     play(scenario)
 
 
-def test_what_is_typed_before_the_first_frame_is_kept(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_before_the_first_frame_are_kept(play, monkeypatch: pytest.MonkeyPatch) -> None:
     def typed(app: HeadraceApp) -> None:  # by the terminal's thread, which does not wait for the screen
         for character in "early, ":
             app.post_message(events.Key(character, character))
@@ -98,7 +98,7 @@ def test_what_is_typed_before_the_first_frame_is_kept(play, monkeypatch: pytest.
     play(scenario)
 
 
-def test_a_second_terminal_says_so_and_flips_no_branch(play, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_terminal_is_reported_and_flips_no_branch(play, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SessionStore, "hold", lambda *_: True)
 
     async def scenario(it: Driver) -> None:

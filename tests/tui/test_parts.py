@@ -211,7 +211,7 @@ def test_tasks_have_boxes() -> None:
     assert plain("1. [ ] numbered") == ["1. [ ] numbered"]
 
 
-def test_columns_stand_as_their_head_says() -> None:
+def test_columns_are_aligned_as_in_the_table_head() -> None:
     lines = plain("|a|b|c|\n|-|:-:|--:|\n|1|2|3|\n|four|fives|sixes|")
     assert lines == ["a    │   b   │     c", "─────┼───────┼──────", "1    │   2   │     3", "four │ fives │ sixes"]
 
@@ -223,7 +223,7 @@ def test_code_lines_too_long_are_folded_not_lost() -> None:
 
 
 @pytest.mark.parametrize("look", [{}, {"ansi": True}, {"ansi": True, "dark": False}])
-def test_what_a_language_does_not_know_is_not_marked_as_wrong(look: dict[str, bool]) -> None:
+def test_unknown_syntax_is_not_marked_as_an_error(look: dict[str, bool]) -> None:
     lines = render("```python\nname = ```js\n```", 40, **look)
     assert lines[-1].plain == "▏ name = ```js"
     assert not any("red" in str(span.style) or "error" in str(span.style) for span in lines[-1].spans)
@@ -356,7 +356,7 @@ def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, c
     assert "max 200" in lines[-2]
 
 
-def test_a_stall_beside_other_programs_is_theirs() -> None:
+def test_a_stall_is_attributed_to_other_programs() -> None:
     metrics = _metrics()
     metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.stepped([replace(record(30, 50), latency_s=0.2), record(31, 51)])
@@ -386,7 +386,7 @@ def test_times_have_a_suitable_unit() -> None:
     assert [format_seconds(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
 
 
-def test_phases_are_told_apart_without_colour() -> None:
+def test_phases_differ_without_colour() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     assert state(metrics, 60).plain == "● idle      loaded in 0.20 s  93.5 MiB"
@@ -421,7 +421,7 @@ def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None
     assert bar._left(room).plain == shown
 
 
-def test_commands_are_told_from_messages() -> None:
+def test_commands_and_messages_are_distinguished() -> None:
     assert parse_command("/set temperature 1").argument == "temperature 1"  # type: ignore[union-attr]
     assert parse_command("/nope").command is None  # type: ignore[union-attr]
     for text in ("hello", "//quit", "/etc/hosts is empty", "/usr", "a /quit", "/?!", "/quit\nnow"):

@@ -52,7 +52,7 @@ def test_a_paste_is_one_event_and_the_keys_around_it_are_what_they_were(parts: l
     assert [seen(message) for message in read(cut(b"".join(parts), places))] == expected
 
 
-def test_nothing_is_a_key_where_the_beginning_was_long_in_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_start_of_a_paste_causes_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal's first byte alone is the Escape key after a while; what is pasted stays text."""
     parser = PasteParser()
     assert list(parser.feed("\x1b")) == []
@@ -75,7 +75,7 @@ def test_a_beginning_that_comes_slowly_is_no_keys(monkeypatch: pytest.MonkeyPatc
     assert seen([*parser.tick()][-1]) == repr(events.Key("2", "2"))
 
 
-def test_what_is_pasted_is_shown_and_sent_alike(play) -> None:
+def test_pasted_text_is_shown_as_it_is_sent(play) -> None:
     """A long paste, which is folded, too."""
 
     async def scenario(it: Driver) -> None:

@@ -163,7 +163,7 @@ def test_the_text_that_a_killed_editor_saved_is_kept(home: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("command", ["false", "no-such-editor-here", "'unclosed"])
-def test_the_terminal_and_the_draft_come_back_from_an_editor_that_fails(
+def test_a_failing_editor_restores_the_terminal_and_the_draft(
     play, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VISUAL", command)

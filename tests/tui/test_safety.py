@@ -47,7 +47,7 @@ def test_an_answer_cannot_act(play) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_stands_in_a_field_cannot_act(play, attack: str) -> None:
+def test_text_of_input_fields_is_inert(play, attack: str) -> None:
     def drawn(it: Driver) -> str:
         text = it.text()
         assert not set(text) & {chr(code) for code in [*range(10), *range(11, 32), *range(127, 160)]}

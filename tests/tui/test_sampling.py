@@ -40,7 +40,7 @@ def test_again_samples_as_before_where_the_model_recommends_a_temperature(play) 
     play(scenario)
 
 
-def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
+def test_another_answer_at_temperature_0_is_sampled_and_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/set temperature 0")
         await it.ask("why?")

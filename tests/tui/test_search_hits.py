@@ -120,7 +120,7 @@ def test_a_hit_in_the_middle_of_a_long_answer_comes_into_view(play) -> None:
 
 
 @pytest.mark.parametrize("command", ["/sessions", "/search mill"])
-def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Path, command: str) -> None:
+def test_a_session_deleted_elsewhere_is_reported_and_leaves_the_list(play, home: Path, command: str) -> None:
     async def scenario(it: Driver) -> None:
         for key in ("enter", "ctrl+r", "ctrl+d", "ctrl+s"):
             deleted = await go_elsewhere(it)
@@ -137,7 +137,7 @@ def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Pat
     play(scenario)
 
 
-def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> None:
+def test_the_open_session_deleted_elsewhere_is_reported(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
         deleted = it.state.conversation.session.id
@@ -150,7 +150,7 @@ def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> Non
     play(scenario)
 
 
-def test_the_open_session_deleted_elsewhere_is_said_when_more_is_asked(play, home: Path) -> None:
+def test_a_question_in_a_deleted_session_is_reported(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
         deleted = it.state.conversation.session.id
@@ -166,7 +166,7 @@ def test_the_open_session_deleted_elsewhere_is_said_when_more_is_asked(play, hom
     play(scenario)
 
 
-def test_the_open_session_deleted_while_an_answer_is_written_is_said(play, home: Path) -> None:
+def test_a_session_deleted_during_an_answer_is_reported(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("mill")
         await it.until(lambda: it.said[-1:] == ["Hello"])
@@ -209,7 +209,7 @@ def test_deleted_while_being_asked_whether_to_delete(play, home: Path) -> None:
     play(scenario)
 
 
-def test_a_store_that_cannot_be_read_is_said_in_the_list(play, home: Path) -> None:
+def test_an_unreadable_store_is_reported_in_the_list(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await go_elsewhere(it)
         other = sqlite3.connect(home / "sessions.db")

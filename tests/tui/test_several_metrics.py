@@ -48,7 +48,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
         assert all(line.cell_length <= width for line in short)
 
 
-def test_a_stall_of_a_batch_beside_other_programs_is_theirs() -> None:
+def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
     slow = replace(record(20, 40, 2), latency_s=0.2)

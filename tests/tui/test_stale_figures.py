@@ -40,7 +40,7 @@ def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() ->
     assert metrics.phase == "load"
 
 
-def test_what_the_cache_holds_is_within_its_limit(play) -> None:
+def test_cached_tokens_are_within_the_limit(play) -> None:
     async def scenario(it: Driver) -> None:
         section = it.app.poller.chat.query_one(ContextSection)  # type: ignore[union-attr]
         metrics = decoded(500)  # of 512 tokens, in blocks of 256

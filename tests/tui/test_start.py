@@ -21,7 +21,7 @@ def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
-def test_without_a_terminal_it_says_what_to_use(home: Path) -> None:
+def test_without_a_terminal_the_error_names_the_alternative(home: Path) -> None:
     done = _headrace("chat")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -61,7 +61,7 @@ def test_a_theme_that_was_chosen_is_kept(play) -> None:
     play(scenario)
 
 
-def test_a_theme_that_nobody_chose_is_not_written_down(play) -> None:
+def test_a_default_theme_is_not_stored(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         assert not settings_path().exists()
@@ -73,7 +73,7 @@ def test_a_theme_that_nobody_chose_is_not_written_down(play) -> None:
     play(scenario)
 
 
-def test_a_theme_that_does_not_exist_is_said(play) -> None:
+def test_an_unknown_theme_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "theme solarised: not found" in it.text())
 

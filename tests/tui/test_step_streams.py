@@ -112,7 +112,7 @@ def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], mac
     assert totals.rows == len(rows)
 
 
-def test_an_answer_beside_others_has_a_speed_of_its_own() -> None:
+def test_an_answer_in_a_batch_has_its_own_speed() -> None:
     """Each step's time is the answer's own, however many sequences share the pass; all of a batch share it."""
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))

@@ -146,7 +146,7 @@ ADDED = [
 
 @example(["\n\n", "\nline"], "Words")
 @given(st.lists(st.sampled_from(ADDED), min_size=1, max_size=8), st.sampled_from(["Words", "- an item", "1. first"]))
-def test_what_is_typed_on_stands_where_it_is_laid_out_later(pieces: list[str], begin: str) -> None:
+def test_fast_text_is_drawn_where_the_layout_places_it(pieces: list[str], begin: str) -> None:
     message = Message(1, "s", None, "assistant", begin, 0.0, partial=True)
     growing = MessageState(growing=True)
     look = LayoutOptions(40)

@@ -22,7 +22,7 @@ async def typed(it: Driver, text: str) -> None:
     await it.until(lambda: it.engine.ahead[before:] and not it.engine.ahead[-1].count_only, "the pause in typing")
 
 
-def test_a_long_paste_comes_back_folded_before_what_was_typed_since(play) -> None:
+def test_a_refused_paste_returns_folded_before_newer_text(play) -> None:
     async def scenario(it: Driver) -> None:
         it.engine.script(Script(full=True))
         long = "word " * 2000
@@ -103,7 +103,7 @@ def test_a_message_known_to_be_too_long_is_not_sent(play) -> None:
     play(scenario)
 
 
-def test_what_is_too_long_for_a_whole_context_is_not_sent_after_other_turns_either(play) -> None:
+def test_a_message_longer_than_the_context_is_never_sent(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         await typed(it, "a long story")

@@ -132,7 +132,7 @@ def test_completing_takes_what_stands_there_now(play) -> None:
     play(scenario)
 
 
-def test_what_is_typed_after_enter_stays_in_the_input(play) -> None:
+def test_text_typed_after_enter_stays_in_the_input(play) -> None:
     async def scenario(it: Driver) -> None:
         await type_at_once(it, "first\rsecond")
         await it.idle()
@@ -165,7 +165,7 @@ def test_letters_right_after_leaving_a_screen_go_to_the_input(play) -> None:
     play(scenario)
 
 
-def test_the_panel_shows_what_happened_behind_another_screen(play) -> None:
+def test_the_panel_is_current_after_another_screen(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("go")
         await it.press("f2")

@@ -33,7 +33,7 @@ def asked(play) -> Callable[[Callable[[Driver, list[str | None]], Awaitable[None
     return run
 
 
-def test_what_is_typed_at_first_is_text(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_keys_after_a_question_are_text(asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "_QUIET_S", 1000.0)
 
     async def then(it: Driver, told: list[str | None]) -> None:
@@ -71,7 +71,7 @@ def test_keys_answer_a_question_after_typing_has_paused(asked, keys: list[str], 
     asked(then)
 
 
-def test_a_message_that_does_not_fit_alone_comes_back_without_a_question(play) -> None:
+def test_a_message_too_long_alone_returns_to_the_input(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         it.engine.script(Script(hold=4))

@@ -27,7 +27,7 @@ async def answer(it: Driver, key: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(120, 40), (60, 20)])
-def test_a_full_disk_offers_to_go_on_unsaved(play, size: tuple[int, int]) -> None:
+def test_a_full_disk_offers_an_unsaved_session(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("kept")
         path = it.state.store.db.path
