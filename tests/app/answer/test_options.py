@@ -78,7 +78,7 @@ def test_a_recommended_repetition_penalty_leaves_greedy_answers_alone(given: Ans
     assert given.resolved(recommended).sampling_params().repetition_penalty == penalty
 
 
-def test_the_source_of_the_temperature_is_told() -> None:
+def test_the_source_of_the_temperature_is_reported() -> None:
     warm = AnswerOptions(temperature=0.5)
     none = AnswerOptions(top_k=5)
     assert sampling_source({"options": none, "settings": none}, AnswerOptions()) == "default"

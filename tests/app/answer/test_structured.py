@@ -174,7 +174,7 @@ def test_response_formats() -> None:
 
 @pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_schema_begins_behind_the_thinking(tmp_path: Path, opened: bool, temperature: float) -> None:
+def test_the_schema_applies_after_the_thinking(tmp_path: Path, opened: bool, temperature: float) -> None:
     """The thinking's budget ends it; alone and in a batch."""
     directory = write_chat_model(tmp_path / "tiny")
     template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{# </think> #}<|im_start|>"

@@ -12,7 +12,7 @@ from headrace.app.bench.measure.child import ChildProcess
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
 
-def test_a_child_is_not_left_behind_when_its_start_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_start_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[str]] = []
 
     def interrupted(self: ChildProcess) -> None:

@@ -132,7 +132,7 @@ def test_a_reading_slower_than_the_steps_counts_as_the_peak() -> None:
     assert found["mbu"] == pytest.approx(0.5)
 
 
-def test_an_mbu_above_one_says_that_it_makes_no_sense() -> None:
+def test_an_mbu_above_one_has_a_note() -> None:
     found = entry(Test(0, 3), decode([0.001, 0.001]))
     assert found["mbu"] == pytest.approx(2)
     assert any("MBU above 1" in note for note in found["notes"])

@@ -172,7 +172,7 @@ def test_the_same_tokens_are_scored_at_every_depth(plain: Path) -> None:
     assert list(passages("x" * 50, tokenizer, (0, 8, 9), 8, 16, asked=False)) == [0, 8]
 
 
-def test_a_text_begins_behind_bos_where_the_model_wants_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_begins_after_bos_if_the_model_has_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.load(plain)
     monkeypatch.setattr(Tokenizer, "_bos_prefix", [256])
     found = passages("x" * 50 + "abcdefgh", tokenizer, (0, 1, 10), 8, 600, asked=True)

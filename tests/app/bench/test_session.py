@@ -42,7 +42,7 @@ def test_engines_take_turns_test_by_test() -> None:
     ]  # fmt: skip
 
 
-def test_time_left_is_told_once_everything_was_measured() -> None:
+def test_remaining_time_is_shown_after_the_first_round() -> None:
     machine = Machine(1, sd=0)
     left = [progress.left_s for progress in session(machine, Backend(machine)).run() if progress.round]
     assert left[:2] == [None, None]

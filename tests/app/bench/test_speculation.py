@@ -155,7 +155,7 @@ def test_different_output_is_an_error() -> None:
     assert formats.identity_line(tie).endswith("(stock MLX operations: near-ties may flip)")
 
 
-def test_what_runs_of_several_rows_cost(decoder: Decoder) -> None:
+def test_costs_of_passes_with_several_rows(decoder: Decoder) -> None:
     found = run_costs(decoder, depth=16, rounds=1)
     assert found is not None
     assert found["step_ms"] > 0
@@ -169,7 +169,7 @@ def test_what_runs_of_several_rows_cost(decoder: Decoder) -> None:
     assert line.endswith("1 draft token 1.10x a step, from 10%; 4 draft tokens 6.00x a step, never")
 
 
-def test_the_tables_fit_and_say_what_it_gave() -> None:
+def test_the_tables_fit_and_show_the_gain() -> None:
     from io import StringIO
 
     from rich.console import Console

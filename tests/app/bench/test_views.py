@@ -148,7 +148,7 @@ def test_without_energy_there_is_no_column_of_it() -> None:
     assert "energy" not in text
 
 
-def test_an_engine_that_does_not_say_its_threads_is_shown_with_the_number_it_was_told() -> None:
+def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
     said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2).document())
     assert said == "mlx-lm 1: 2 threads requested, actual number unknown, device cpu"
 
@@ -250,7 +250,7 @@ def test_dollar_signs_in_names_are_no_formulas() -> None:
     assert "m$x_{$ tiny" in html(json.loads(text))
 
 
-def test_the_report_says_in_words_what_it_draws() -> None:
+def test_the_report_describes_its_charts_in_words() -> None:
     page = html({**DOCUMENT, "device": {**DOCUMENT["device"], "measured_compute_gflop_s": 400.0}})
     words = re.findall(r'<svg role="img" aria-label="([^"]+)"', page)
     assert len(words) == page.count("<svg") == 6
@@ -330,7 +330,7 @@ def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("closure", "doubted"), [(-0.02, False), (0.1, False), (-0.28, True)])
-def test_a_profile_that_does_not_add_up_says_so(closure: float, doubted: bool) -> None:
+def test_a_profile_that_does_not_add_up_has_a_note(closure: float, doubted: bool) -> None:
     from headrace.app.bench.show.phrases import headline
 
     assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted

@@ -150,7 +150,7 @@ def test_refused_where_nothing_was_asked_or_an_answer_grows(store: SessionStore,
         Candidates(talk, 2)
 
 
-def test_a_greedy_session_is_sampled_warmer_and_says_so(talk: Conversation, engine: ScriptedEngine) -> None:
+def test_candidates_of_a_greedy_session_are_sampled_and_reported(talk: Conversation, engine: ScriptedEngine) -> None:
     talk.branch.set_sampling({"temperature": 0.0})
     it = Candidates(talk, 2)
     assert it.notice is not None
@@ -183,7 +183,7 @@ def test_a_model_that_still_loads_is_waited_for(talk: Conversation) -> None:
     assert all(side.answer is not None for side in it.answers)
 
 
-def test_a_full_disk_is_said_and_tried_again(
+def test_a_full_disk_is_reported_and_retried(
     talk: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.script(*(Script((f"{n}", "a")) for n in range(2)))

@@ -100,7 +100,7 @@ def test_an_existing_answer_becomes_side_a(talk: Conversation) -> None:
     assert it.answers[0].messages[-1].sampling == {"temperature": 0.1, "min_p": 0.05}
 
 
-def test_every_side_goes_on_on_its_own_branch_and_one_is_taken(talk: Conversation) -> None:
+def test_sides_continue_on_their_branches_and_one_is_taken(talk: Conversation) -> None:
     it = Comparison(talk, replace(WARM, system="Be warm."), no_second)
     engine_of(talk).script(*(Script((text,)) for text in ("a1", "b1", "a2", "b2")))
     it.ask("one")
@@ -132,7 +132,7 @@ def test_stopping_a_gives_b_its_turn(talk: Conversation) -> None:
     assert [side.messages[-1].finish_reason for side in it.answers] == ["cancelled", "cancelled"]
 
 
-def test_each_side_speculates_as_its_settings_say(talk: Conversation) -> None:
+def test_each_side_speculates_by_its_settings(talk: Conversation) -> None:
     talk.branch.set_sampling({"speculate": "off"})
     it = Comparison(talk, replace(AnswerSetup.of(talk.session), sampling={"speculate": "ngram"}), no_second)
     it.ask("Which?")
@@ -140,7 +140,7 @@ def test_each_side_speculates_as_its_settings_say(talk: Conversation) -> None:
     assert [command.options.speculate for command in engine_of(talk).commands] == ["off", "ngram"]
 
 
-def test_again_keeps_what_was_said_before(talk: Conversation) -> None:
+def test_another_comparison_keeps_earlier_answers(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     with pytest.raises(UsageError):
         it.again()

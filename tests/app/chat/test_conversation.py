@@ -823,7 +823,7 @@ def test_steps_without_text_change_no_message(chat: Conversation, engine: Script
     assert shown(chat) == ["q", "x"]
 
 
-def test_a_draft_is_read_ahead_as_it_would_be_sent(engine: ScriptedEngine, chat: Conversation, tmp_path: Path) -> None:
+def test_a_draft_is_prefetched_as_it_would_be_sent(engine: ScriptedEngine, chat: Conversation, tmp_path: Path) -> None:
     chat.prefetch("")
     assert not engine.ahead  # an empty conversation has nothing to read
     (tmp_path / "notes.md").write_text("the mill stands")

@@ -46,7 +46,7 @@ def results(text: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (text.read_text() if isinstance(text, Path) else text).splitlines()]
 
 
-def test_a_bad_line_is_an_error_and_the_rest_goes_on(model: Path, tmp_path: Path) -> None:
+def test_an_invalid_line_is_an_error_and_the_others_are_answered(model: Path, tmp_path: Path) -> None:
     source = write(
         tmp_path / "in", {"prompt": "a", "id": "x"}, "nonsense", {"prompt": "b", "max_token": 3}, {"prompt": "c"}
     )
@@ -67,7 +67,7 @@ def test_pipes_in_and_out(model: Path) -> None:
     assert {one["line"] for one in results(done.stdout)} == {1, 3}
 
 
-def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_batch_loads_no_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "in", {"prompt": "a"})
     out = tmp_path / "out"
     arguments = (source, "-o", str(out), "-m", str(model), "-n", "2")
@@ -181,7 +181,7 @@ def test_the_documents_are_described(model: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_batch_follows_the_model_and_says_so(warm: Path, tmp_path: Path) -> None:
+def test_a_batch_uses_the_models_recommendation_and_reports_it(warm: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "in", {"prompt": "a"}, {"prompt": "b", "temperature": 0})
     out = str(tmp_path / "out")
     summary = json.loads(invoke(source, "-o", out, "-m", str(warm), "-n", "3", "--in-order", "--json").stdout)

@@ -91,14 +91,14 @@ def test_several_models_are_measured_side_by_side(model: Path, tmp_path: Path) -
         run("-m", str(model), "-m", str(model), *SHORT)
 
 
-def test_markdown_where_nobody_sees_colours(model: Path) -> None:
+def test_markdown_is_printed_into_a_pipe(model: Path) -> None:
     done = run("-m", str(model), *SHORT, "--profile")
     assert done.stdout.startswith("| model | test | tok/s |")
     assert "\x1b" not in done.stdout
     assert re.search(r"one step at depth 0: parts .* ms", done.stdout)
 
 
-def test_saved_runs_come_back(model: Path) -> None:
+def test_saved_runs_are_listed_and_shown(model: Path) -> None:
     run("-m", str(model), *SHORT, "--no-pg", "--save")
     run("-m", str(model), *SHORT, "--no-pg", "--save")
     listed = run("history").stdout.splitlines()

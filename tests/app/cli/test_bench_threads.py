@@ -154,7 +154,7 @@ def test_batch_threads_count_too_and_unknown_numbers_do_not() -> None:
 
 
 @pytest.mark.peer
-def test_the_real_binding_says_what_it_uses(with_peer: Callable[[str], list[str]]) -> None:
+def test_the_real_binding_reports_its_threads(with_peer: Callable[[str], list[str]]) -> None:
     engines = run(with_peer("HEADRACE_TEST_LLAMA_PYTHON"))
     assert engines["llama.cpp"]["threads"] == (native.status().threads or engines["llama.cpp"]["threads"])
     assert "faster" in engines["llama.cpp"]["settings"]["flash_attention"]

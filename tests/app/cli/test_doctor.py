@@ -215,7 +215,7 @@ def test_plain_text_and_json(report: Report) -> None:
     assert json.loads(json.dumps(document(report, findings(report)), allow_nan=False))["ok"] is True
 
 
-def test_a_mac_says_which_bandwidth_is_which() -> None:
+def test_a_mac_names_both_bandwidths() -> None:
     text = _plain(sections(MAC), [])
     assert "Apple M4 Max, 16 cores (12 performance, 4 efficiency), 40 GPU cores" in text
     assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text

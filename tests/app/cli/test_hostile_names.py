@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(f"bench -p 4 -n 4 -r 1 -o {form} -m" for form in ("md", "csv", "table", "json")),
     ],
 )  # fmt: skip
-def test_no_command_prints_what_a_name_has_in_it(command: str, model: Path, tmp_path: Path) -> None:
+def test_commands_escape_names(command: str, model: Path, tmp_path: Path) -> None:
     done = headrace(*command.split(), model, home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "red" in done.stdout + done.stderr
@@ -39,7 +39,7 @@ def test_no_command_prints_what_a_name_has_in_it(command: str, model: Path, tmp_
     [{"quantization_config": {"quant_method": NAME}}, {"model_type": NAME}, {"rope_scaling": {"type": NAME}}],
     ids=lambda change: str(*change),
 )
-def test_no_error_says_what_a_file_has_in_it_as_it_is(
+def test_errors_escape_the_content_of_files(
     command: str, change: dict[str, object], model: Path, tmp_path: Path
 ) -> None:
     config = model / "config.json"
@@ -53,7 +53,7 @@ def test_no_error_says_what_a_file_has_in_it_as_it_is(
     assert not DRIVES.search(done.stdout + done.stderr)
 
 
-def test_no_error_names_a_file_as_it_is(model: Path, tmp_path: Path) -> None:
+def test_errors_escape_file_names(model: Path, tmp_path: Path) -> None:
     (tmp_path / f"{NAME}\n.bin").write_bytes(b"a\xff")
     done = headrace("run", "hi", "-m", model, "-f", tmp_path / f"{NAME}\n.bin", home=tmp_path)
     assert done.returncode == 2

@@ -152,7 +152,7 @@ def test_show_names_a_multi_token_prediction_head(run: Run, tmp_path: Path, head
     assert ("multi-token prediction head" in run("show", str(tmp_path / "mimo")).stdout) == head
 
 
-def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
+def test_show_has_the_cost_of_a_step(run: Run, store: Store) -> None:
     install(store)
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "headrace"
@@ -210,7 +210,7 @@ def test_show_names_the_layers_that_differ(run: Run, tmp_path: Path) -> None:
     assert "mlx-lm's model classes" in text
 
 
-def test_show_says_what_was_requantized(run: Run, tmp_path: Path) -> None:
+def test_show_names_requantized_tensors(run: Run, tmp_path: Path) -> None:
     file = write_gguf(
         tmp_path / "tiny.gguf", "llama", matrices="Q3_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
     )
@@ -349,7 +349,7 @@ def test_verify_reads_everything_again(run: Run, store: Store) -> None:
     assert "not installed" in run("verify", "none-such", code=2).stderr
 
 
-def test_verify_of_what_was_installed_before_checksums_says_so(run: Run, store: Store) -> None:
+def test_verify_reports_models_without_checksums(run: Run, store: Store) -> None:
     install(store)
     record = store.root / "mine" / "headrace.json"
     facts = json.loads(record.read_text())

@@ -89,7 +89,7 @@ def test_the_end_of_turn_is_a_step_and_no_token(model: Path, home: Path) -> None
     assert (answer["finish_reason"], answer["ended_by"]) == ("stop", "end_of_turn")
 
 
-def test_the_token_limit_is_told_from_the_context_limit(model: Path, home: Path) -> None:
+def test_token_limit_and_context_limit_have_different_reasons(model: Path, home: Path) -> None:
     assert document("hi", "-m", str(model), "-n", "3", home=home)["ended_by"] == "max_tokens"
 
 
@@ -222,7 +222,7 @@ def test_the_context_limit_ends_the_answer_with_length(model: Path, home: Path) 
     assert answer["completion_tokens"] == 16 - len("hi") + 1
 
 
-def test_a_template_is_told_whether_to_think(tmp_path: Path, home: Path) -> None:
+def test_the_thinking_option_reaches_the_template(tmp_path: Path, home: Path) -> None:
     thinker = write_chat_model(tmp_path / "thinker")
     template = thinker / "chat_template.jinja"
     template.write_text(template.read_text() + "{% if enable_thinking is false %}<think></think>{% endif %}")

@@ -116,7 +116,7 @@ def test_every_figure_of_the_steps_can_be_computed_from_them(
     assert not any("mbu" in step for step in steps)
 
 
-def test_mbu_is_of_the_memory_beside_the_answer_or_of_the_peak() -> None:
+def test_mbu_uses_the_bandwidth_during_the_answer_or_the_peak() -> None:
     found = finished([(0.01, 1)] * 9, "length", False)
     achieved = found.summary.achieved_gb_s
     assert achieved is not None

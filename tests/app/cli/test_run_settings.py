@@ -154,7 +154,7 @@ def test_an_answer_is_kept_where_that_is_asked_for(ask: Ask, home: Path) -> None
     store.close()
 
 
-def test_the_last_conversation_goes_on(ask: Ask, home: Path) -> None:
+def test_the_last_conversation_is_continued(ask: Ask, home: Path) -> None:
     write_settings(home, "[sampling]\nmax_tokens = 4")
     first = ask("one", "-n", "2", "--save", "-s", "Be brief.")
     second = ask("two", "-c", "-n", "3")
@@ -177,7 +177,7 @@ def test_the_last_conversation_goes_on(ask: Ask, home: Path) -> None:
 
 
 @pytest.mark.skipif(not native.status().available, reason="only the kernels' K/V are in blocks")
-def test_a_conversation_goes_on_with_its_kept_kv(ask: Ask, home: Path) -> None:
+def test_a_continued_conversation_uses_its_stored_kv(ask: Ask, home: Path) -> None:
     first = ask("one", "-n", "40", "-t", "0", "--save")
     second = ask("two", "-c", "-n", "8", "-t", "0", "--no-save")
     assert (first["cached_tokens"], ask("one", "-n", "1")["cached_tokens"]) == (0, 0)

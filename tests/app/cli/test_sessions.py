@@ -72,7 +72,7 @@ def test_sessions_looked_at_are_counted(home: Path, store: SessionStore) -> None
     assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 2 messages\n"
 
 
-def test_nothing_there_yet(home: Path) -> None:
+def test_an_empty_store_lists_no_sessions(home: Path) -> None:
     done = headrace(home, "sessions", "list")
     assert (done.stdout, done.stderr) == ("", "no conversations yet\n")
     assert document(home, "list") == []

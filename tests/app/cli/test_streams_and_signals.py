@@ -188,7 +188,7 @@ def test_termination_ends_the_download_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:surrogateescape"])
-def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
+def test_characters_outside_the_outputs_encoding_are_escaped(encoding: str) -> None:
     script = (
         "from headrace.app.cli.standard_streams import prepare_streams; prepare_streams()\n"
         "print('h\\u00e9 \\u20ac \\udcff')\n"
@@ -201,7 +201,7 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(("debug", "told"), [("0", False), ("1", True)])
-def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, told: bool) -> None:
+def test_a_remaining_temporary_folder_is_reported_under_debug_only(debug: str, told: bool) -> None:
     code = """if True:
         import weakref
         from headrace.app.cli import process
@@ -232,7 +232,7 @@ def test_a_loop_over_a_file_keeps_its_list(model: Path, tmp_path: Path) -> None:
     assert [done.stdout.count(line) for line in ("one", "two", "three")] == [1, 1, 1]
 
 
-def test_a_wait_for_piped_text_is_told(model: Path, tmp_path: Path) -> None:
+def test_a_wait_for_piped_text_is_reported(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace", "run", "-m", str(model), "-n", "1", "--show-prompt", "hello"]
     home = {**os.environ, "HEADRACE_HOME": str(tmp_path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -62,7 +62,7 @@ def test_a_writer_that_stands_still_is_not_waited_for_without_end(
     assert save_setting("screen", "theme", "nord", path).screen.theme == "nord"
 
 
-def test_it_may_be_nested_and_a_folder_that_nothing_is_written_to_is_named(tmp_path: Path) -> None:
+def test_a_lock_may_be_nested_and_a_read_only_folder_is_named(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     with alone_with(path), alone_with(path):
         pass

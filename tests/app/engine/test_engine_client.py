@@ -276,7 +276,7 @@ def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
     assert until(ready, Done).id == 99
 
 
-def test_damaged_weights_are_told_of(client: EngineClient, model: Path) -> None:
+def test_damaged_weights_are_reported(client: EngineClient, model: Path) -> None:
     install_damaged(model)
     client.start(ModelSpec("mine", context=64))
     damaged = until(client, Damaged)
@@ -349,7 +349,7 @@ def test_switching_models_ends_running_answers(ready: EngineClient, model: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_killed_engine_is_reported_once_and_comes_back(ready: EngineClient, number: signal.Signals) -> None:
+def test_a_killed_engine_is_reported_once_and_restarts(ready: EngineClient, number: signal.Signals) -> None:
     ready.submit(Generate(1, HELLO, ENDLESS))
     until(ready, Delta)
     pid = ready.pid

@@ -158,7 +158,7 @@ def test_messages_before_a_crash_are_delivered(link: EngineLink, how: str, exit_
     assert link.drain() == []
 
 
-def test_what_a_process_sent_before_it_was_killed_comes_without_an_exit_message(link: EngineLink) -> None:
+def test_messages_of_a_killed_process_are_delivered(link: EngineLink) -> None:
     told(link, "say 3")
     told(link, "half 100")
     arrived = link._socket.recv(1, socket.MSG_PEEK)

@@ -51,7 +51,7 @@ def back(event: Event) -> Any:
         PeakMeasured(PEAK, 1e11, 40.0),
     ],
 )
-def test_events_come_back(event: Event) -> None:
+def test_events_are_read_as_they_were_written(event: Event) -> None:
     assert back(event) == event
 
 
@@ -64,7 +64,7 @@ def test_telemetry_has_no_texts() -> None:
     assert document(LoadProgress(SECRET, 0, None)) is None
 
 
-def test_a_model_comes_back_without_its_path() -> None:
+def test_a_model_card_is_sent_without_its_path() -> None:
     card = back(Ready(replace(CARD, path=SECRET, peak=PEAK))).card
     assert (card.name, card.cost, card.kv_bytes_per_token) == (CARD.name, CARD.cost, CARD.kv_bytes_per_token)
     assert (card.peak, card.path) == (PEAK, "")

@@ -212,7 +212,7 @@ def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStor
     assert "no such weights; /restart tries again, /model NAME takes another model\n" in printed
 
 
-def test_a_full_disk_offers_to_go_on_unsaved(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_offers_an_unsaved_session(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = SessionStore.finish
 
     def full(self: SessionStore, *arguments: object, **options: object) -> object:

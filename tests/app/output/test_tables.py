@@ -42,7 +42,7 @@ def test_the_least_important_column_is_dropped_first() -> None:
     assert lines(COLUMNS, 14) == ["name     speed", "──────────────", "one      1,234", "another      5"]
 
 
-def test_what_must_stay_goes_below_where_it_does_not_fit_beside() -> None:
+def test_required_columns_move_to_a_second_line() -> None:
     assert lines(COLUMNS, 13, rule=False) == ["name", "  speed", "one", "  1,234", "another", "      5"]
 
 
@@ -52,7 +52,7 @@ def test_only_text_that_may_be_is_shortened() -> None:
     assert all("123456789" in "".join(lines(columns, width)) for width in range(1, 40))
 
 
-def test_a_column_without_a_figure_says_nothing() -> None:
+def test_a_column_without_figures_is_left_out() -> None:
     assert lines([Column("a", ["1"]), Column("b", [""], leaves=1)], None, header=False) == ["1"]
 
 

@@ -51,7 +51,7 @@ def test_a_step_with_draft_tokens_reads_the_weights_once() -> None:
     assert slow - five == pytest.approx(sum(SHAPE.cost.step_flops(1000 + row) for row in (1, 2, 3, 4)) / 1e12)
 
 
-def test_the_document_says_what_a_chance_gives() -> None:
+def test_the_document_has_the_gain_of_each_acceptance() -> None:
     unsupported = replace(CHIP, name="other", apple=False, flops=2e12)
     known = replace(CHIP, flops=1e15)
     document = acceptance_prediction("x", SHAPE, [known, unsupported], 1000, 0.7)

@@ -256,7 +256,7 @@ def test_users_of_a_mixture_read_more_experts() -> None:
     assert weights[1] < weights[2] < weights[3] <= shape.resident_bytes
 
 
-def test_what_does_not_fit_has_no_context() -> None:
+def test_a_model_that_does_not_fit_has_no_context() -> None:
     assert largest_context(SHAPE, Target("small", 1e9, 2**30, apple=True)) == 0
 
 
@@ -293,7 +293,7 @@ def test_chips_as_people_write_them() -> None:
         ("pro 6000", "RTX PRO 6000 Blackwell Workstation Edition"),
     ],
 )  # fmt: skip
-def test_less_than_the_whole_name_is_enough_where_it_says_which(text: str, name: str) -> None:
+def test_an_unambiguous_part_of_a_chips_name_suffices(text: str, name: str) -> None:
     assert chip_target(text).name == name
 
 
@@ -335,7 +335,7 @@ def test_documents() -> None:
     )  # fmt: skip
 
 
-def test_what_does_not_fit_has_no_expected_speed_and_only_changes_that_make_it_fit() -> None:
+def test_a_model_that_does_not_fit_has_no_speed_but_changes_that_make_it_fit() -> None:
     target = Target("chip", 100e9, 6 * 2**30, apple=True)
     shape = SHAPE.stored_at(8)
     found = predict(shape, target, assumptions("mlx-lm"), 1000)
@@ -358,7 +358,7 @@ def test_memory_counts_without_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[0].name == "this machine"
 
 
-def test_a_bandwidth_measured_beside_other_programs_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bandwidth_measured_under_load_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     for busy in (False, True):
         monkeypatch.setattr(targets, "known_peak", lambda _, busy=busy: replace(PEAK, busy=busy))
         found = targets.targets_for((), None, others=False)

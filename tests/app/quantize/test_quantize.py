@@ -135,7 +135,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
     return measured
 
 
-def test_an_interrupted_run_leaves_nothing_and_goes_on(
+def test_an_interrupted_run_leaves_no_file_and_resumes(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = document(plain, "--bits", 4.5, "-o", tmp_path / "whole")

@@ -41,7 +41,7 @@ def test_the_example_of_the_guide_runs(server: ServerProcess, capsys: pytest.Cap
     assert capsys.readouterr().out
 
 
-def test_a_streamed_chat_says_what_a_whole_one_says(openai_client: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_a_whole_one(openai_client: openai.OpenAI) -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3, **ENDLESS}
     whole = openai_client.chat.completions.create(**options)
     stream = openai_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})

@@ -67,7 +67,7 @@ def test_a_full_queue_refuses_with_a_time(start: Starter) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_dead_engine_fails_its_requests_and_comes_back(start: Starter, tmp_path: Path) -> None:
+def test_a_dead_engine_fails_its_requests_and_restarts(start: Starter, tmp_path: Path) -> None:
     server = start()
     streaming = Streaming(server)
     (engine,) = engines(tmp_path / "home")
@@ -121,7 +121,7 @@ def test_a_request_may_come_before_the_model(start: Starter) -> None:
     assert post(server).status_code == 200
 
 
-def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_is_a_one_line_error(tmp_path: Path) -> None:
     def served(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "headrace", "serve", *arguments]
         variables = {**os.environ, "HEADRACE_HOME": str(tmp_path)}

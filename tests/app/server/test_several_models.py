@@ -189,7 +189,7 @@ def send(server: ServerProcess, model: str) -> HTTPConnection:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_load_goes_on_when_its_client_leaves(start: Starter) -> None:
+def test_a_load_continues_when_its_client_leaves(start: Starter) -> None:
     server = start()
     connection = send(server, "lake")
     until(server, lake="loading")

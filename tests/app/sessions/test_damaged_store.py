@@ -125,7 +125,7 @@ def test_a_ring_of_messages_ends(damaged: Path) -> None:
         assert store.below(first) == 5
 
 
-def test_the_doctor_says_what_is_lost_and_saves_the_rest(
+def test_doctor_reports_lost_rows_and_recovers_the_rest(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"

@@ -73,7 +73,7 @@ def require_inert(page: Page) -> None:
     assert [each["content"] for each in policy] == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_a_page_is_inert_whatever_was_said(tmp_path: Path) -> None:
+def test_a_page_of_any_text_is_inert(tmp_path: Path) -> None:
     steps = AnswerSteps(0, [StepText((HOSTILE,), 0, (HOSTILE,))] * 2, [0.01, 0.02])
     text = page_of(tmp_path, HOSTILE * 2, steps, question=HOSTILE, system=HOSTILE)
     page = Page(text)

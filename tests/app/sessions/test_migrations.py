@@ -48,7 +48,7 @@ def test_scripts_that_were_shipped_do_not_change() -> None:
     assert shipped == _SHIPPED
 
 
-def test_an_old_file_keeps_everything_and_says_nothing_it_does_not_know(tmp_path: Path) -> None:
+def test_an_old_file_is_migrated_without_invented_values(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     write_version_1(path)
     with closing(SessionStore(path)) as store:
@@ -72,7 +72,7 @@ def test_an_old_file_keeps_everything_and_says_nothing_it_does_not_know(tmp_path
         assert file.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
-def test_an_earlier_headrace_that_still_runs_goes_on_writing(tmp_path: Path) -> None:
+def test_an_earlier_headrace_can_still_write(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     write_version_1(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as earlier, closing(SessionStore(path)) as store:

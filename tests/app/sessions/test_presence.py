@@ -42,7 +42,7 @@ def test_a_session_open_elsewhere_is_known_until_that_process_is_gone(tmp_path: 
     store.close()
 
 
-def test_what_another_process_says_does_not_flip_the_branch_that_is_shown(tmp_path: Path) -> None:
+def test_messages_of_another_process_do_not_change_the_shown_branch(tmp_path: Path) -> None:
     here = SessionStore(tmp_path / "sessions.db")
     there = SessionStore(tmp_path / "sessions.db")
     session = here.create()

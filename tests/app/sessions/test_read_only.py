@@ -65,7 +65,7 @@ def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_where_nothing_is_yet_the_hint_says_what_to_do(tmp_path: Path, made: bool) -> None:
+def test_a_missing_store_in_a_read_only_folder_has_a_hint(tmp_path: Path, made: bool) -> None:
     home = tmp_path / "home"
     (home / "data" if made else home).mkdir(parents=True)
     lock(home)
@@ -78,7 +78,7 @@ def test_where_nothing_is_yet_the_hint_says_what_to_do(tmp_path: Path, made: boo
     assert "hint: the file and its folder must be writable; HEADRACE_HOME=DIR" in done.stderr
 
 
-def test_what_another_process_is_writing_is_not_read_as_if_at_rest(home: Path) -> None:
+def test_a_store_that_another_process_writes_is_not_read_as_immutable(home: Path) -> None:
     """Its newest messages are in the WAL file only."""
     store = SessionStore(home / "data" / "sessions.db")
     store.add(store.sessions()[0].session.id, None, "user", "Upstream.")

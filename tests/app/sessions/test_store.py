@@ -304,7 +304,7 @@ def test_a_removed_message_is_not_sent(store: SessionStore) -> None:
     assert store.session(session.id).title == "q"
 
 
-def test_a_disk_too_full_for_the_files_beside_it_is_not_called_damaged(store: SessionStore, tmp_path: Path) -> None:
+def test_a_full_disk_is_not_reported_as_damage(store: SessionStore, tmp_path: Path) -> None:
     answered(store, store.create().id, "q", "a")
     store.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -19,7 +19,7 @@ def texts(store: SessionStore, session: str) -> list[str]:
     return [message.content for message in store.branch(session)]
 
 
-def test_what_was_kept_in_memory_is_written_back_beside_other_changes(path: Path) -> None:
+def test_unsaved_messages_are_merged_with_other_changes(path: Path) -> None:
     with closing(SessionStore(path)) as store:
         old = store.create(title="old").id
         untouched = store.create(title="untouched").id
