@@ -261,7 +261,7 @@ def test_tokens_are_reported_with_their_log_probabilities(model: Model) -> None:
         model.generate("hi", logprobs=-1)
 
 
-def test_an_install_without_kernels_says_so(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_install_without_kernels_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
     monkeypatch.setattr("headrace.app.api.ops.native.status", lambda: native.Status(False, "no compiler was found"))
     with pytest.warns(RuntimeWarning, match="no compiler"):

@@ -274,7 +274,7 @@ def test_ctrl_c_ends_the_answer_that_is_waited_for(model: Model, gate: Gate) -> 
         next(stream)
 
 
-def test_an_answer_that_nobody_reads_waits(model: Model) -> None:
+def test_an_unread_answer_waits(model: Model) -> None:
     stream = model.chat("hi", sampling=NEVER_ENDING, max_tokens=3 * MAX_UNREAD, speculate="off")
     wait_until(lambda: model._engine.is_paused)
     assert model.generate("hi", max_tokens=2).reason == "length"  # others are answered
@@ -302,7 +302,7 @@ def test_a_stop_string_sets_no_flag_of_the_caller(model: Model, texts: list[str]
     assert not cancel
 
 
-def test_an_error_of_a_step_reaches_all_and_the_model_goes_on(
+def test_an_error_of_a_step_ends_all_answers_and_the_model_stays_usable(
     directory: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
     before = mx.get_active_memory()
@@ -483,7 +483,7 @@ def test_a_program_ends_silently(directory: Path, how: str) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "length\n")
 
 
-def test_a_forked_process_is_told_to_load(directory: Path) -> None:
+def test_a_forked_process_has_to_load_the_model(directory: Path) -> None:
     script = """
 import multiprocessing, os
 def child(queue):

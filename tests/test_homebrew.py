@@ -73,7 +73,7 @@ def test_the_formula_is_what_the_script_makes_of_its_resources(script: dict[str,
 
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="no Ruby")
-def test_it_is_ruby() -> None:
+def test_the_formula_is_valid_ruby() -> None:
     done = subprocess.run(["ruby", "-wc", FOLDER / "headrace.rb"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Syntax OK\n", "")
 

@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / done.stdout.splitlines()[-1]
 
 
-def test_it_fits_every_python_and_every_mac(wheel: Path) -> None:
+def test_the_wheel_fits_every_python_and_every_mac(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         (facts,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
@@ -51,7 +51,7 @@ def test_it_fits_every_python_and_every_mac(wheel: Path) -> None:
     assert "Tag: py3-none-any" in facts
 
 
-def test_it_has_all_of_the_program_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_all_of_the_program_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     kinds = (".py", ".pyi", ".toml", ".tcss", ".txt", ".typed", ".html")
@@ -65,7 +65,7 @@ def test_it_has_all_of_the_program_and_nothing_else(wheel: Path) -> None:
     assert found == wanted
 
 
-def test_it_asks_for_mlx_with_metal_and_starts_by_its_name(wheel: Path) -> None:
+def test_the_wheel_requires_mlx_with_metal_and_starts_by_its_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {
             name.rsplit("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if "dist-info" in name

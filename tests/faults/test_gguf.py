@@ -151,7 +151,7 @@ def test_each_broken_file_has_its_message(case: str, tmp_path: Path) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_foreign_files_are_told_from_broken_ones(tmp_path: Path) -> None:
+def test_files_of_other_formats_and_broken_ones_have_different_errors(tmp_path: Path) -> None:
     foreign = {"version 1", "version 4", "big-endian", "tensor type", "integer tensor", "unknown tensor type"}
     for case, (content, _) in BROKEN.items():
         (path := tmp_path / "m.gguf").write_bytes(content)
@@ -222,7 +222,7 @@ def test_a_mutated_file_converts_or_is_refused(mutations: list[tuple[str, int, i
 
 @given(st.binary(max_size=300))
 @example(b"\1" + bytes(300))
-def test_arbitrary_bytes_behind_the_magic_are_refused(content: bytes) -> None:
+def test_arbitrary_bytes_after_the_magic_are_refused(content: bytes) -> None:
     with scratch(b"GGUF\3\0\0\0" + content) as (path, target), pytest.raises(CheckpointError):
         convert_gguf(path, target)
 

@@ -122,7 +122,7 @@ def test_quantized_kv_is_close(directory: Path, ops: Ops, kv: KVFormat) -> None:
 
 
 @needs_kernels
-def test_a_prompt_leaves_out_layers_behind_the_last_that_appends(directory: Path) -> None:
+def test_a_prompt_skips_layers_after_the_last_that_appends(directory: Path) -> None:
     network = load_decoder(directory, native)
     run: list[slice] = []
 

@@ -313,7 +313,7 @@ def test_broken_files_are_one_error(
         ("step35", {"rope.dimension_count": 8}, "dimension_count = 8"),
     ],
 )
-def test_what_a_class_cannot_run_is_refused(
+def test_settings_that_a_class_cannot_run_are_refused(
     variant: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     architecture, keys, shapes = LAYERED[variant]

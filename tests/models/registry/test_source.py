@@ -143,7 +143,7 @@ def test_a_projector_next_to_the_model_is_not_the_model(tmp_path: Path) -> None:
         ("https://example.com/m.gguf", "download"),
     ],
 )
-def test_addresses_of_other_hosts_say_what_to_do(address: str, word: str) -> None:
+def test_addresses_of_other_hosts_have_a_hint(address: str, word: str) -> None:
     with pytest.raises(UsageError, match="not fetched from") as caught:
         parse_source(address)
     assert word in str(caught.value.hint)

@@ -229,7 +229,7 @@ def test_arguments_of_any_form_reach_the_template_as_an_object(arguments: Any, s
     assert f"[a look {shown}]" in _render(_TURNS, messages)
 
 
-def test_a_call_without_a_result_gets_one_that_says_so() -> None:
+def test_a_call_without_a_result_gets_a_placeholder() -> None:
     messages = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [_call("a", 1)]},

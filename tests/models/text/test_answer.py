@@ -95,7 +95,7 @@ def letters() -> Any:
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_a_stop_string_counts_behind_the_thinking_alone(thinks: bool) -> None:
+def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
     pieces = ["" if thinks else "<think>", "a stop", " here</thi", "nk>and ", "then st", "op. More"]
     tokenizer: Any = SimpleNamespace(decode=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")

@@ -29,7 +29,7 @@ def test_thinking_of_whole_texts(text: str, parts: Parts) -> None:
 
 
 @given(pieces)
-def test_nothing_shown_while_growing_is_taken_back(parts: list[str]) -> None:
+def test_text_shown_while_growing_is_final(parts: list[str]) -> None:
     text = "".join(parts)
     last = Parts(None, "")
     for end in range(len(text) + 1):

@@ -69,7 +69,7 @@ def test_an_answer_without_thinking_stays_plain(tmp_path: Path, family: str) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_goes_on_in_the_models_own_form(tmp_path: Path, family: str) -> None:
+def test_an_answer_continues_in_the_models_form(tmp_path: Path, family: str) -> None:
     _, _, opening, closing = FAMILIES[family]
     ours = tokenizer(tmp_path, family)
     asked = [{"role": "user", "content": "2+2?"}]

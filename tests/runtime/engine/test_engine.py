@@ -229,7 +229,7 @@ def test_a_second_generation_is_refused_while_one_is_open(network: Decoder) -> N
     assert split(list(engine.generate(Request(PROMPT, max_tokens=1))))[1].reason == "length"
 
 
-def test_generations_leave_no_state_behind(network: Decoder) -> None:
+def test_generations_leak_no_state(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     engine = Engine(watched, context_limit=256)
     request = Request(PROMPT, max_tokens=8, sampling=SamplingParams(repetition_penalty=1.3, presence_penalty=0.5))

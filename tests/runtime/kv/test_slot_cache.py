@@ -193,7 +193,7 @@ def test_a_prompt_and_its_answer_are_never_copied(
     assert (len(tokens), moves) == (max_tokens or CHUNK + 1, [])
 
 
-def test_a_chat_goes_on_without_a_copy(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(buffered, context_limit=4 * len(CHAT), keep_prefix=True, pace=SteadyPace(64))
     list(engine.generate(Request(CHAT, max_tokens=1, speculate="off")))
     moves = count_moves(monkeypatch)

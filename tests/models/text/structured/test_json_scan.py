@@ -111,7 +111,7 @@ def test_digits_of_a_number_are_limited() -> None:
     assert left_out(b"1" * MOST_DIGITS, only_digits) == set()  # nothing else can follow
 
 
-def test_json_begins_behind_its_token() -> None:
+def test_json_begins_after_its_first_token() -> None:
     tokens = JsonTokens([b'"', b"{", b"a", b""]).beginning_behind(3)
     assert tokens.after(tokens.start(), [0, 1, 2]) is None
     assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == place(b'{"a')

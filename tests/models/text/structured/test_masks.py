@@ -88,7 +88,7 @@ def test_a_mask_allows_the_tokens_that_lead_to_a_text(grammars: Grammars, source
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
-def test_masks_behind_draft_tokens_are_those_of_the_steps(grammars: Grammars, source: GrammarSource) -> None:
+def test_masks_after_draft_tokens_are_those_of_the_steps(grammars: Grammars, source: GrammarSource) -> None:
     text = _TEXTS[-1]
     tokens = grammars.trie(text)
     for wrong in (None, 0, len(tokens) // 2, len(tokens) - 1):
@@ -124,7 +124,7 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     assert one.masks([]).tolist() != other.masks([]).tolist()
 
 
-def test_an_answer_that_has_begun_goes_on(grammars: Grammars) -> None:
+def test_a_continued_answer_starts_in_its_grammar_state(grammars: Grammars) -> None:
     constraint = grammars.compile(SOURCES[0], begun=_TEXTS[-1][:9]).start()
     constraint.accept(grammars.trie(_TEXTS[-1][9:]))
     assert _allowed(constraint) == set(grammars.trie.ends)

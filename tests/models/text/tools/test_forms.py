@@ -392,7 +392,7 @@ def test_a_cut_call_has_its_arguments_so_far(name: str, special: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_nothing_of_a_cut_answer_is_lost(name: str) -> None:
+def test_all_text_of_a_cut_answer_is_kept(name: str) -> None:
     """Cut at any place, an answer is text, or a call with a beginning of its arguments."""
     answer = CUT[name]
     for length in range(1, len(answer)):
