@@ -39,8 +39,9 @@ def _simple(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     simple = {key: _simple(value) for key, value in schema.items()}
-    kinds = simple.get("type")
-    if isinstance(kinds, list):
+    if "type" in simple:
+        kinds = simple["type"] if isinstance(simple["type"], list) else [simple["type"]]
+        # Hermes 2 Pro's template takes the letters of "null" for types, and theirs again.
         simple["type"] = next((kind for kind in kinds if kind != "null"), "string")
     properties = simple.get("properties")
     if isinstance(properties, dict):

@@ -308,13 +308,15 @@ def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
         {"name": "look", "description": None, "parameters": None},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {}}}},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": True}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "null"}}}},
     ],
 )
 def test_definitions_get_the_fields_that_a_template_reads(function: dict[str, Any]) -> None:
-    """As Command R+ does: fields of the tool and of each parameter are joined as texts."""
+    """As Command R+ does: fields of the tool and of each parameter are joined as texts. Hermes 2 Pro fails for null."""
     template = (
         "{% for tool in tools or [] %}{{ tool.function.name + ': ' + tool.function.description }}"
         "{% for name, each in tool.function.parameters.properties.items() if each is mapping %}"
+        "{% if each.type == 'null' %}{{ raise_exception('null') }}{% endif %}"
         "{{ ' ' + name + ' ' + each.type + ' ' + each.description }}{% endfor %}{% endfor %}" + _TURNS
     )
     rules = TemplateRules(ChatTemplate({"default": template}), offers_tools=True)
