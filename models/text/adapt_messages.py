@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.models.text.chat_template import Message, check_roles
-from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.template_rules import TemplateRules, named_id
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.tools.call import write_json_calls
 from headrace.runtime.errors import UsageError
@@ -136,7 +136,9 @@ def _adapt_calls(
         if not rules.takes_results or not rules.takes_tools:
             messages = [_result_as_user(message) if message["role"] == "tool" else message for message in messages]
         return messages
-    if not rules.takes_any_ids:
+    if rules.names_calls_by_ids:
+        messages = _with_named_ids(messages)
+    elif not rules.takes_any_ids:
         messages = _with_short_ids(messages)
     messages = [_with_content_of_calls(message, rules) for message in _split_calls(messages, rules)]
     if not rules.takes_argument_objects:
@@ -153,6 +155,27 @@ def _with_written_calls(message: dict[str, Any], write_calls: CallsWriter) -> di
     others = {key: value for key, value in message.items() if key != "tool_calls"}
     said = text_of(message)
     return {**others, "content": said + "\n" + written if said else written}
+
+
+def _with_named_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls have identifiers with the names of their tools, numbered in the conversation."""
+    changed = []
+    number = 0
+    open_calls: dict[Any, str] = {}
+    for message in messages:
+        message = dict(message)
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                identifier = named_id(str(call["function"].get("name")), number)
+                number += 1
+                open_calls[call.get("id")] = identifier
+                calls.append({**call, "id": identifier})
+            message["tool_calls"] = calls
+        if message["role"] == "tool":
+            message["tool_call_id"] = open_calls.get(message.get("tool_call_id"), message.get("tool_call_id"))
+        changed.append(message)
+    return changed
 
 
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,10 +18,11 @@ from headrace.runtime.errors import CheckpointError
 
 _ID = "a1b2c3d4e"  # nine letters and digits, which every template takes
 _LONG_ID = "call_0123456789abcdef01234567"
+_NAME = "probe_tool"
 _TOOL = {
     "type": "function",
     "function": {
-        "name": "probe_tool",
+        "name": _NAME,
         "description": "probe",
         "parameters": {
             "type": "object",
@@ -52,6 +53,11 @@ def written_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
 
 
 _OFFERS = (nested_tools, flat_tools, written_tools)
+
+
+def named_id(name: str, number: int) -> str:
+    """Return the identifier of a call that names its tool. number: of the call in the conversation."""
+    return f"functions.{name}:{number}"
 
 
 class TemplateRules:
@@ -156,7 +162,7 @@ class TemplateRules:
     def _offer(self) -> Callable[[Sequence[Mapping[str, Any]]], Variables] | None:
         for offer in _OFFERS:
             shown = self._render([_user("one")], offer([_TOOL]))
-            if shown is not None and "probe_tool" in shown:
+            if shown is not None and _NAME in shown:
                 return offer
         return None
 
@@ -174,8 +180,11 @@ class TemplateRules:
 
     @cached_property
     def takes_argument_objects(self) -> bool:
-        """True if the arguments of a call may be an object."""
-        return self._shows_call({"key": _WORDS["two"]}, self.content_of_calls)
+        """True if the arguments of a call may be an object; False for a template that writes it as Python does."""
+        arguments = {"key": _WORDS["two"]}
+        text = self._render(self._call_probe(arguments, self.content_of_calls), self._probe_tools) or ""
+        is_python = str(arguments) in text and self.takes_argument_texts
+        return self._shows_call(arguments, self.content_of_calls) and not is_python
 
     @cached_property
     def takes_argument_texts(self) -> bool:
@@ -256,6 +265,12 @@ class TemplateRules:
         """True if identifiers of calls may have any form; Mistral's have nine letters and digits, or at least nine."""
         return self._shows_id("x") and self._shows_id(_LONG_ID)
 
+    @cached_property
+    def names_calls_by_ids(self) -> bool:
+        """True if a call's identifier is written in place of its name: Kimi K2.5's are `functions.NAME:NUMBER`."""
+        text = self._render([_user("one"), self._calls("two")], self._no_tools) or ""
+        return _ID in text and _NAME not in text
+
     def _shows_id(self, identifier: str) -> bool:
         call = self._calls("two")
         call["tool_calls"][0]["id"] = identifier
@@ -278,6 +293,8 @@ class TemplateRules:
             {"id": identifier, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
             for (name, arguments), identifier in zip(calls, (_ID, _LATER_ID), strict=False)
         ]
+        if self.names_calls_by_ids:
+            made = [{**call, "id": named_id(call["function"]["name"], number)} for number, call in enumerate(made)]
         message = {"role": "assistant", "content": self.content_of_calls, "tool_calls": made}
         if not self.takes_argument_objects:
             for call in made:
@@ -366,7 +383,7 @@ def _call(*words: str) -> dict[str, Any]:
         {
             "id": identifier,
             "type": "function",
-            "function": {"name": "probe_tool", "arguments": {"key": _WORDS[word]}},
+            "function": {"name": _NAME, "arguments": {"key": _WORDS[word]}},
         }
         for word, identifier in zip(words, (_ID, _LATER_ID), strict=False)
     ]
@@ -374,7 +391,7 @@ def _call(*words: str) -> dict[str, Any]:
 
 
 def _result(word: str, identifier: str = _ID) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": identifier, "name": "probe_tool", "content": _WORDS[word]}
+    return {"role": "tool", "tool_call_id": identifier, "name": _NAME, "content": _WORDS[word]}
 
 
 def _words_of(message: Message) -> list[str]:

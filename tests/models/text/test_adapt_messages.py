@@ -79,6 +79,7 @@ TEMPLATES = {
     "no tools at all": _refuse("message.role == 'tool' or message.tool_calls").replace("tools or []", "[]"),
     "ids of nine": _refuse("message.tool_calls and message.tool_calls[0].id | length != 9"),
     "ids of nine or more": _refuse("message.tool_calls and message.tool_calls[0].id | length < 9"),
+    "calls named by ids": _TURNS.replace("call.id ~ ' ' ~ call.function.name", "call.id"),
     "system before a last user message": "{%- set last = messages | last -%}"
     + _drop("message.role == 'system' and last.role != 'user'"),
     "text with the first calls alone": "{%- set seen = namespace(calls=false) -%}"
@@ -227,6 +228,36 @@ def test_arguments_of_any_form_reach_the_template_as_an_object(arguments: Any, s
     call = {"id": "a", "function": {"name": "look", "arguments": arguments}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     assert f"[a look {shown}]" in _render(_TURNS, messages)
+
+
+def test_ids_name_the_tools_where_a_template_writes_them_instead() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 1), _call("b", 2)]},
+        {"role": "tool", "tool_call_id": "b", "content": "y"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 3)]},
+        {"role": "tool", "tool_call_id": "a", "content": "z"},
+    ]
+    template = TEMPLATES["calls named by ids"].replace(
+        "message.role + '>'", "message.role + (message.tool_call_id or '')"
+    )
+    places = (
+        "functions.look:0 ",
+        "functions.look:1 ",
+        "toolfunctions.look:1",
+        "functions.look:2 ",
+        "toolfunctions.look:2",
+    )
+    assert _in_order(_render(template, messages), list(places))
+
+
+def test_arguments_are_texts_where_a_template_would_write_them_as_python() -> None:
+    template = _TURNS.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 1, {"at": "it's", "deep": True})]},
+    ]
+    assert '[a look {"at": "it\'s", "deep": true}]' in _render(template, messages)
 
 
 def test_a_call_without_a_result_gets_a_placeholder() -> None:

@@ -62,6 +62,8 @@ TEMPLATES = {
     "{{ call.function.arguments | tojson }}}\n{% endfor %}</calls>",
     "identifiers": _EACH + "<|call|>{{ call.id }}<|name|>{{ call.function.name }}<|args|>"
     "{{ call.function.arguments | tojson }}<|end|>{% endfor %}",
+    "identifiers with names": _EACH + "<|call|>{{ call.id }}<|args|>{{ call.function.arguments | tojson }}<|end|>"
+    "{% endfor %}",
     "tagged": "<group>\n"
     + _EACH
     + '<invoke name="{{ call.function.name }}">\n{% for key, value in call.function.arguments.items() %}'
