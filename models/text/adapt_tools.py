@@ -22,7 +22,10 @@ def simple_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[st
     return [
         {
             **definition,
-            "function": {**definition["function"], "parameters": _simple(definition["function"]["parameters"])},
+            "function": {
+                **definition["function"],
+                "parameters": {**_NO_PARAMETERS, **_simple(definition["function"]["parameters"])},
+            },
         }
         for definition in complete_definitions(definitions)
     ]

@@ -339,6 +339,7 @@ def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
         {"name": "look", "description": None, "parameters": None},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {}}}},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": True}}},
+        {"name": "look", "parameters": {}},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "null"}}}},
     ],
 )
