@@ -96,7 +96,10 @@ class Sequence:
         output = self.tokens[len(self.request.prompt) :]
         if self.section.over(output):
             self.section = None
-        sampler.force(None if self.section is None else self.section.forced(output))
+        token = None if self.section is None else self.section.forced(output)
+        if token is not None and self.constraint is not None and not self.constraint.allowed([token]):
+            token = None  # within a character of several tokens, which the grammar has to end first
+        sampler.force(token)
 
     def constrain_next(self, draft_tokens: Row[int]) -> None:
         """Have the sampler choose allowed tokens, next and behind each draft token. All tokens have to be known."""

@@ -1,10 +1,13 @@
 """Limit on a section of the output: its end is forced after a budget, on real engines at the exact token."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine import sequence as engine_sequence
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.sampling.params import SamplingParams
@@ -84,3 +87,19 @@ def test_other_sequences_of_the_batch_are_not_changed(network: Decoder) -> None:
             if isinstance(event, Step):
                 together[sequences.index(sequence)] += event.tokens
     assert (together[0], together[1]) == alone
+
+
+@pytest.mark.parametrize(("is_allowed", "forced"), [(True, 9), (False, None)])
+def test_a_grammar_ends_a_character_before_the_section_ends(is_allowed: bool, forced: int | None) -> None:
+    """Otherwise the answer would leave its grammar: a character can have several tokens."""
+    seen: list[int | None] = []
+    sequence = SimpleNamespace(
+        section=SectionLimit(2, (), (9,)),
+        sampler=SimpleNamespace(force=seen.append),
+        constraint=SimpleNamespace(allowed=lambda tokens: len(tokens) if is_allowed else 0),
+        request=SimpleNamespace(prompt=(1,)),
+        tokens=[1, 5, 6],
+        may_force=lambda _: True,
+    )
+    engine_sequence.Sequence.force_next(cast(Any, sequence))
+    assert seen == [forced]
