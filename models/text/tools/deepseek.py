@@ -123,5 +123,6 @@ class DeepSeek(ToolForm):
         names = " | ".join(f"call{number}" for number in range(len(tools)))
         one = f"one: {begin} ({names}) {end}"
         between = '"\\n"' if self._fenced else ""
-        rest = f"rest: one ({between} one)* {literal(MARKUP[1])}"
+        more = f"({between} one)*" if self.parallel else ""
+        rest = f"rest: one {more} {literal(MARKUP[1])}"
         return "\n".join([rest, one, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
