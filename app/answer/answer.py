@@ -1,14 +1,13 @@
 """One answer: its prompt and request, and the text, steps and times it has so far."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
 from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
-from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -87,8 +86,8 @@ class Answer:
         self.unchecked_tools: Mapping[str, str] = {}
         """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
         self._repetition = Repetition()
-        self._thinking = ThinkingCount(thinking=prompt.thinking)
         self._pieces: list[str] = []
+        self._content: list[str] = []
 
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
@@ -104,12 +103,12 @@ class Answer:
             self.calls += part.calls
             if part.text:
                 self._pieces.append(part.text)
+            if part.content:
+                self._content.append(part.content)
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
                 self._repetition.add(part.step.tokens)
-                self._thinking.add(part.pieces)
             else:
-                self._thinking.finish()
                 self.finished = part.finished
                 self.e2e_s = self._elapsed_s()
                 uses = (meter.use() for meter in reversed(self._meters))
@@ -140,7 +139,7 @@ class Answer:
     @property
     def thinking_tokens(self) -> int:
         """Tokens of its thinking section so far, tags included; 0 without one."""
-        return self._thinking.tokens
+        return self._text.thinking_tokens
 
     @property
     def constrained(self) -> bool:
@@ -149,13 +148,8 @@ class Answer:
 
     @property
     def result(self) -> str:
-        """The text so far behind any thinking section, with the text that the prompt ends with."""
-        return self.prompt.begun + split_thinking(self.prompt.opening + self.text).answer
-
-    @property
-    def growing_result(self) -> str:
-        """The result so far, without half a tag at its end."""
-        return self.result if self.finished else split_thinking(self.prompt.opening + self.text, growing=True).answer
+        """The content so far, after any thinking section, with the text that the prompt ends with."""
+        return self.prompt.begun + "".join(self._content)
 
     def check_whole(self) -> None:
         """Raise EngineError for a constrained answer that ended before its text was whole."""
@@ -229,33 +223,3 @@ def sampling_document(params: SamplingParams) -> dict[str, Any]:
     """Return sampling parameters for JSON, an infinite bias as text."""
     bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
     return {**asdict(params), "logit_bias": bias}
-
-
-class ThinkingCount:
-    """tokens: those so far that completed text of the section, tags included; 0 without a section."""
-
-    def __init__(self, *, thinking: bool) -> None:
-        """thinking: the prompt ends within the section."""
-        self.tokens = 0
-        self._tail = OPEN if thinking else ""
-        self._begun = thinking
-        self._over = False
-
-    def add(self, pieces: Iterable[str]) -> None:
-        """Take the text that each token completed."""
-        for piece in pieces:
-            if self._over:
-                return
-            self.tokens += 1
-            self._tail = (self._tail + piece) if self._begun else (self._tail + piece).lstrip()
-            if not self._begun and not self._tail.startswith(OPEN):
-                self._over = not OPEN.startswith(self._tail)
-                self.tokens = 0 if self._over else self.tokens
-                continue
-            self._begun, self._over = True, CLOSE in self._tail
-            self._tail = self._tail[1 - len(CLOSE) :]
-
-    def finish(self) -> None:
-        """Take the end of the answer: half a tag is no section."""
-        if not self._begun:
-            self.tokens = 0

@@ -156,7 +156,6 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
     progress = RedrawnLine(quiet=quiet)
     sanitiser = Sanitiser()
     last = "\n"
-    printed = 0
     tells = sys.stderr.isatty() and not quiet
     for part in parts:
         if isinstance(part, PrefillProgress):
@@ -164,11 +163,7 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
                 progress.draw(f"prefill {part.done} of {part.total} tokens")
             continue
         progress.clear()
-        text = part.text
-        if answer.constrained:
-            whole = answer.growing_result
-            text = whole[printed:]
-            printed = len(whole)
+        text = part.content if answer.constrained else part.text
         if text and echo:
             last = text
             sys.stdout.write(sanitiser.feed(last))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
-from headrace.models.text.thinking import ThinkingGate
+from headrace.models.text.thinking import ThinkingSplitter
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -19,13 +19,17 @@ from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProg
 class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
-    step: without the tokens after a stop string. pieces: the text that each of its tokens completed; they join to
-    `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it completed; their markup is not
-    in the text. call_deltas: arguments of calls, where they can be told before a call is complete.
+    step: without the tokens after a stop string. thinking, content: the text by its kind, without tags and without line
+    ends next to them; text that may be half a tag comes here later than in `text`. pieces: the text that each of its
+    tokens completed; they join to `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it
+    completed; their markup is not in the text. call_deltas: arguments of calls, where they can be told before a call is
+    complete.
     """
 
     text: str
     step: Step
+    thinking: str = ""
+    content: str = ""
     pieces: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     calls: tuple[ToolCall, ...] = ()
@@ -34,10 +38,12 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The end of an answer; `text` and `calls` are the rest that was held back."""
+    """The end of an answer; the texts and `calls` are the rest that was held back."""
 
     text: str
     finished: Finished
+    thinking: str = ""
+    content: str = ""
     calls: tuple[ToolCall, ...] = ()
     call_deltas: tuple[CallDelta, ...] = ()
 
@@ -82,35 +88,27 @@ class AnswerText:
         self._tools = tools
         self._detokenizer = tokenizer.answer_stream(None if tools is None else tools.marks, thinks=thinks)
         self._matcher = StopMatcher(stops)
-        self._gate = ThinkingGate(thinks=thinks) if stops else None
-        self._stopped = False
+        self._has_stops = len(stops) > 0
+        self._splitter = ThinkingSplitter(thinks=thinks)
         self._count = 0  # tokens of the answer
+        self._section_count = 0  # those before the end of the thinking section
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer."""
         return self._matcher.found
 
+    @property
+    def thinking_tokens(self) -> int:
+        """Tokens of the thinking section so far, tags included; 0 without one."""
+        return self._section_count if self._splitter.has_section else 0
+
     def part(self, event: Event) -> Part:
         """Convert one event of the engine. Raises the error of a `Failed`."""
         if isinstance(event, Step):
             return self._step(event)
         if isinstance(event, Finished):
-            rest = ""
-            calls = tuple[ToolCall, ...]()
-            if not self._stopped:
-                cut = event.reason != "stop"
-                text = self._detokenizer.finish(cut=cut)
-                calls = ()
-                if self._tools is not None:
-                    text, calls = self._tools.finish(text, cut=cut)
-                thought, text = self._behind_thinking(text, final=True)
-                certain, self._stopped = self._matcher.feed(text)
-                held, at_end = self._matcher.flush()
-                rest = thought + certain + held
-                self._stopped = self._stopped or at_end
-            finished = replace(event, reason="stop", stop_id=None) if self._stopped else event
-            return Completed(rest, finished, calls, self._call_deltas())
+            return self._end(event)
         if isinstance(event, Failed):
             raise event.error
         return event
@@ -118,30 +116,49 @@ class AnswerText:
     def _step(self, step: Step) -> TextChunk:
         pieces = list[str]()
         calls = list[ToolCall]()
+        section = ""
+        content = ""
         for used, token in enumerate(step.tokens, 1):
             text = self._detokenizer.add(token)
             if self._tools is not None:
                 text, completed = self._tools.feed(text)
                 calls += completed
-            thought, text = self._behind_thinking(text)
-            text, self._stopped = self._matcher.feed(text)
-            pieces.append(thought + text)
             self._count += 1
-            if self._stopped:
+            if not self._splitter.is_over:
+                self._section_count = self._count
+            new_section, new_content = self._splitter.feed(text)
+            new_content, stopped = self._matcher.feed(new_content)
+            section += new_section
+            content += new_content
+            # Without stop strings no text has to wait until its kind is known.
+            pieces.append(new_section + new_content if self._has_stops else text)
+            if stopped:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
-                return self._chunk(pieces, _truncated(step, used), calls)
-        return self._chunk(pieces, step, calls)
-
-    def _behind_thinking(self, text: str, *, final: bool = False) -> tuple[str, str]:
-        """Return the part of a text that belongs to the thinking section, and the rest, where stop strings count."""
-        if self._gate is None:
-            return "", text
-        thought, text = self._gate.feed(text)
-        return thought, text + (self._gate.flush() if final else "")
-
-    def _chunk(self, pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
+                step = _truncated(step, used)
+                break
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
-        return TextChunk("".join(pieces), step, tuple(pieces), rejected, tuple(calls), self._call_deltas())
+        kinds = self._splitter.without_tags(section, content)
+        return TextChunk("".join(pieces), step, *kinds, tuple(pieces), rejected, tuple(calls), self._call_deltas())
+
+    def _end(self, finished: Finished) -> Completed:
+        text = ""
+        section = ""
+        content = ""
+        calls: tuple[ToolCall, ...] = ()
+        if self.stop_string is None:
+            cut = finished.reason != "stop"
+            text = self._detokenizer.finish(cut=cut)
+            if self._tools is not None:
+                text, calls = self._tools.finish(text, cut=cut)
+            section, content = self._splitter.finish(text)
+            certain, _ = self._matcher.feed(content)
+            held, _ = self._matcher.flush()
+            content = certain + held
+            text = section + content if self._has_stops else text
+        if self.stop_string is not None:
+            finished = replace(finished, reason="stop", stop_id=None)
+        kinds = self._splitter.without_tags(section, content)
+        return Completed(text, finished, *kinds, calls, self._call_deltas())
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:
         return self._tools.take_deltas() if self._tools is not None else ()

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.models.text.thinking import ThinkingGate
+from headrace.models.text.thinking import ThinkingSplitter
 
 if TYPE_CHECKING:
     from headrace.models.text.detokenizer import Detokenizer
@@ -22,22 +22,22 @@ class ResponseStream:
     def __init__(self, inner: "Detokenizer", *, thinks: bool = False) -> None:
         """thinks: the prompt has begun a thinking section."""
         self._inner = inner
-        self._gate = ThinkingGate(thinks=thinks)
+        self._splitter = ThinkingSplitter(thinks=thinks)
         self._held = ""
         self._is_tagged: bool | None = None  # None: the answer has not begun
 
     def add(self, token_id: int) -> str:
         """Return the text that this token completed."""
-        thought, text = self._gate.feed(self._inner.add(token_id))
-        return thought + self._answer(text)
+        section, content = self._splitter.feed(self._inner.add(token_id))
+        return section + self._answer(content)
 
     def finish(self, *, cut: bool = False) -> str:
         """End the stream and return the text held back. cut: see `ThinkingStream`."""
-        thought, text = self._gate.feed(self._inner.finish(cut=cut))
-        text = self._answer(text + self._gate.flush())
+        section, content = self._splitter.finish(self._inner.finish(cut=cut))
+        content = self._answer(content)
         held = self._held
         self._held = ""
-        return thought + text + ("" if self._is_tagged and held.startswith(_CLOSE) else held)
+        return section + content + ("" if self._is_tagged and held.startswith(_CLOSE) else held)
 
     def _answer(self, text: str) -> str:
         self._held += text

@@ -1,7 +1,7 @@
 """Separation of a reasoning model's thinking from its answer.
 
-The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. Stateless: it takes the
-whole text so far.
+The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. `split_thinking` takes
+stored text as a whole, `ThinkingSplitter` an answer that is being generated.
 """
 
 from dataclasses import dataclass
@@ -40,35 +40,71 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
     return Parts(thinking.strip("\n"), "", is_open=True)
 
 
-class ThinkingGate:
-    """Separation of a growing text's thinking from all behind it, where something counts in the answer alone."""
+class ThinkingSplitter:
+    """Separation of a growing answer into its thinking section and the content after it.
 
-    def __init__(self, *, thinks: bool) -> None:
+    `feed` and `finish` divide the text without loss. `without_tags` then drops what `split_thinking` drops.
+    """
+
+    def __init__(self, *, thinks: bool = False) -> None:
         """thinks: the section has begun before the text."""
+        self.has_section = thinks
+        self.is_over = False  # all further text is content
         self._held = ""
-        self._thinks = thinks
-        self._is_over = False
+        self._is_opened = thinks  # no opening tag to drop
+        self._line_ends = ""  # at the end of the thinking so far
+        self._has_thinking = False
+        self._has_content = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return the next part of the section, and the text behind it. Half a tag is held back."""
-        if self._is_over:
+        """Return the next text of the section, tags included, and of the content. Half a tag is held back."""
+        if self.is_over:
             return "", text
         self._held += text
-        start = self._held.lstrip()
-        if not self._thinks and not start.startswith(OPEN):
-            if OPEN.startswith(start):
+        if not self.has_section:
+            start = self._held.lstrip()
+            if start.startswith(OPEN):
+                self.has_section = True
+            elif OPEN.startswith(start):
                 return "", ""
-            return "", self.flush()
-        self._thinks = True
-        place = self._held.find(CLOSE)
-        end = place + len(CLOSE) if place >= 0 else len(self._held) - half_length(self._held, CLOSE)
+            else:
+                self.is_over = True
+                content = self._held
+                self._held = ""
+                return "", content
+        before, tag, content = self._held.partition(CLOSE)
+        if tag:
+            self.is_over = True
+            self._held = ""
+            return before + tag, content
+        end = len(self._held) - half_length(self._held, CLOSE)
         section = self._held[:end]
         self._held = self._held[end:]
-        return section, self.flush() if place >= 0 else ""
+        return section, ""
 
-    def flush(self) -> str:
-        """Return the text held back; all further text is behind the section."""
-        held = self._held
+    def finish(self, text: str) -> tuple[str, str]:
+        """Return the last text as `feed` does, with half a tag that was held back."""
+        section, content = self.feed(text)
+        if self.has_section:
+            section += self._held
+        else:
+            content += self._held
         self._held = ""
-        self._is_over = True
-        return held
+        self.is_over = True
+        return section, content
+
+    def without_tags(self, section: str, content: str) -> tuple[str, str]:
+        """Return the next thinking and content: the text that `feed` divided, without tags and line ends at them."""
+        if section and not self._is_opened:
+            section = section.lstrip().removeprefix(OPEN)
+            self._is_opened = True
+        thinking = self._line_ends + section.removesuffix(CLOSE)
+        if not self._has_thinking:
+            thinking = thinking.lstrip("\n")
+        end = len(thinking.rstrip("\n"))
+        self._line_ends = thinking[end:]  # dropped if the section ends here
+        if self.has_section and not self._has_content:
+            content = content.lstrip("\n")
+        self._has_thinking = self._has_thinking or end > 0
+        self._has_content = self._has_content or content != ""
+        return thinking[:end], content

@@ -198,7 +198,6 @@ def test_the_schema_applies_after_the_thinking(tmp_path: Path, opened: bool, tem
     assert (alone.prompt.opening + alone.text).startswith("<think>")
     assert "</think>" in alone.text
     assert set(json.loads(alone.result)) == {"label", "confidence"}
-    assert alone.growing_result == alone.result
     off = answerer.prepare(answerer.encode(messages), replace(options, thinking=False, logit_bias=None))
     if not opened:
         for _ in answerer.stream(off):

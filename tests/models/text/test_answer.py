@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
+from headrace.models.text.thinking import split_thinking
 from headrace.runtime.engine.request import Finished, FinishReason, Request, Step, TokenLogprobs
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -107,3 +108,46 @@ def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
         said += part.text
     assert said == "".join(pieces).partition("</think>")[0] + "</think>and then "
     assert text.stop_string == "stop"
+
+
+@pytest.mark.parametrize("stops", [(), ("stop",)])
+@pytest.mark.parametrize(
+    ("thinks", "pieces", "tokens"),
+    [
+        (False, ["So", " it", " is"], 0),
+        (False, ["<think>", "hm", "</think>", "So"], 3),
+        (False, ["\n", "<th", "ink>h", "m</thi", "", "nk>So", " it"], 6),
+        (False, ["<th", "e"], 0),
+        (False, ["<th"], 0),
+        (False, ["So", "<think>", "</think>"], 0),
+        (False, ["<think>", "hm", " hm"], 3),
+        (True, ["hm", "</think>", "So"], 2),
+        (True, ["hm", " hm"], 2),
+        (True, ["</think>", "</think>"], 1),
+    ],
+)
+def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_closing_tag(
+    stops: tuple[str, ...], thinks: bool, pieces: list[str], tokens: int
+) -> None:
+    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
+    answer = AnswerText(tokenizer, Request([1]), stops, thinks=thinks)
+    summary: Any = None
+    events = [*(step(token) for token in range(len(pieces))), Finished("length", summary)]
+    parts: list[Any] = list(map(answer.part, events))
+    assert answer.thinking_tokens == tokens
+    assert "".join(part.text for part in parts) == "".join(pieces)
+    whole = split_thinking(("<think>" if thinks else "") + "".join(pieces))
+    assert "".join(part.thinking for part in parts) == (whole.thinking or "")
+    assert "".join(part.content for part in parts) == whole.answer
+
+
+def test_a_stop_string_does_not_count_in_half_a_closing_tag() -> None:
+    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=lambda _: "<think>hm</t", finish=lambda **_: "")
+    answer = AnswerText(tokenizer, Request([1]), ["</t"])
+    answer.part(step(0))
+    summary: Any = None
+    end = answer.part(Finished("length", summary))
+    assert isinstance(end, Completed)
+    assert (end.text, end.thinking, end.content, end.finished.reason) == ("</t", "</t", "", "length")

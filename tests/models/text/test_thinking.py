@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.text.thinking import CLOSE, OPEN, Parts, ThinkingGate, split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, Parts, ThinkingSplitter, split_thinking
 
 pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", " ", "é", "x < y"]), max_size=12)
 
@@ -54,19 +54,31 @@ def test_a_partial_tag_is_held_back() -> None:
     st.booleans(),
     st.integers(1, 7),
 )
-def test_a_gate_parts_a_text_in_pieces_of_any_size(text: str, thinks: bool, size: int) -> None:
-    gate = ThinkingGate(thinks=thinks)
-    thought = ""
-    behind = ""
-    for start in range(0, len(text), size):
-        section, rest = gate.feed(text[start : start + size])
-        assert not (section and behind)
-        thought = thought + section
-        behind = behind + rest
-    behind += gate.flush()
-    assert thought + behind == text
-    if thinks or text.lstrip().startswith(OPEN):
-        assert CLOSE not in thought.removesuffix(CLOSE)
-        assert thought.endswith(CLOSE) or not behind or CLOSE.startswith(behind)
-    else:
-        assert thought == ""
+def test_a_splitter_gives_the_parts_of_the_whole_text_in_pieces_of_any_size(text: str, thinks: bool, size: int) -> None:
+    splitter = ThinkingSplitter(thinks=thinks)
+    section = ""
+    content = ""
+    thinking = ""
+    answer = ""
+    for start in range(0, len(text) + size, size):  # the last piece is empty
+        piece = text[start : start + size]
+        new_section, new_content = splitter.feed(piece) if piece else splitter.finish(piece)
+        assert not (new_section and content)
+        section += new_section
+        content += new_content
+        new_thinking, new_answer = splitter.without_tags(new_section, new_content)
+        thinking += new_thinking
+        answer += new_answer
+    assert section + content == text
+    assert CLOSE not in section.removesuffix(CLOSE)
+    assert splitter.has_section == (thinks or text.lstrip().startswith(OPEN))
+    whole = split_thinking((OPEN if thinks else "") + text)
+    assert (thinking, answer) == (whole.thinking or "", whole.answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking"), [("<thi", ""), ("<think>a</th", "a"), ("<think>a\n", "a"), ("<think>\n", "")]
+)
+def test_only_text_that_may_be_dropped_is_held_back(text: str, thinking: str) -> None:
+    splitter = ThinkingSplitter()
+    assert splitter.without_tags(*splitter.feed(text)) == (thinking, "")
