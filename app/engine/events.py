@@ -138,7 +138,8 @@ class Delta:
     one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
     of the tokens since the last delta, if requested. calls: of tools, completed since the last delta, behind the text.
     call_deltas: arguments that have come of calls, those of the completed ones included. itl_s: inter-token latencies
-    of `records`, also where the records themselves are not sent (`TimeSteps`).
+    of `records`, also where the records themselves are not sent (`TimeSteps`). thinking, content: the text by its kind,
+    as in `TextChunk`, with all text of a model that does not think as content; empty from another program's server.
     """
 
     id: int
@@ -150,6 +151,8 @@ class Delta:
     calls: Sequence["ToolCall"] = ()
     call_deltas: Sequence["CallDelta"] = ()
     itl_s: Sequence[float] = ()
+    thinking: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

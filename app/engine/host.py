@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from headrace.app.answer.answer import Answer, Prompt
-from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.answer.token_reports import token_reports
@@ -212,7 +211,7 @@ class EngineHost:
             tokenize_s=tokenized - began,
         )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
-        outbox = Outbox(command.id, answer, send, opening, self._text_s)
+        outbox = Outbox(command.id, answer, send, thinks=self._answerer.chat_prompt.thinks, text_s=self._text_s)
 
         def start() -> None:
             self._disk_cache.load(ids)
@@ -238,19 +237,14 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    record = event.step.record
-                    reports = token_reports(event.step, self._loaded.tokenizer.token_text)
-                    step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
                     running.outbox.watched = self.timed_every > 0
-                    running.outbox.add(step, record, reports, event.calls, event.call_deltas)
+                    running.outbox.add(event, token_reports(event.step, self._loaded.tokenizer.token_text))
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    rest = StepText((event.text,))
-                    end = event.finished
-                    running.outbox.add(rest, end.stop_record, (), event.calls, event.call_deltas)
+                    running.outbox.add(event)
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)

@@ -10,6 +10,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Event
+from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -31,50 +32,58 @@ def joined(deltas: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
 class Outbox:
     """watched: steps are sent, not text alone."""
 
-    def __init__(self, generation: int, answer: Answer, send: Send, opening: str, text_s: float = TEXT_S) -> None:
-        """generation: id of the request. opening: text of the answer that the template wrote; sent with the first text.
+    def __init__(self, generation: int, answer: Answer, send: Send, *, thinks: bool, text_s: float = TEXT_S) -> None:
+        """generation: id of the request. thinks: the model has thinking sections; otherwise all text is content.
 
         text_s: seconds between two deltas.
         """
         self._id = generation
         self._answer = answer
+        self._thinks = thinks
         self.text_s = text_s
         self.watched = True
         self._tokens: list[TokenReport] = []
         self._calls: Sequence[ToolCall] = ()
         self._call_deltas: list[CallDelta] = []
         self._send = send
-        self._opening = opening
+        self._opening = answer.prompt.opening  # sent with the first text
         self._text: list[str] = []
+        self._thinking = ""
+        self._content = ""
         self._steps: list[StepText] = []
         self._records: list[StepRecord] = []
         self._sent = self._records_sent = float("-inf")
         self._has_output = False
 
-    def add(
-        self,
-        step: StepText,
-        record: StepRecord | None = None,
-        tokens: Sequence[TokenReport] = (),
-        calls: Sequence[ToolCall] = (),
-        call_deltas: Sequence[CallDelta] = (),
-    ) -> None:
-        """Add a step, and send if it is time. record: None for text that was held back until the end."""
+    def add(self, part: TextChunk | Completed, tokens: Sequence[TokenReport] = ()) -> None:
+        """Add a step with the reports of its tokens, or the end of the answer, and send if it is time."""
         now = time.monotonic()
-        self._call_deltas.extend(call_deltas)
+        text = part.text
+        if isinstance(part, TextChunk):
+            record: StepRecord | None = part.step.record
+            step = StepText(part.pieces, part.step.record.accepted, part.rejected)
+        else:
+            record = part.finished.stop_record
+            step = StepText((text,))
+        self._call_deltas.extend(part.call_deltas)
         self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
-        if ((text := step.text) or record is not None) and self.watched:
+        if (text or record is not None) and self.watched:
             self._steps.append(step)
         if text:
             self._text.append(self._opening + text)
             self._opening = ""
-        if (text or calls or call_deltas) and not self._has_output:  # the first output leaves at once
+        if self._thinks:
+            self._thinking += part.thinking
+            self._content += part.content
+        else:
+            self._content += text
+        if (text or part.calls or part.call_deltas) and not self._has_output:  # the first output leaves at once
             self._has_output = True
             self._sent = float("-inf")
-        if calls:  # behind the text so far, and before what follows
-            self._calls = calls
+        if part.calls:  # behind the text so far, and before what follows
+            self._calls = part.calls
             self._flush(with_records=False)
         if now - self._sent >= self.text_s:
             self._flush(with_records=now - self._records_sent >= _RECORDS_S)
@@ -87,15 +96,25 @@ class Outbox:
         records: list[StepRecord] = []
         if with_records:
             records, self._records = self._records, records
-        if self._text or records or self._tokens or self._calls or self._call_deltas:
-            text = "".join(self._text)
-            steps = tuple(self._steps)
-            tokens = tuple(self._tokens)
-            calls = self._calls, joined(self._call_deltas)
-            itl_s = tuple(latency for record in records for latency in record.itl_s)
-            sent = tuple(records) if self.watched else ()
-            self._send(Delta(self._id, text, sent, self._answer.first_output_s, steps, tokens, *calls, itl_s))
+        has_text = self._text or self._thinking or self._content  # half a tag comes in `text` first
+        if has_text or records or self._tokens or self._calls or self._call_deltas:
+            delta = Delta(
+                self._id,
+                "".join(self._text),
+                records if self.watched else (),
+                self._answer.first_output_s,
+                steps=self._steps,
+                tokens=self._tokens,
+                calls=self._calls,
+                call_deltas=joined(self._call_deltas),
+                itl_s=[latency for record in records for latency in record.itl_s],
+                thinking=self._thinking,
+                content=self._content,
+            )
+            self._send(delta)
             self._text = []
+            self._thinking = ""
+            self._content = ""
             self._steps = []
             self._tokens = []
             self._calls = ()
