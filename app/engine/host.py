@@ -211,7 +211,8 @@ class EngineHost:
             tokenize_s=tokenized - began,
         )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
-        outbox = Outbox(command.id, answer, send, thinks=self._answerer.chat_prompt.thinks, text_s=self._text_s)
+        thinks = self._answerer.chat_prompt.thinks and not so_far.is_open
+        outbox = Outbox(command.id, answer, send, thinks=thinks, text_s=self._text_s)
 
         def start() -> None:
             self._disk_cache.load(ids)

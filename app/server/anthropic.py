@@ -151,9 +151,9 @@ class MessageForm:
 
     keep_alive = named("ping", {"type": "ping"})
 
-    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
-        """model: the name of the one that answers. thinks: see `PartSplitter`."""
-        self._answer = AnswerParts(thinks=thinks)
+    def __init__(self, call: Call, model: str) -> None:
+        """model: the name of the one that answers."""
+        self._answer = AnswerParts()
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._started = False
         self._call = call

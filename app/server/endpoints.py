@@ -63,14 +63,14 @@ def routes(served: Served) -> list[Route]:
     ]
 
 
-def _answers(served: Served, read: Callable[[Body], Call], form: Callable[..., Form]) -> Endpoint:
+def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call, str], Form]) -> Endpoint:
     """Return the endpoint that answers calls in one form."""
 
     async def endpoint(request: Request) -> Response:
         call = read(await read_body(request))
 
         def form_of(card: ModelCard) -> Form:
-            return form(call, card.name, thinks=card.thinks)
+            return form(call, card.name)
 
         work = answer(call, served.models, form_of, served.defaults, served.keep_alive_s)
         return await while_connected(request.receive, work)

@@ -84,10 +84,10 @@ class ChatForm:
 
     keep_alive = COMMENT
 
-    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
-        """model: the name of the one that answers. thinks: see `PartSplitter`."""
+    def __init__(self, call: Call, model: str) -> None:
+        """model: the name of the one that answers."""
         self._call = call
-        self._answers = [AnswerParts(thinks=thinks) for _ in range(call.choices)]
+        self._answers = [AnswerParts() for _ in range(call.choices)]
         self._own: dict[str, Any] = {}
         self._about = {"id": f"chatcmpl-{token_hex(12)}", "created": int(time.time()), "model": model}
 

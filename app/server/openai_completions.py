@@ -59,7 +59,7 @@ class CompletionForm:
 
     keep_alive = COMMENT
 
-    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:  # noqa: ARG002 - text stays as it is
+    def __init__(self, call: Call, model: str) -> None:
         """model: the name of the one that answers."""
         self._call = call
         self._texts: list[list[str]] = [[] for _ in range(call.choices)]

@@ -150,10 +150,10 @@ class ResponseForm:
 
     keep_alive = COMMENT
 
-    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
-        """model: the name of the one that answers. thinks: see `PartSplitter`."""
+    def __init__(self, call: Call, model: str) -> None:
+        """model: the name of the one that answers."""
         self._call = call
-        self._answer = AnswerParts(thinks=thinks)
+        self._answer = AnswerParts()
         self._head = {"id": f"resp_{token_hex(12)}", "object": "response", "created_at": int(time.time())}
         self._model = model
         self._output: list[dict[str, Any]] = []  # items, the last one perhaps open

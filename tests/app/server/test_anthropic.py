@@ -140,12 +140,12 @@ def done(reason: Any = "stop", stop_string: str | None = None) -> Done:
 def test_events_and_the_message_agree() -> None:
     given = [
         Prefill(1, 0, 7, 12),
-        Delta(1, "<think>hm", ()),
-        Delta(1, "</think>So", ()),
-        Delta(1, " it is.", ()),
+        Delta(1, "<think>hm", (), thinking="hm"),
+        Delta(1, "</think>So", (), content="So"),
+        Delta(1, " it is.", (), content=" it is."),
         done(),
     ]
-    streamed = MessageForm(call(stream=True), "tiny", thinks=True)
+    streamed = MessageForm(call(stream=True), "tiny")
     sent = streamed.begin() + b"".join(streamed.take(0, event) for event in given) + streamed.end()
     found = events(sent)
     assert [one["type"] for one in found] == [
@@ -157,7 +157,7 @@ def test_events_and_the_message_agree() -> None:
     assert [one["index"] for one in found if "index" in one] == [0, 0, 0, 1, 1, 1, 1]
     start = found[0]["message"]
     assert (start["usage"]["input_tokens"], start["usage"]["cache_read_input_tokens"]) == (8, 12)
-    whole = MessageForm(call(), "tiny", thinks=True)
+    whole = MessageForm(call(), "tiny")
     for event in given:
         whole.take(0, event)
     message = whole.document()
@@ -175,8 +175,8 @@ def test_events_and_the_message_agree() -> None:
     [(done("length"), "max_tokens", None), (done("stop", "x"), "stop_sequence", "x"), (done(), "end_turn", None)],
 )
 def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
-    form = MessageForm(call(), "tiny", thinks=False)
-    form.take(0, Delta(1, "a", ()))
+    form = MessageForm(call(), "tiny")
+    form.take(0, Delta(1, "a", (), content="a"))
     form.take(0, end)
     assert (form.document()["stop_reason"], form.document()["stop_sequence"]) == (reason, sequence)
 
@@ -190,9 +190,9 @@ IN_PARTS = (
 
 @pytest.mark.parametrize("made", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None:
-    given = [Delta(1, "So: ", ()), *made, done()]
-    form = MessageForm(call(stream=True), "tiny", thinks=False)
-    whole = MessageForm(call(), "tiny", thinks=False)
+    given = [Delta(1, "So: ", (), content="So: "), *made, done()]
+    form = MessageForm(call(stream=True), "tiny")
+    whole = MessageForm(call(), "tiny")
     found = events(b"".join(form.take(0, event) for event in given))
     (start,) = (one for one in found if one.get("content_block", {}).get("type") == "tool_use")
     deltas = [one["delta"]["partial_json"] for one in found if one.get("delta", {}).get("type") == "input_json_delta"]
@@ -209,7 +209,7 @@ def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None
 
 
 def test_a_cut_call_has_its_arguments_as_text() -> None:
-    form = MessageForm(call(), "tiny", thinks=False)
+    form = MessageForm(call(), "tiny")
     for event in (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1'),)), done("length")):
         form.take(0, event)
     document = form.document()
@@ -218,5 +218,5 @@ def test_a_cut_call_has_its_arguments_as_text() -> None:
 
 
 def test_an_error_is_an_event() -> None:
-    (error,) = events(MessageForm(call(), "tiny", thinks=False).failed(ApiError(429, "full")))
+    (error,) = events(MessageForm(call(), "tiny").failed(ApiError(429, "full")))
     assert error["error"] == {"type": "rate_limit_error", "message": "full"}

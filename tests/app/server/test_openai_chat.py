@@ -242,7 +242,11 @@ def test_arguments_of_calls_come_in_parts() -> None:
 
 def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
-    events = [Delta(1, "So: ", ()), Delta(1, "", (), calls=calls[:1]), Delta(1, "", (), calls=calls[1:])]
+    events = [
+        Delta(1, "So: ", (), content="So: "),
+        Delta(1, "", (), calls=calls[:1]),
+        Delta(1, "", (), calls=calls[1:]),
+    ]
     streamed = form(stream=True, tools=TOOLS)
     whole = form(tools=TOOLS)
     sent = b"".join(streamed.take(0, event) for event in [*events, done()])
@@ -269,8 +273,8 @@ def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     assert choice["message"]["tool_calls"][1]["function"]["arguments"] == '{"n'
 
 
-def form(thinks: bool = False, **fields: Any) -> ChatForm:
-    return ChatForm(call(**fields), "tiny", thinks=thinks)
+def form(**fields: Any) -> ChatForm:
+    return ChatForm(call(**fields), "tiny")
 
 
 def done(reason: Any = "stop", **more: Any) -> Done:
@@ -280,12 +284,12 @@ def done(reason: Any = "stop", **more: Any) -> Done:
 def test_chunks_join_to_the_document() -> None:
     events = [
         Prefill(1, 5, 10, 2),
-        Delta(1, "<think>\nhm", ()),
-        Delta(1, "</think>\n\nSo", ()),
-        Delta(1, " it is.", ()),
+        Delta(1, "<think>\nhm", (), thinking="hm"),
+        Delta(1, "</think>\n\nSo", (), content="So"),
+        Delta(1, " it is.", (), content=" it is."),
         done(seed=4, thinking_tokens=2),
     ]
-    streamed = form(thinks=True, stream=True, stream_options={"include_usage": True})
+    streamed = form(stream=True, stream_options={"include_usage": True})
     sent = streamed.begin() + b"".join(streamed.take(0, event) for event in events) + streamed.end()
     assert sent.endswith(b"data: [DONE]\n\n")
     found = chunks(sent)
@@ -296,7 +300,7 @@ def test_chunks_join_to_the_document() -> None:
     reasons = [one["choices"][0]["finish_reason"] for one in found if one["choices"]]
     assert reasons == [None] * (len(reasons) - 1) + ["stop"]
     assert [one["usage"] for one in found[:-1]] == [None] * (len(found) - 1)
-    whole = form(thinks=True)
+    whole = form()
     for event in events:
         whole.take(0, event)
     document = whole.document()
@@ -315,7 +319,7 @@ def test_chunks_join_to_the_document() -> None:
 def test_choices_are_apart() -> None:
     two = form(n=2)
     for choice, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
-        two.take(choice, Delta(choice, text, ()))
+        two.take(choice, Delta(choice, text, (), content=text))
     two.take(1, done("length"))
     two.take(0, done())
     document = two.document()

@@ -33,7 +33,7 @@ def pieces(events: list[tuple[float, Event | ApiError]], keep_alive_s: float) ->
                     answering.put(1, event)
 
         delivery = asyncio.create_task(deliver())
-        form = ChatForm(CALL, "tiny", thinks=False)
+        form = ChatForm(CALL, "tiny")
         found = [piece async for piece in respond._pieces(answering, form, None, keep_alive_s)]
         await delivery
         return found
@@ -43,15 +43,15 @@ def pieces(events: list[tuple[float, Event | ApiError]], keep_alive_s: float) ->
 
 def test_keep_alives_go_by_the_clock_also_during_a_prefill() -> None:
     prefill = [(0.02, Prefill(1, done, 30, 0)) for done in range(30)]
-    found = pieces([*prefill, (0.0, Delta(1, "a", ())), (0.0, DONE)], 0.1)
+    found = pieces([*prefill, (0.0, Delta(1, "a", (), content="a")), (0.0, DONE)], 0.1)
     assert 2 <= found.count(b": keep-alive\n\n") <= 8
     assert found[-1].endswith(b"data: [DONE]\n\n")
-    assert pieces([(0.0, Delta(1, "a", ())), (0.0, DONE)], 60.0).count(b": keep-alive\n\n") == 0
+    assert pieces([(0.0, Delta(1, "a", (), content="a")), (0.0, DONE)], 60.0).count(b": keep-alive\n\n") == 0
 
 
 @pytest.mark.parametrize("error", [ApiError(500, "it broke", "x"), Failed(1, "/secret/path", None)])
 def test_an_error_ends_the_stream_as_an_object(error: Event | ApiError) -> None:
-    found = b"".join(pieces([(0.0, Delta(1, "a", ())), (0.0, error)], 60.0))
+    found = b"".join(pieces([(0.0, Delta(1, "a", (), content="a")), (0.0, error)], 60.0))
     assert b'"error":{' in found
     assert b"secret" not in found
     assert found.endswith(b"data: [DONE]\n\n")

@@ -102,8 +102,8 @@ IN_PARTS = (
 
 @pytest.mark.parametrize("calls", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_calls_of_tools_are_items(calls: Sequence[Delta]) -> None:
-    given = [Delta(1, "So: ", ()), *calls, done()]
-    form = ResponseForm(call(stream=True), "tiny", thinks=False)
+    given = [Delta(1, "So: ", (), content="So: "), *calls, done()]
+    form = ResponseForm(call(stream=True), "tiny")
     found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
     names = [one["type"].removeprefix("response.") for one in found]
     assert names[-4 - len(calls) :] == [
@@ -120,7 +120,7 @@ def test_calls_of_tools_are_items(calls: Sequence[Delta]) -> None:
 
 
 def test_a_cut_call_is_incomplete() -> None:
-    form = ResponseForm(call(stream=True), "tiny", thinks=False)
+    form = ResponseForm(call(stream=True), "tiny")
     sent = form.begin() + b"".join(form.take(0, event) for event in (IN_PARTS[0], done("length"))) + form.end()
     (made,) = events(sent)[-1]["response"]["output"]
     assert (made["status"], made["arguments"]) == ("incomplete", '{"n')
@@ -150,8 +150,13 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
 def test_events_and_the_response_agree(reason: str, status: str) -> None:
-    given = [Delta(1, "<think>hm", ()), Delta(1, "</think>So", ()), Delta(1, " it is.", ()), done(reason)]
-    form = ResponseForm(call(stream=True), "tiny", thinks=True)
+    given = [
+        Delta(1, "<think>hm", (), thinking="hm"),
+        Delta(1, "</think>So", (), content="So"),
+        Delta(1, " it is.", (), content=" it is."),
+        done(reason),
+    ]
+    form = ResponseForm(call(stream=True), "tiny")
     found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
     assert [one["type"].removeprefix("response.") for one in found] == [
         "created", "in_progress",
@@ -177,7 +182,7 @@ def test_events_and_the_response_agree(reason: str, status: str) -> None:
 
 
 def test_an_error_ends_as_a_failed_response() -> None:
-    (failed,) = events(ResponseForm(call(), "tiny", thinks=False).failed(ApiError(500, "it broke", "engine_died")))
+    (failed,) = events(ResponseForm(call(), "tiny").failed(ApiError(500, "it broke", "engine_died")))
     assert failed["type"] == "response.failed"
     assert failed["response"]["error"] == {"code": "engine_died", "message": "it broke"}
 
@@ -192,7 +197,7 @@ def test_codexs_tools_are_offered_and_called_as_they_are() -> None:
     assert given.tools is not None
     assert list(given.tools.tools) == ["patch", "mcp__look"]
     assert "start: /x/" in given.tools.definitions[0]["function"]["description"]
-    form = ResponseForm(given, "tiny", thinks=False)
+    form = ResponseForm(given, "tiny")
     calls = (ToolCall("patch", '{"input": "x"}'), ToolCall("mcp__look", "{}"))
     sent = form.begin() + form.take(0, Delta(1, "", (), calls=calls)) + form.take(0, done()) + form.end()
     patch, look = events(sent)[-1]["response"]["output"]
