@@ -4,14 +4,12 @@ Nothing is stored before the model begins to work. An answer is stored as it gro
 disk) raises at the end, after the answer.
 """
 
-import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
-from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.options import AnswerOptions, SamplingSource, recommended_options, sampling_source
 from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run_arguments import RunArguments
@@ -22,6 +20,7 @@ from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.errors import SessionError
 
 if TYPE_CHECKING:  # imported only for an answer that is stored
+    from headrace.app.engine.events import Delta
     from headrace.app.sessions.store import SessionStore
     from headrace.runtime.engine.request import Finished
 
@@ -95,43 +94,38 @@ class RunSession:
             yield from parts
             return
         from headrace.app.chat.turn import Turn
+        from headrace.app.engine.outbox import Outbox
 
         turn: Turn | None = None
         done: Finished | None = None
-        opening = answer.prompt.opening
-        text = opening
-        stored_at = float("-inf")
+
+        def store_delta(delta: "Delta") -> None:
+            assert turn is not None
+            turn.handle(delta)
+            with suppress(SessionError):  # raised at the end, which tries again
+                if delta.text:
+                    turn.grow(delta.text, model.name)
+                turn.save()
+
+        outbox = Outbox(
+            0, answer, store_delta, thinks=False, text_s=_STORE_S
+        )  # a session stores thinking within the text
         try:
             for part in parts:
                 if turn is None:
                     store = self._store_question(content, attachments)
                     system = self._session.system
                     turn = Turn(store, self._question, model=model.name, system=system)
-                    turn.steps.start = len(opening)
                     recommended = recommended_options(model.generation_defaults)
                     turn.sampling = self.options.resolved(recommended).stored()
                 yield part
-                if isinstance(part, TextChunk):
-                    text += part.text
-                    record = part.step.record
-                    turn.steps.add([StepText(part.pieces, record.accepted, part.rejected)], [record])
-                elif isinstance(part, Completed):
-                    text += part.text
+                if isinstance(part, TextChunk | Completed):
+                    outbox.add(part)
+                if isinstance(part, Completed):
                     done = part.finished
-                    last = part.finished.stop_record
-                    if part.text or last:
-                        turn.steps.add([StepText((part.text,))], [last] if last else [])
-                if done is None and text != opening and time.monotonic() >= stored_at + _STORE_S:
-                    with suppress(SessionError):  # raised at the end, which tries again
-                        turn.grow(text, model.name)
-                        turn.save()
-                    text = ""
-                    opening = ""
-                    stored_at = time.monotonic()
         finally:
             if turn is not None:
-                if text != opening:
-                    turn.grow(text, model.name)
+                outbox.flush()
                 turn.end(*(done.reason, done.summary) if done else ("cancelled", None))
 
     def close(self) -> None:

@@ -32,7 +32,9 @@ def joined(deltas: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
 class Outbox:
     """watched: steps are sent, not text alone."""
 
-    def __init__(self, generation: int, answer: Answer, send: Send, *, thinks: bool, text_s: float = TEXT_S) -> None:
+    def __init__(
+        self, generation: int, answer: Answer, send: Callable[[Delta], None], *, thinks: bool, text_s: float = TEXT_S
+    ) -> None:
         """generation: id of the request. thinks: the model has thinking sections; otherwise all text is content.
 
         text_s: seconds between two deltas.
