@@ -161,6 +161,12 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
     def post_display_hook(self) -> None:
         self.poller.interval.drawn()
 
+    async def on_notify(self) -> None:
+        """Show a notification in place of the one before it, whose empty frame textual would leave."""
+        super().clear_notifications()
+        if self.screen_stack:
+            await self.screen.query("ToastHolder").remove()
+
     def clear_notifications(self) -> None:
         self.state.notifications_cleared()
         super().clear_notifications()

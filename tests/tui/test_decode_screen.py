@@ -58,6 +58,7 @@ def test_meters_help_and_freeze(play) -> None:
         await it.press("x")  # a letter of somebody who types
         assert list((data_dir() / "exports").iterdir()) == []
         await it.press("backspace")
+        it.app.clear_notifications()
         for keys in (("f7", "question_mark"), ("f1",)):
             await it.press(*keys)
             text = it.text()

@@ -11,6 +11,8 @@ from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.strip import StripSection
+from headrace.app.tui.widgets.key_bar import KeyBar
+from headrace.app.tui.widgets.lines import Section
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -147,24 +149,44 @@ def _moved(panel: Widget, column: int) -> events.MouseMove:
     return events.MouseMove(panel, **place, screen_x=column, screen_y=9)
 
 
-def test_a_notification_covers_no_chart_of_the_panel(play) -> None:
+@pytest.mark.parametrize("size", [(40, 15), (80, 24), (120, 40), (200, 55)])
+def test_a_notification_covers_no_text_and_moves_no_chart(play, size: tuple[int, int]) -> None:
+    """The latest one has lines of its own between the input and the keys; over the decode view, it covers the keys."""
+
     async def scenario(it: Driver) -> None:
+        await it.ask("hi")
+        panel = it.app.screen.query_one("#panel").region
         it.state.notify("something happened to a file with a long name")
-        for width in (120, 200, 90):
-            await it.pilot.resize_terminal(width, 40)
-            await it.until(lambda width=width: sum(widths(it)) == width)
-            (toast,) = it.app.screen.query("Toast")
-            assert toast.region.right <= widths(it)[0]
-        for size in ((80, 24), (120, 40), (200, 55)):
-            await it.pilot.resize_terminal(*size)
-            await it.press("f2")
-            it.state.notify("a second notification")
-            it.state.notify("a third notification")
-            await it.pilot.pause()
-            shown = [toast.region for toast in it.app.screen.query("Toast") if toast.region]
-            assert shown
-            assert min(region.y for region in shown) >= it.app.screen.query_one(Sections).region.bottom
-            await it.press("f2")
+        it.state.notify("and something else happened afterwards, which is longer than a line of the chat")
+        await it.until(lambda: "afterwards" in it.text())
+        (toast,) = it.app.screen.query("Toast")
+        keys = it.app.screen.query_one(KeyBar).region
+        assert it.prompt.region.bottom <= toast.region.y < toast.region.bottom <= keys.y
+        assert it.app.screen.query_one("#panel").region == panel
+        assert not toast.region.overlaps(panel)
+        await it.press("f2")
+        places = [section.region for section in it.app.screen.query(Section)]
+        it.state.notify("a notification over the decode view")
+        await it.until(lambda: "over the decode view" in it.text())
+        (toast,) = it.app.screen.query("Toast")
+        assert toast.region.height == 1
+        assert it.app.screen.query_one(KeyBar).region.contains_region(toast.region)
+        assert [section.region for section in it.app.screen.query(Section)] == places
+
+    play(scenario, size=size)
+
+
+@pytest.mark.parametrize("key", ["f4", "f5", "f6"])
+def test_a_notification_covers_no_dialog(play, key: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press(key)
+        it.state.notify("one")
+        it.state.notify("another")
+        await it.until(lambda: "another" in it.text())
+        (toast,) = it.app.screen.query("Toast")
+        assert not any(toast.region.overlaps(box.region) for box in it.app.screen.query(".dialog, Input, OptionList"))
+
+    play(scenario, size=(80, 24))
 
     play(scenario)
 

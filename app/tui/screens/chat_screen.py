@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
@@ -51,18 +51,17 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         metrics = self.state.metrics
         yield StatusBar(metrics, id="status")
-        with Horizontal(id="chat-row"):
-            with Vertical(id="chat-column"):
-                yield Transcript(id="transcript")
-                yield Notice(id="notice", markup=False)
-                yield QueuedMessages(id="queue", markup=False)
-                yield Chips(id="chips")
-                yield FindBar(id="find")
-                yield HistoryBar(id="history")
-                menu = CompletionMenu(id="menu")
-                yield menu
-                yield Prompt(menu, id="prompt")
-            yield DecodePanel(metrics, self.state.settings.screen, id="panel")
+        yield DecodePanel(metrics, self.state.settings.screen, id="panel")
+        with Vertical(id="chat-column"):
+            yield Transcript(id="transcript")
+            yield Notice(id="notice", markup=False)
+            yield QueuedMessages(id="queue", markup=False)
+            yield Chips(id="chips")
+            yield FindBar(id="find")
+            yield HistoryBar(id="history")
+            menu = CompletionMenu(id="menu")
+            yield menu
+            yield Prompt(menu, id="prompt")
         yield KeyBar()
 
     def on_mount(self) -> None:

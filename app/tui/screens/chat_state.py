@@ -76,7 +76,7 @@ class ChatState:
         self.closed = False
         self.store_error: SessionError | None = None
         self._named_setup: tuple[object, str | None] = None, None  # system prompt and sampling, and their preset
-        self._notified: dict[str, float] = {}  # notifications on the screen, and when each disappears
+        self._notified = "", 0.0  # the latest notification, and when it disappears
 
     @property
     def shown_metrics(self) -> LiveMetrics:
@@ -121,11 +121,11 @@ class ChatState:
     # -- notifications ---------------------------------------------------------------------------------------------
 
     def notify(self, text: str, *, problem: bool = False) -> None:
-        """Show a notification, unless the same one is on the screen. Markup is not parsed."""
+        """Show a notification unless the same one is on the screen. Markup is not parsed."""
         now = time.monotonic()
-        if now >= self._notified.get(text, 0.0):
-            kept = {shown: until for shown, until in self._notified.items() if until > now}
-            self._notified = kept | {text: now + NOTIFICATION_S}
+        shown, until = self._notified
+        if text != shown or now >= until:
+            self._notified = text, now + NOTIFICATION_S
             self._app.notify(
                 sanitise(text),
                 severity="error" if problem else "information",
@@ -137,7 +137,7 @@ class ChatState:
         self.notify(one_line(str(error), error.hint), problem=True)
 
     def notifications_cleared(self) -> None:
-        self._notified.clear()
+        self._notified = "", 0.0
 
     # -- sessions and the engine -----------------------------------------------------------------------------------
 
