@@ -109,6 +109,23 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("phase", ["queued", "loading", "waiting"])
+def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        screen = await compared(it, "/compare temperature=1.2")
+        pane = screen.panes[1]
+        assert pane.metrics.steps
+        assert pane.metrics.prefill_total
+        pane.side.phase = phase  # type: ignore[assignment]
+        pane.sync()
+        assert not pane.metrics.steps
+        assert not pane.metrics.prefill_total
+        pane.side.phase = "idle"
+
+    play(scenario, scripted(A, B), size=(120, 30))
+
+
 def test_an_answer_edited_by_hand_was_not_stopped(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")

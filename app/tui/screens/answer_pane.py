@@ -147,6 +147,12 @@ class AnswerPane(Vertical):
             live.output_tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused, live.busy
         )
 
+    def _forget_earlier(self) -> None:
+        """Drop the figures of an earlier answer while this one waits."""
+        live = self.metrics
+        if self.side.phase in ("queued", "loading", "waiting") and (live.steps or live.prefill_total):
+            live.session_changed([])
+
     def handle_event(self, event: Event) -> None:
         self._take_card()
         feed(self.metrics, [event])
@@ -164,6 +170,7 @@ class AnswerPane(Vertical):
     def sync(self, other: "AnswerPane | None" = None) -> None:
         """Draw all changes. other: the pane to compare with."""
         self._take_card()
+        self._forget_earlier()
         side = self.side
         messages = list(side.messages[self._first :])
         self._shown = side.messages[-1] if side.messages else None
