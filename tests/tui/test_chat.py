@@ -595,7 +595,7 @@ def test_an_export_that_cannot_be_written_is_reported(play) -> None:
 
 def test_a_refused_parameter_is_reported_at_its_field(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.press("f6", "tab")
+        await it.press("f6", "tab", "tab")
         assert "0 is greedy" in it.text()
         await it.press("x", "enter")
         assert "temperature must be from 0 to " in it.text()

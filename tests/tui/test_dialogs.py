@@ -105,6 +105,36 @@ def test_no_palette_over_a_screen_of_the_session(play) -> None:
     play(scenario)
 
 
+def test_parameters_filter_as_one_types(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", *"seed")
+        await it.until(lambda: "top_p" not in it.text())
+        await it.press("enter", *"7", "ctrl+s")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        assert it.state.conversation.session.sampling == {"seed": 7}
+        await it.write("/system")
+        await it.press(*"Be", "ctrl+s")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        assert it.state.conversation.session.system == "Be"
+
+    play(scenario)
+
+
+def test_a_refused_parameter_shows_though_the_filter_hid_it(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f6", *"seed", "enter", *"x")
+        filter_field = it.app.screen.query_one("#filter")
+        filter_field.value = "temperature"  # type: ignore[attr-defined]
+        await it.pilot.pause()
+        await it.press("ctrl+s")
+        await it.until(lambda: "✗" in it.text())
+        assert it.app.focused is not None
+        assert it.app.focused.id == "seed"
+        assert it.app.focused.parent.display  # type: ignore[union-attr]
+
+    play(scenario)
+
+
 def test_parameters_of_a_session_that_is_gone(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6")

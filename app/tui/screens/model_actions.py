@@ -47,16 +47,20 @@ class ModelActions:
         if text:
             self._state.notify(set_system(self._state.conversation, text))
         else:
-            self._set("")
+            self._edit_parameters("system")
 
     def _set(self, assignment: str) -> None:
         """Set `NAME VALUE`, show `NAME`, or open the parameters' screen."""
-        from headrace.app.tui.screens.parameters_screen import ParametersScreen
-
         if assignment:
             self._state.notify(set_parameter(self._state.conversation, assignment))
         else:
-            self._view.screen.app.push_screen(ParametersScreen(self._state.conversation, self._state.engine.card))
+            self._edit_parameters("filter")
+
+    def _edit_parameters(self, begin_at: str) -> None:
+        from headrace.app.tui.screens.parameters_screen import ParametersScreen
+
+        screen = ParametersScreen(self._state.conversation, self._state.engine.card, begin_at=begin_at)
+        self._view.screen.app.push_screen(screen)
 
     def _preset(self, argument: str) -> None:
         """Apply `NAME`, `save NAME` or `delete NAME`; without an argument, let the user pick."""

@@ -20,7 +20,7 @@ from headrace.runtime.errors import SessionError, UsageError
 
 
 class ParametersScreen(SingleDismissal, ModalScreen[None]):
-    """Ctrl+S saves, Esc discards."""
+    """Ctrl+S saves, Esc discards. Typing filters the parameters; Enter then goes to the first of those shown."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", key_display="^S", priority=True),
@@ -29,8 +29,10 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012 - as textual declares it
 
-    def __init__(self, conversation: Conversation, card: ModelCard | None) -> None:
+    def __init__(self, conversation: Conversation, card: ModelCard | None, *, begin_at: str = "filter") -> None:
+        """begin_at: id of the field that has the focus first."""
         super().__init__()
+        self._begin_at = begin_at
         self._conversation = conversation
         recommended = card.generation_defaults if card is not None else {}
         self._recommended = recommended_options(recommended).given()
@@ -41,7 +43,8 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
         with VerticalScroll(classes="dialog -large", id="parameters") as box:
             box.can_focus = False  # the fields have the keys, and scroll into view
             box.border_title = Content("parameters of this session")
-            yield Label("system prompt")
+            yield Field(placeholder="type to filter", id="filter")
+            yield Label("system prompt", id="system-label")
             yield Area(session.system, id="system", tab_behavior="focus")
             for parameter in PARAMETERS:
                 with Horizontal(classes="parameter"):
@@ -67,14 +70,37 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
         if self._refused is not None and event.widget.id == self._refused[0]:
             self._say(self._refused[1])
             return
+        if event.widget.id == "filter":
+            self._say(Content.styled("Enter goes to the first parameter shown", "$quiet"))
+            return
         about = next((_about(parameter) for parameter in PARAMETERS if parameter.name == event.widget.id), "")
         self._say(Content.styled(about or "system prompt: instructions before the conversation", "$quiet"))
 
     def _say(self, line: Content) -> None:
         self.query_one("#line", Static).update(line)
 
-    def on_input_submitted(self) -> None:
-        self.action_save()
+    def on_mount(self) -> None:
+        self.query_one(f"#{self._begin_at}").focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Show the parameters with all words of the filter in their name or help."""
+        if event.input.id != "filter":
+            return
+        words = event.value.lower().split()
+
+        def matches(text: str) -> bool:
+            return all(word in text.lower() for word in words)
+
+        for widget in self.query("#system-label, #system"):
+            widget.display = matches("system prompt")
+        for row, parameter in zip(self.query(".parameter"), PARAMETERS, strict=True):
+            row.display = matches(f"{parameter.name} {parameter.help}")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input.id == "filter":
+            self.focus_next()
+        else:
+            self.action_save()
 
     def action_save(self) -> None:
         """Save all values, or none if one is invalid."""
@@ -87,6 +113,7 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
             except UsageError as error:
                 self._refused = parameter.name, Content.styled(f"✗ {error}", "bold $text-error")
                 self._say(self._refused[1])
+                self.query_one("#filter", Input).clear()  # it may hide the field
                 field.focus()  # says so again, whenever that comes about
                 return
         try:
