@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,14 @@ class _ConversionLog:
     types: set[str] = field(default_factory=set)
     inexact: list[dict[str, Any]] = field(default_factory=list)
 
-    def note(self, tensor: RawTensor, became: str, max_error: float) -> None:
-        if max_error > 0:
-            self.inexact.append(
-                {"name": tensor.name, "type": tensor.type, "became": became, "max_abs_error": max_error}
-            )
+    def note(self, tensor: "ConvertedTensor", module: str) -> None:
+        source = tensor.source
+        self.types.add(source.type)
+        if tensor.settings is not None:
+            self.settings[module] = tensor.settings
+        if tensor.max_error > 0:
+            facts = {"became": tensor.became, "max_abs_error": tensor.max_error}
+            self.inexact.append({"name": source.name, "type": source.type, **facts})
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,7 @@ def convert_gguf(
     config = plan.config
     special = plan.special
     sixteen = groups_of_16(config)
-    layered = LAYERED.get(metadata.architecture)
-    made = {} if layered is None else layered.made(metadata, config.get("text_config", config))
-    written = _write_weights(container, plan.targets, made, target / "model.safetensors", sixteen, progress)
+    written = _write_weights(plan, target / "model.safetensors", sixteen, progress)
     config |= quantization_section(written.settings)
     config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
@@ -174,40 +175,70 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
         raise CheckpointError(f"tensor {tensor.name} has shape {tensor.shape}, the metadata asks for {target.shape}")
 
 
+@dataclass(frozen=True)
+class StoredArray:
+    """An array with its safetensors type, which tells what numpy cannot: BF16 is held in 16-bit words."""
+
+    array: npt.NDArray[Any]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ConvertedTensor:
+    """A tensor in the network's layout: an array, or words, scales and biases of a quantized matrix.
+
+    settings: group size, bits and mode of a quantized one. max_error: against the file's exact values.
+    """
+
+    source: RawTensor
+    arrays: Mapping[str, StoredArray]  # by name
+    became: str
+    max_error: float
+    settings: tuple[int, int, str] | None = None
+
+
+def converted(container: Container, target: Target, *, groups_of_16: bool) -> ConvertedTensor:
+    """Convert the tensor of one target. Raises as `convert_gguf`."""
+    tensor = container.tensors[target.source]
+    joined_error = 0.0
+    if target.index is not None:
+        tensor = matrix_of(tensor, target.index)
+    if target.below:
+        tensor, joined_error = joined(tensor, container.tensors[target.below])
+    if not _is_packed(tensor, target):
+        return _plain(tensor, target)
+    experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
+    packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
+    return _packed(tensor, packed, target, max(packed.max_error, joined_error))
+
+
 def _write_weights(
-    container: Container,
-    wanted: list[Target],
-    made: Mapping[str, Vector],
-    path: Path,
-    groups_of_16: bool,
-    progress: Callable[[int, int], None] | None,
+    plan: ConversionPlan, path: Path, groups_of_16: bool, progress: Callable[[int, int], None] | None
 ) -> _ConversionLog:
     written = _ConversionLog()
-    names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
-    names += made
+    container = plan.container
+    made = _made(plan)
+    names = [f"{target.module}.{leaf}" for target in plan.targets for leaf in _leaves(container, target)]
     done = 0
-    total = sum(container.tensors[source].data.nbytes for target in wanted for source in target.sources)
-    with SafetensorsWriter(path, names) as writer:
+    total = sum(container.tensors[source].data.nbytes for target in plan.targets for source in target.sources)
+    with SafetensorsWriter(path, [*names, *made]) as writer:
         for name, values in made.items():
             writer.add(name, np.asarray(values), "F32")
-        for target in wanted:
-            tensor = container.tensors[target.source]
-            joined_error = 0.0
-            if target.index is not None:
-                tensor = matrix_of(tensor, target.index)
-            if target.below:
-                tensor, joined_error = joined(tensor, container.tensors[target.below])
-            if _is_packed(tensor, target):
-                experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
-                packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
-                packed = replace(packed, max_error=max(packed.max_error, joined_error))
-                _write_packed(writer, tensor, packed, target, written)
-            else:
-                _write_plain(writer, tensor, target, written)
+        for target in plan.targets:
+            tensor = converted(container, target, groups_of_16=groups_of_16)
+            for name, stored in tensor.arrays.items():
+                writer.add(name, stored.array, stored.dtype)
+            written.note(tensor, target.module)
             done += sum(container.tensors[source].data.nbytes for source in target.sources)
             if progress is not None:
                 progress(done, total)
     return written
+
+
+def _made(plan: ConversionPlan) -> Mapping[str, Vector]:
+    """Return the vectors that the network has and the file lacks."""
+    layered = LAYERED.get(plan.metadata.architecture)
+    return {} if layered is None else layered.made(plan.metadata, plan.config.get("text_config", plan.config))
 
 
 def _is_packed(tensor: RawTensor, target: Target) -> bool:
@@ -219,9 +250,7 @@ def _leaves(container: Container, target: Target) -> tuple[str, ...]:
     return ("weight", "scales", "biases") if packed else (target.leaf,)
 
 
-def _write_packed(
-    writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _ConversionLog
-) -> None:
+def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float) -> ConvertedTensor:
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     parts = [("weight", affine.weight, "U32"), ("scales", affine.scales, scale_type)]
     parts += [] if affine.biases is None else [("biases", affine.biases, scale_type)]
@@ -229,22 +258,23 @@ def _write_packed(
         raise UnsupportedModelError(
             f"tensor {tensor.name} ({tensor.type}) is quantized across heads: their size is no multiple of a group"
         )
-    for leaf, array, dtype in parts:
-        writer.add(f"{target.module}.{leaf}", _in_order(array, target), dtype)
-    written.settings[target.module] = (affine.group_size, affine.bits, affine.mode)
-    written.types.add(tensor.type)
-    written.note(tensor, f"affine {affine.bits}-bit, group size {affine.group_size}", affine.max_error)
+    return ConvertedTensor(
+        tensor,
+        {f"{target.module}.{leaf}": StoredArray(_in_order(array, target), dtype) for leaf, array, dtype in parts},
+        f"affine {affine.bits}-bit, group size {affine.group_size}",
+        max_error,
+        (affine.group_size, affine.bits, affine.mode),
+    )
 
 
-def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _ConversionLog) -> None:
+def _plain(tensor: RawTensor, target: Target) -> ConvertedTensor:
     words, dtype = to_plain(tensor)
     max_error = 0.0
     if target.values != "same":
         words, dtype, max_error = _changed(tensor, words, dtype, target)
     words = _in_order(words, target)
-    writer.add(target.name, words if target.stored is None else words.reshape(target.stored), dtype)
-    written.types.add(tensor.type)
-    written.note(tensor, dtype, max_error)
+    shaped = words if target.stored is None else words.reshape(target.stored)
+    return ConvertedTensor(tensor, {target.name: StoredArray(shaped, dtype)}, dtype, max_error)
 
 
 def _changed(
