@@ -20,6 +20,28 @@ from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
+def test_a_digit_shows_and_hides_a_section(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f2")
+        assert "latency" not in [section.NAME for section in it.app.screen.query_one(Sections).shown], "no steps yet"
+        await it.press("f2")
+        await it.ask("go")
+        await it.press("f2")
+        sections = it.app.screen.query_one(Sections)
+        before = [section.NAME for section in sections.shown]
+        assert "latency" in before
+        assert "roofline" not in before
+        await it.press("4")
+        assert sections.shown[0].NAME == "roofline"
+        await it.press("4")
+        assert [section.NAME for section in sections.shown] == before
+        await it.press("a", "4")  # a digit of a message
+        assert it.app.screen.query_one(AskLine).value == "a4"
+        assert [section.NAME for section in sections.shown] == before
+
+    play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
+
+
 def test_meters_help_and_freeze(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")

@@ -119,7 +119,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.sees("‹1/2›")
 
     tmux.press("F2")
-    tmux.sees("roofline", "one step, taken apart", "Freeze")
+    tmux.sees("step latency", "a step's time", "Freeze")
     tmux.press("F2")
     tmux.sees("message, or / for commands")
 

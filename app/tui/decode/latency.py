@@ -13,7 +13,7 @@ from textual.content import Content
 from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
 from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting, legend
+from headrace.app.tui.widgets.lines import Section, legend
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds
 
@@ -82,12 +82,16 @@ class LatencySection(Section):
             self.cursor = None
             self.redraw()
 
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.has_steps
+
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cells = max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
         back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
         window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
         if window is None or height < 3 or width < _LEAST + _AXIS:
             return [Content.styled("no steps yet", "$faint")]
+        self.set_subtitle(f"the last {len(window.steps):,} of {self._kept:,} steps" if not back else "")
         foot = [_percentiles(window, width)]
         if self.cursor is not None and self.cursor < self._kept:
             foot = _step_lines(window.steps[-1 - (self.cursor - back)], width)
@@ -211,7 +215,7 @@ def _percentiles(window: LatencyWindow, width: int) -> Content:
     pieces: list[tuple[str, str]] = []
     for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
         pieces += [(f"{name} ", "$quiet"), (f"{format_milliseconds(value)}{gap}", "bold")]
-    return fitting([Content.assemble(*pieces), Content.styled(f"of {len(window.steps)} steps", "$quiet")], width)
+    return Content.assemble(*pieces).truncate(width)
 
 
 def _step_lines(step: StepRecord, width: int) -> list[Content]:

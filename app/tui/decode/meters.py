@@ -15,6 +15,7 @@ _NOTES = ((70, 28), (50, 20), (0, 17))  # cells of the text right of a bar, from
 _LEAST_BAR = 4
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
+_BEFORE = "an answer shows its steps here"
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
@@ -177,7 +178,8 @@ def _details(metrics: LiveMetrics) -> list[str]:
         return [f"{metrics.load_stage}{share}"]
     if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
-        return [loaded, format_bytes(model.weight_bytes)] if model.weight_bytes else [loaded]
+        size = [format_bytes(model.weight_bytes)] if model.weight_bytes else []
+        return [loaded, *size, _BEFORE]
     if metrics.phase == "prefill" and metrics.prefill_total and metrics.batch is None:
         return [f"{metrics.prefill_done:,} of {metrics.prefill_total:,} prompt tokens"]
     why = cause(metrics.figures)

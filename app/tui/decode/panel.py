@@ -39,10 +39,21 @@ SECTIONS: tuple[type[Section], ...] = (
     TurnsSection,
 )
 """The most important first."""
-SPARE = (ContextSpeedSection.NAME, TurnsSection.NAME)
-"""Sections on demand: they show where the others have their usual lines, and with the Tab key of F2."""
-MORE = (*SPARE, MachineSection.NAME)
+NUMBERED = (
+    LatencySection,
+    StepSection,
+    ContextSection,
+    RooflineSection,
+    ContextSpeedSection,
+    TurnsSection,
+    MachineSection,
+)
+"""Sections that a digit shows or hides, in the order of the digits."""
+SPARE = tuple(kind.NAME for kind in NUMBERED[3:])
+"""Sections on demand: they show where the others have their usual lines, with a digit, and with the Tab key of F2."""
+MORE = (TurnsSection.NAME, ContextSpeedSection.NAME, MachineSection.NAME)
 """Sections that the Tab key puts first."""
+_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
 _USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
@@ -139,7 +150,10 @@ class Sections(Widget, can_focus=False):
         self.metrics = metrics
         self.places: dict[str, Region] = {}
         self._sections = [kind(metrics) for kind in SECTIONS]
-        self._first: Sequence[str] = ()
+        for number, kind in enumerate(NUMBERED, start=1):
+            section = self._sections[SECTIONS.index(kind)]
+            section.border_title = f"{_DIGITS[number]} {section.TITLE}"
+        self._first: tuple[str, ...] = ()
         self._by_plan = _Places()
 
     def compose(self) -> ComposeResult:
@@ -156,8 +170,14 @@ class Sections(Widget, can_focus=False):
 
     def put_first(self, names: Sequence[str]) -> None:
         """Show these sections before all others."""
-        self._first = names
+        self._first = tuple(names)
         self.show(self.metrics)
+
+    def toggle(self, name: str) -> None:
+        """Show a section before all others; put it back if it is the first."""
+        others = tuple(one for one in self._first if one != name)
+        is_first = self._first[:1] == (name,)
+        self.put_first(others if is_first else (name, *others))
 
     def show(self, metrics: LiveMetrics) -> None:
         """Draw these metrics."""
@@ -178,13 +198,11 @@ class Sections(Widget, can_focus=False):
         if not self.is_mounted or not self.size:
             return
         metrics = self.metrics
-        wanted = [
-            Wanted(
-                one.NAME, one.LEAST, min(one.MOST, _USUAL), one.MOST, one.CHART, one.NAME in SPARE and not self._first
-            )
-            for one in self._ordered
-            if one.applies(metrics)
-        ]
+        wanted = []
+        for one in self._ordered:
+            if one.applies(metrics):
+                is_spare = one.NAME in SPARE and one.NAME not in self._first
+                wanted.append(Wanted(one.NAME, one.LEAST, min(one.MOST, _USUAL), one.MOST, one.CHART, is_spare))
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places

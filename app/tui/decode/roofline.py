@@ -33,6 +33,9 @@ class RooflineSection(Section):
     MOST = 60
     CHART = True
 
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.has_steps
+
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)

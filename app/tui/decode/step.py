@@ -1,4 +1,4 @@
-"""The step taken apart: its milliseconds and its bytes by part, a bar each."""
+"""The time of a step, a bar for each part, and its bytes by part in the lines that are left."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,33 +7,39 @@ from textual.content import Content
 from headrace.app.answer.phrases import mbu_text
 from headrace.app.tui.metrics.figures import Parts, StepTimes
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, legend, segments, spread
+from headrace.app.tui.widgets.lines import Section, bar, spread
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
-_LOOKS = {  # character and style of each part; the K/V look alike in both bars
-    "weights": ("█", "$primary"),
-    "attention": ("█", "$primary"),
-    "MLP": ("▓", "$secondary"),
-    "experts used": ("▓", "$secondary"),
-    "head": ("▒", "$success"),
-    "other weights": ("░", "$foreground 60%"),
-    "KV": ("▞", "$accent"),
-    "the rest": ("▒", "$warning"),
-    "not reading": ("▒", "$warning"),
-    "not timed": ("░", "$foreground 60%"),
-    "sampling": ("░", "$success"),
-    "host": ("▚", "$error"),
-    "waiting": ("·", "$foreground 60%"),
+_STYLES = {
+    "weights": "$primary",
+    "attention": "$primary",
+    "MLP": "$secondary",
+    "experts used": "$secondary",
+    "head": "$success",
+    "other weights": "$foreground 60%",
+    "KV": "$accent",
+    "the rest": "$warning",
+    "not reading": "$warning",
+    "not timed": "$foreground 60%",
+    "sampling": "$success",
+    "host": "$error",
+    "waiting": "$foreground 60%",
 }
+_NAME = 14  # cells of a part's name
+_VALUE = 10  # cells of its value
+_MIN_BAR = 4
 
 
 class StepSection(Section):
-    """Two bars with their legends. Without timed steps, the time of the bytes is computed from the bandwidth."""
+    """The parts of a mean step. Without timed steps, the time of the bytes is computed from the bandwidth."""
 
-    TITLE = "one step, taken apart"
+    TITLE = "where a step's time goes"
     NAME = "step"
     LEAST = 8
-    MOST = 11
+    MOST = 16
+
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.has_steps
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         times = metrics.step_times
@@ -41,27 +47,24 @@ class StepSection(Section):
         self.set_subtitle(_source(times))
         if not nbytes:
             return [Content.styled("no model yet", "$quiet")]
-        each = max(1, (height - 4) // 2)  # lines of a legend
-        if times is None:
-            lines = [Content.styled("no time yet", "$faint")]
-        else:
-            share = metrics.mbu
-            busy = metrics.busy
-            tokens = metrics.figures.tokens
-            many = f", {three_digits(tokens)} tokens" if metrics.totals.proposed else ""
-            head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{many}", "$quiet"))
-            used = Content.assemble(("MBU ", "$quiet"), (mbu_text(share, busy=busy), "bold $text-primary"))
-            said = used.append(Content.styled(" of the bandwidth", "$quiet")) if share is not None else used
-            fits = head.cell_length + said.cell_length < width
-            lines = [spread(head, said if fits else used, width), _bar(times.parts, width)]
-            lines += _legend(
-                times.parts, lambda seconds: three_digits(seconds * 1e3), "ms", width, max(1, height - 4 - each)
-            )
+        lines = _time_lines(metrics, times, width, height - 1) if times else [Content.styled("no time yet", "$faint")]
         total = Content.assemble((format_bytes(sum(value for _, value in nbytes)), "bold"), (" a step", "$quiet"))
         achieved = metrics.achieved_gb_s
         speed = Content.styled(f"{three_digits(achieved)} GB/s achieved" if achieved else "", "$quiet")
-        lines += [spread(total, speed, width), _bar(nbytes, width)]
-        return [*lines, *_legend(nbytes, lambda value: three_digits(value / 2**20), "MiB", width, each)]
+        lines.append(spread(total, speed, width))
+        room = height - len(lines)
+        return [*lines, *_bars(nbytes, lambda value: f"{three_digits(value / 2**20)} MiB", width, room)]
+
+
+def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
+    share = metrics.mbu
+    tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
+    head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{tokens}", "$quiet"))
+    used = Content.assemble(("MBU ", "$quiet"), (mbu_text(share, busy=metrics.busy), "bold $text-primary"))
+    long_used = used.append(Content.styled(" of the bandwidth", "$quiet")) if share is not None else used
+    fits = head.cell_length + long_used.cell_length < width
+    bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
+    return [spread(head, long_used if fits else used, width), *bars]
 
 
 def _source(times: StepTimes | None) -> str:
@@ -74,20 +77,20 @@ def _source(times: StepTimes | None) -> str:
     return "every step timed" if times.timed >= times.span else f"{times.timed} of {times.span} steps timed"
 
 
-def _bar(parts: Parts, width: int) -> Content:
-    return segments([(value, *_LOOKS[name]) for name, value in parts], width)
-
-
-def _legend(parts: Parts, format_value: Callable[[float], str], unit: str, width: int, most: int) -> list[Content]:
-    """Return the parts above zero with their values, the largest first; parts beyond `most` lines are summed."""
-    ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
-    pieces = []
-    for place, (name, value) in enumerate(ordered):
-        text = f"{format_value(value)} {unit}" if place == 0 else format_value(value)
-        pieces.append(Content.assemble(_LOOKS[name], (f" {name} ", "$quiet"), (text, "bold")))
-
-    def rest(count: int) -> Content:
-        total = sum(value for _, value in ordered[count:])
-        return Content.assemble((f"+ {len(ordered) - count} more ", "$quiet"), (format_value(total), "bold"))
-
-    return legend(pieces, rest, width, most)
+def _bars(parts: Parts, format_value: Callable[[float], str], width: int, height: int) -> list[Content]:
+    """Return a line for each part: name, value and bar. Without room for all, the largest, and a sum of the others."""
+    if height < 1:
+        return []
+    shown = [(name, value, _STYLES[name]) for name, value in parts if value > 0]
+    if len(shown) > height:
+        shown.sort(key=lambda part: -part[1])
+        others = shown[height - 1 :]
+        shown = [*shown[: height - 1], (f"+ {len(others)} more", sum(value for _, value, _ in others), "$quiet")]
+    largest = max((value for _, value, _ in shown), default=0.0)
+    room = max(0, width - _NAME - _VALUE - 1)
+    lines = []
+    for name, value, style in shown:
+        text = f"{name:<{_NAME}}{format_value(value):>{_VALUE}} "
+        drawn = bar(value / largest, room, style) if room >= _MIN_BAR else Content("")
+        lines.append(Content.assemble((text[:_NAME], "$quiet"), text[_NAME:], drawn).truncate(width))
+    return lines

@@ -22,6 +22,11 @@ class AskLine(Input):
         self._prompt = prompt
         self._send = send
 
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Leave digits to the screen while the line is empty: there they show and hide sections."""
+        is_digit = character is not None and character in "0123456789"
+        return super().check_consume_key(key, character) and (bool(self.value) or not is_digit)
+
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         if not self.disabled and event.value != self._prompt.text:

@@ -257,6 +257,11 @@ class LiveMetrics:
         return self.steps if self.batch is None else self.batch.longest
 
     @property
+    def has_steps(self) -> bool:
+        """True if there are steps to show: of this answer, or of an earlier one."""
+        return bool(self.charted) or bool(self.turns)
+
+    @property
     def step_times(self) -> StepTimes | None:
         """Time of a mean step by part."""
         return step_times(self.figures, self.model.weight_bytes, self.charted)
