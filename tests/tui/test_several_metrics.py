@@ -7,6 +7,7 @@ import pytest
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
 from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -42,10 +43,22 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     assert "\x1b" not in lines[2]
     assert lines[3].startswith("weights 46.7 MiB a token  93.5 MiB a pass")
     assert lines[4].startswith("blocks: 4 own, 2 shared, 3 cached, 1 free")
+    assert lines[5] == "████▓▓▒▒▒·"
     for width, height in ((36, 6), (20, 3)):
         short = section.lines(metrics, width, height)
         assert len(short) <= height
         assert all(line.cell_length <= width for line in short)
+
+
+def test_prefix_hits_are_of_all_answers_and_of_each() -> None:
+    metrics = LiveMetrics()
+    metrics.begin_batch((7,))
+    feed(metrics, [Prefill(7, 3, 19, 1), served(1.0, 20)])
+    metrics.set_turns(
+        [Turn.of(number, summary(20, reused, 5), "stop") for number, reused in ((1, 0), (2, 20), (3, 10))]
+    )
+    lines = [line.plain for line in SequencesSection(metrics).lines(metrics, 70, 12)]
+    assert lines[-1] == "prefix hits 50% of the prompt tokens of 3 answers  ▁█▅"
 
 
 def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:

@@ -9,7 +9,8 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.batch import OVER, BatchMetrics, Row, RowPhase
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting
+from headrace.app.tui.widgets.lines import Section, fitting, segments
+from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _SEQUENCES = (("", 3), ("state", 10), ("tokens", 7), ("tok/s", 7), ("cached", 7))
@@ -23,6 +24,7 @@ _TURNS = (
     ("tokens", 7),
     ("end", 11),
 )
+_EIGHTHS = "▁▂▃▄▅▆▇█"
 _LEAST_WORDS = 8  # cells of last words that are worth showing
 _WORDS: dict[RowPhase, str] = {
     "waiting": "… waiting",
@@ -41,7 +43,7 @@ class SequencesSection(Section):
     TITLE = "sequences"
     NAME = "sequences"
     LEAST = 7
-    MOST = 12
+    MOST = 14
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.batch is not None
@@ -54,7 +56,8 @@ class SequencesSection(Section):
         head = "".join(f"{name:<{cells}}" if n < 2 else f"{name:>{cells}}" for n, (name, cells) in enumerate(columns))
         used = sum(cells for _, cells in columns)
         words = width - used - 2 if len(columns) == len(_SEQUENCES) and width - used - 2 >= _LEAST_WORDS else 0
-        foot = _shared(batch, width)[: max(0, height - 1 - len(batch.rows))]
+        foot = [*_shared(batch, width), *_prefix_hits(metrics.turns, width)]
+        foot = foot[: max(0, height - 1 - len(batch.rows))]
         rows = [_sequence(row, columns, words) for row in batch.rows]
         return [Content.styled(head + "  last words" * (words > 0), "$quiet"), *rows[: height - 1 - len(foot)], *foot]
 
@@ -89,7 +92,34 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
     counts = f"blocks: {blocks.used - blocks.shared:,} own, {blocks.shared:,} shared, {blocks.cached:,} cached"
     pieces = [Content.styled(text, "$quiet") for text in (f"{counts}, {blocks.free:,} free", room)]
-    return [*lines, fitting(pieces, width)]
+    return [*lines, fitting(pieces, width), _block_grid(blocks, width)]
+
+
+def _block_grid(blocks: PoolStats, width: int) -> Content:
+    """Return a line of the pool's blocks by state, each in one cell, or several in one where they do not fit.
+
+    █ in use by one sequence, ▓ shared by several, ▒ cached for later prompts, · free.
+    """
+    counts = (
+        (blocks.used - blocks.shared, "█", "$primary"),
+        (blocks.shared, "▓", "$secondary"),
+        (blocks.cached, "▒", "$accent"),
+        (blocks.free, "·", "$foreground 60%"),
+    )
+    total = sum(count for count, _, _ in counts)
+    return segments(counts, min(width, total))
+
+
+def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
+    """Return the part of the prompts' tokens that was cached, and that of each of the newest answers as a bar."""
+    known = [turn for turn in turns if turn.prompt_tokens]
+    if not known:
+        return []
+    cached = sum(turn.reused_tokens for turn in known) / sum(turn.prompt_tokens for turn in known)
+    text = f"prefix hits {cached:.0%} of the prompt tokens of {len(known)} answers  "
+    shares = [turn.reused_tokens / turn.prompt_tokens for turn in known[-max(0, width - len(text)) :]]
+    marks = "".join(_EIGHTHS[round(min(1.0, share) * (len(_EIGHTHS) - 1))] for share in shares)
+    return [Content.assemble((text, "$quiet"), (marks, "$primary")).truncate(width)]
 
 
 class TurnsSection(Section):
