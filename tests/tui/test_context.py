@@ -136,7 +136,7 @@ def test_a_miss_has_its_first_token_and_the_text_around_it() -> None:
 def test_the_reason_of_a_miss_is_on_the_screen(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")
-        await it.press("f2")
+        await it.press("f2", "3")
         assert "miss at token 13: “kind” cached" in it.text() or "miss at 13: “kind” → “terse”" in it.text()
         assert "pre 5" in it.text() or "prefetched 5" in it.text()
         it.engine._backlog.append(PrefixCached(24, 24 * 768, 256 * 768, PromptReuse(24), 2))

@@ -115,7 +115,7 @@ def test_other_kinds_of_grammar(answerer: Answerer) -> None:
             [
                 _options(answerer, None, **changes, regex="(ja|nein)[.!]"),
                 _options(answerer, None, **changes, grammar=lark),
-                _options(answerer, "object", temperature=temperature),
+                _options(answerer, {"type": "object"}, temperature=temperature),
             ],
         )
         assert regex.text in {"ja.", "ja!", "nein.", "nein!"}

@@ -208,7 +208,6 @@ def test_a_broken_cache_file_reads_as_never_measured(home: Path, content: str) -
         ("best", "fast"),
         ("median", None),
         ("measured_at", 7),
-        ("unheard_of", 1),
     ],
 )
 def test_an_invalid_entry_reads_as_never_measured(home: Path, field: str, value: object) -> None:
