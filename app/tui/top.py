@@ -16,7 +16,7 @@ from headrace.app.engine.telemetry_reader import TelemetryReader
 from headrace.app.output.explanations import of_section
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.decode.meters import MeterLines, whole_why
-from headrace.app.tui.decode.panel import NUMBERED, Sections
+from headrace.app.tui.decode.panel import NUMBERED, Sections, section_bindings
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.feed import feed
@@ -41,16 +41,7 @@ class TopScreen(Screen[None]):
         Binding("q,escape", "app.quit", "Quit", key_display="q"),
         Binding("f7,space", "app.freeze", "Freeze", key_display="F7"),
         Binding("question_mark,f1,w", "app.show_keys", "Figures explained", key_display="?"),
-        *(
-            Binding(
-                str(number),
-                f"section({number})",
-                "Show or hide a section",
-                key_display=f"1 to {len(NUMBERED)}",
-                show=False,
-            )
-            for number in range(1, len(NUMBERED) + 1)
-        ),
+        *section_bindings(),
     ]
 
     def __init__(self, metrics: LiveMetrics) -> None:

@@ -98,7 +98,7 @@ def apply_ignored_windows(model: Any, config: Config) -> None:
     _attend_in_window(model, window)
 
 
-# What classes have no words for
+# Features that classes lack
 
 
 def _square_activations(model: Any, args: Any) -> None:

@@ -65,7 +65,7 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     ((int, float, complex, bytes, range, GeneratorType), frozenset()),
     ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
 )
-# Of lists that a template has made, or of copies that it got: Kimi K2 Thinking, as llama.cpp has it.
+# Changes of lists that a template has made, or of copies that it got: Kimi K2 Thinking, as llama.cpp has it.
 _LIST_CHANGES = frozenset(["append", "pop"])
 _MOST_ARGUMENTS = 64  # after `*` in a call
 _SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"])

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from textual.content import Content
 
 from headrace.app.answer.sentence import cause, sentence
+from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, bar, fitting, spread
 from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, three_digits
@@ -16,6 +17,7 @@ _LEAST_BAR = 4
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
 _BEFORE = "an answer shows its steps here"
+_STEPS = 256  # newest ones, of the percentiles
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
@@ -83,6 +85,11 @@ def _first_that_fits(texts: Sequence[str], width: int) -> str:
     return next((text for text in texts if len(text) <= width), texts[-1][:width] if texts else "")
 
 
+def _percent(share: float) -> str:
+    """Return a share in five cells, so that the text after it stays in its place: ` 31 %`."""
+    return f"{f'{share * 100:.0f} %':>5}"
+
+
 def _speed(metrics: LiveMetrics) -> Meter:
     figures = metrics.figures
     rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
@@ -93,16 +100,17 @@ def _speed(metrics: LiveMetrics) -> Meter:
     limit = three_digits(most)
     if rate is None:
         return Meter("speed", value, 0.0, (f"of {limit}, the most", f"of {limit}"))
-    share = f"{rate / most:.0%}".replace("%", " %")
-    notes = (f"{share:>5} of {limit}, the most", f"{share:>5} of {limit}")
+    share = _percent(rate / most)
+    notes = (f"{share} of {limit}, the most", f"{share} of {limit}")
     return Meter("speed", value, rate / most, notes)
 
 
 def _step(metrics: LiveMetrics) -> Meter:
-    recent = metrics.recent_latencies
-    if recent is None:
+    window = latency_window(metrics.charted, (), _STEPS)
+    if window is None:
         return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
-    count, of = recent
+    of = window.of
+    count = len(window.steps)
     p95 = format_milliseconds(of.p95)
     p99 = format_milliseconds(of.p99)
     tokens = f"{metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step"
@@ -126,8 +134,8 @@ def _cache(metrics: LiveMetrics) -> Meter:
         tokens = f"{metrics.batch.tokens:,} tok"
     if not whole:
         return Meter("cache", format_bytes(used), 0.0, (tokens,))
-    share = f"{used / whole:.0%}".replace("%", " %")
-    notes = (f"{share:>5} of {format_bytes(whole)} · {tokens}", f"{share:>5} of {format_bytes(whole)}")
+    share = _percent(used / whole)
+    notes = (f"{share} of {format_bytes(whole)} · {tokens}", f"{share} of {format_bytes(whole)}")
     return Meter("cache", format_bytes(used), used / whole, notes)
 
 
@@ -142,10 +150,10 @@ def _memory(metrics: LiveMetrics) -> Meter:
     of = three_digits(base)
     if share is None:
         return Meter("memory", value, 0.0, (f"of {of} GB/s measured", f"of {of}"))
-    percent = f"{share:.0%}".replace("%", " %")
+    percent = _percent(share)
     busy = metrics.busy
     mark = " (busy)" if busy else ""
-    notes = (f"{percent:>5} of {of}{mark}", f"{percent:>5}{mark}")
+    notes = (f"{percent} of {of}{mark}", f"{percent}{mark}")
     return Meter("memory", value, share, notes, is_doubtful=busy)
 
 

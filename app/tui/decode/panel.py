@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import NULL_OFFSET, NULL_SPACING, Region, Size
 from textual.layout import Layout, WidgetPlacement
@@ -65,6 +66,21 @@ _CHAT = 60  # columns of the window that are never taken from the chat
 _WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its text
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
+
+
+def section_bindings(*, priority: bool = False) -> list[BindingType]:
+    """Return the digits' bindings, for a screen with an `action_section`."""
+    return [
+        Binding(
+            str(number),
+            f"section({number})",
+            "Show or hide a section",
+            key_display=f"1 to {len(NUMBERED)}",
+            show=False,
+            priority=priority,
+        )
+        for number in range(1, len(NUMBERED) + 1)
+    ]
 
 
 class Wanted(NamedTuple):

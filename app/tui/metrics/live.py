@@ -27,7 +27,6 @@ from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Sum
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
 STEPS_KEPT = 4096  # in memory
-_RECENT = 256  # steps of the percentiles beside the speed
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 
 
@@ -403,14 +402,6 @@ class LiveMetrics:
     def latencies(self) -> Percentiles | None:
         """Step latency percentiles of the kept steps without the first."""
         return Percentiles.of([step.latency_s for step in self.charted if step.index])
-
-    @property
-    def recent_latencies(self) -> tuple[int, Percentiles] | None:
-        """Number and latency percentiles of the newest steps without the first; None before the second step."""
-        charted = self.charted
-        newest = [charted[-back].latency_s for back in range(1, min(len(charted), _RECENT) + 1) if charted[-back].index]
-        percentiles = Percentiles.of(newest)
-        return None if percentiles is None else (len(newest), percentiles)
 
     @property
     def contention(self) -> Load | None:

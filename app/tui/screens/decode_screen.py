@@ -14,7 +14,7 @@ from textual.screen import Screen
 from headrace.app.output.explanations import Explanation, of_section
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.meters import MeterLines, whole_why
-from headrace.app.tui.decode.panel import MORE, NUMBERED, Sections
+from headrace.app.tui.decode.panel import MORE, NUMBERED, Sections, section_bindings
 from headrace.app.tui.decode.strip import StripSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -35,17 +35,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         Binding("f1", "app.show_keys", "Help", key_display="F1"),
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
         Binding("tab", "more", "More", key_display="Tab", priority=True),
-        *(
-            Binding(
-                str(number),
-                f"section({number})",
-                "Show or hide a section",
-                key_display=f"1 to {len(NUMBERED)}",
-                show=False,
-                priority=True,
-            )
-            for number in range(1, len(NUMBERED) + 1)
-        ),
+        *section_bindings(priority=True),
         Binding("left", "cursor(-1)", "Step back", key_display="←", show=False, priority=True),
         Binding("right", "cursor(1)", "Step on", key_display="→", show=False, priority=True),
         Binding("ctrl+e", "app.export_metrics", "Export JSON", show=False, priority=True),
