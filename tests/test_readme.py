@@ -198,6 +198,16 @@ def test_the_protocols_are_where_the_architecture_says() -> None:
         assert re.search(rf"^class {name}\(Protocol\b", (ROOT / file).read_text("utf-8"), re.MULTILINE), name
 
 
+def test_the_step_in_architecture_is_the_engines() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    source = (ROOT / "runtime/engine/engine.py").read_text("utf-8")
+    block = page[page.index("    def step(self):") : page.index("A batch (`in_flight.py`)")]
+    for line in block.splitlines():
+        code = line.partition("#")[0].strip()
+        shown = code.partition("(")[0] if code.startswith("def ") else code.replace("...", "")
+        assert shown in source, line
+
+
 @pytest.mark.parametrize("page", [*GUIDES, "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/index.md", "docs/python.md"])
 def test_lines_fit(page: str) -> None:
     assert [number for number, line in enumerate(PAGES[page].splitlines(), 1) if len(line) > COLUMNS] == []

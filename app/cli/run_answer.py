@@ -117,7 +117,7 @@ def _one_answer(
     if disk_cache is not None:
         disk_cache.load(prompt.ids)
         if session.keeps:
-            answerer.engine.on_release = lambda sequence: disk_cache.add(sequence.tokens)
+            answerer.engine.ending.on_release = lambda sequence: disk_cache.add(sequence.tokens)
     with first_interrupt_cancels(answer.request.cancel):
         try:
             parts = session.stored(answerer.stream(answer), answer, *message, answerer.model)

@@ -88,7 +88,7 @@ class Serving:
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
         numbers: dict[Sequence, int] = {}
-        engine.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
+        engine.ending.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
         watch = _PreemptionCount()
         while to_come or engine.has_work:
             if to_come and (draw.random() < 0.3 or not engine.has_work):
@@ -162,7 +162,7 @@ class Serving:
 
     def _drive(self, engine: Engine, sequences: Row[Sequence], between: Tick = lambda: None) -> list[Trace]:
         traces = {sequence: Trace(len(sequence.request.prompt)) for sequence in sequences}
-        engine.on_release = lambda sequence: traces[sequence].see(sequence.cache)
+        engine.ending.on_release = lambda sequence: traces[sequence].see(sequence.cache)
         while engine.has_work:
             for sequence, event in engine.step():
                 traces[sequence].add(event)

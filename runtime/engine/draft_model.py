@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.engine.decode import accepted, decode_step
+from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
-from headrace.runtime.speculation.proposer import MAX_DRAFT
+from headrace.runtime.speculation.proposer import MAX_DRAFT, num_accepted
 
 _CHANCE = 0.7  # of acceptance, before any measurement
 _RUN = 16  # tokens fed in one pass without prefill
@@ -47,11 +47,11 @@ class DraftModel:
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. K/V of accepted draft tokens stay."""
         came = tokens[self._known : self._known + len(self._draft_tokens)]
-        num_accepted = accepted(came, self._draft_tokens[: len(came)])
-        for index in range(min(num_accepted + 1, len(came))):
-            self._acceptance.record(index, index < num_accepted)
+        taken = num_accepted(came, self._draft_tokens[: len(came)])
+        for index in range(min(taken + 1, len(came))):
+            self._acceptance.record(index, index < taken)
         if self._draft_tokens:
-            self._cache.commit(min(num_accepted, self._cache.length - self._cache.committed))
+            self._cache.commit(min(taken, self._cache.length - self._cache.committed))
             self._cache.rollback()
         self._tokens = tokens
         self._known = len(tokens)

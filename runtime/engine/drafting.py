@@ -1,4 +1,4 @@
-"""Draft tokens of the next pass: proposed per sequence, counted by the controller.
+"""Proposers of a sequence, and draft tokens of the next pass: proposed per sequence, counted by the controller.
 
 Of several proposers, that with the highest expected gain drafts for a sequence. If a sequence's newest token is not
 read yet, its proposer drafts from the tokens before: the first draft token stands for the unread one. A proposer that
@@ -11,16 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import cast
 
 import mlx.core as mx
 
 from headrace.runtime.engine import sequence as sequences
+from headrace.runtime.engine.draft_model import DraftModel
+from headrace.runtime.engine.mtp_draft import MtpDraft
 from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
+from headrace.runtime.errors import UsageError
+from headrace.runtime.network import Network
+from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Acceptance
 from headrace.runtime.speculation.controller import GPU_ROWS, MIN_GAIN, ROWS, Controller
 from headrace.runtime.speculation.dry_run import Pauses
+from headrace.runtime.speculation.forced import Forced
+from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer
+from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculation
+from headrace.runtime.speculation.suffixes import RecentAnswers
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence
@@ -39,22 +48,53 @@ class _Offer:
 class Drafting:
     """Drafting of one engine.
 
-    vocab_size: draft tokens beyond it are dropped. costs: stored pass times, if any. has_head: the network has a
-    multi-token prediction head.
+    network: its multi-token prediction head drafts, if it has one. Draft tokens beyond its vocabulary are dropped.
+    draft: a smaller network of the same vocabulary, if any.
+    costs: stored pass times, if any.
     """
 
-    def __init__(self, vocab_size: int, costs: PassCostStore | None = None, *, has_head: bool = False) -> None:
+    def __init__(self, network: Network, draft: Network | None = None, costs: PassCostStore | None = None) -> None:
+        self._head = network.draft_head
+        self._draft = draft
         rows = GPU_ROWS if mx.default_device().type == mx.DeviceType.gpu else ROWS
         self.controller = Controller(costs.load() if costs else None, rows)
         # Of a multi-token prediction head, by place in the draft:
-        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else (), MTP_WEIGHT)
-        self._has_head = has_head
+        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and self._head else (), MTP_WEIGHT)
+        self.recent = RecentAnswers()  # that draft tokens come from
         self._pauses = Pauses()
-        self._vocab_size = vocab_size
+        self._vocab_size = network.vocab_size
         self._costs = costs
         self._kept = 0  # passes with draft tokens at the last save
         self._context = 0  # mean cache entries of the pass's sequences
         self.spent_s = 0.0  # by networks that proposed draft tokens of the newest pass
+
+    def check(self, speculate: Speculation) -> None:
+        """Raise UsageError if a request wants draft tokens that nothing here can propose."""
+        if speculate == "draft" and self._draft is None:
+            raise UsageError("speculating with a draft needs a draft model")
+        if speculate == "mtp" and self._head is None:
+            raise UsageError("the model has no multi-token prediction head", "--speculate auto takes what there is")
+
+    def proposers(self, sequence: Sequenced) -> list[Proposer]:
+        """Return proposers for a sequence: "auto" means all that need no other model. Sets `mtp` if one is its head."""
+        choice = sequence.request.speculate
+        proposers: list[Proposer] = []
+
+        def sampler() -> Sampler:
+            return cast(Sampler, sequence.sampler).fork()
+
+        if choice in ("auto", "ngram"):
+            proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0, recent=self.recent))
+        if choice in ("auto", "mtp") and self._head is not None:
+            mtp = MtpDraft(self._head, sequence.limit, self.acceptance, sampler)
+            sequence.mtp = mtp
+            proposers.append(mtp)
+        if choice == "draft":
+            assert self._draft is not None
+            proposers.append(DraftModel(self._draft, sequence.limit, self._vocab_size, sampler))
+        if sequence.constraint is None:
+            return proposers
+        return [Forced(sequence.constraint, inner) for inner in proposers or (None,)]
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
         """Return the pass with draft tokens where they pay. extend: adds them to a chunk, as far as there is room."""
@@ -89,7 +129,7 @@ class Drafting:
         """Save pass times, if enough are new."""
         if self._costs is not None and self.controller.passes - self._kept >= _NEWS:
             self._kept = self.controller.passes
-            self._costs.save(self.controller.measured, self.acceptance.rates if self._has_head else ())
+            self._costs.save(self.controller.measured, self.acceptance.rates if self._head else ())
 
     def _offers(
         self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]

@@ -79,8 +79,8 @@ class Scheduler:
         yield from self.running
         yield from self.waiting
 
-    def __bool__(self) -> bool:
-        return bool(self.running or self.waiting)
+    def __len__(self) -> int:
+        return len(self.running) + len(self.waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a submitted sequence."""

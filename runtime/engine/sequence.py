@@ -5,11 +5,10 @@
 at `len(tokens)`, the token that the in-flight pass chooses.
 """
 
-from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.runtime.engine.request import PrefillProgress, Request
+from headrace.runtime.engine.request import Event, PrefillProgress, Request
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.sampling.constraint import Constraint
@@ -24,13 +23,27 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 class Sequence:
     """One submitted request.
 
-    limit: cache entries at most. max_output: output tokens at most. marks: its cache has to be marked for reuse.
+    limit: cache entries at most.
+    max_output: output tokens at most.
+    is_reusable: another prompt may begin like it, so its K/V are shared and kept.
+    marks: its cache has to be marked for that.
     served: it was admitted before, and maybe preempted since.
+    reported: entries in the last progress event.
+    reserved: entries, in the KV budget.
+    departs: tokens in common with the prompt behind it in the queue.
+    failed: its cache is invalid.
+    proposers: the best one drafts.
+    mtp: one of them, if it drafts from hidden states.
+    draft_entries: draft tokens of the in-flight pass, its last entries.
+    stop_id: ended the turn; `Finished` follows in the next step.
+    section: until it is over.
+    constraint: has accepted all output tokens.
     """
 
     request: Request
     limit: int
     timeline: Timeline
+    is_reusable: bool = True
     sampler: Sampler | None = None  # until its end
     tokens: list[int] = field(init=False)
     state: State = "waiting"
@@ -39,18 +52,18 @@ class Sequence:
     reused: int = 0
     max_output: int = field(init=False)
     output_count: int = 0
-    reported: int = 0  # entries in the last progress event
-    reserved: int = 0  # entries, in the KV budget
+    reported: int = 0
+    reserved: int = 0
     marks: bool = False
-    departs: int = 0  # tokens in common with the prompt behind it in the queue
+    departs: int = 0
     cancelled: bool = False
-    failed: bool = False  # its cache is invalid
-    proposers: list[Proposer] = field(default_factory=list)  # the best one drafts
-    mtp: TakesHidden | None = None  # one of them, if it drafts from hidden states
-    draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
-    stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
-    section: SectionLimit | None = field(init=False)  # until it is over
-    constraint: Constraint | None = field(init=False)  # has accepted all output tokens
+    failed: bool = False
+    proposers: list[Proposer] = field(default_factory=list)
+    mtp: TakesHidden | None = None
+    draft_entries: int = 0
+    stop_id: int | None = None
+    section: SectionLimit | None = field(init=False)
+    constraint: Constraint | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -101,7 +114,7 @@ class Sequence:
             token = None  # within a character of several tokens, which the grammar has to end first
         sampler.force(token)
 
-    def constrain_next(self, draft_tokens: Row[int]) -> None:
+    def constrain_next(self, draft_tokens: tuple[int, ...]) -> None:
         """Have the sampler choose allowed tokens, next and behind each draft token. All tokens have to be known."""
         if self.constraint is not None and self.sampler is not None:
             ended = self.stop_id is not None or self.state == "finished"  # the tokens will not be read
@@ -115,3 +128,7 @@ class Sequence:
     def progress(self) -> PrefillProgress:
         """Return the progress of its prefill."""
         return PrefillProgress(self.kv.committed - self.reused, self.prefill_end - self.reused, self.reused)
+
+
+Delivery = tuple[Sequence, Event]
+"""An event, and whose it is."""

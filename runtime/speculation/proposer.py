@@ -1,4 +1,4 @@
-"""The protocol of draft token proposers.
+"""The protocol of draft token proposers, and the rule by which their tokens are accepted.
 
 A proposer serves one sequence. Its draft tokens affect speed, never output.
 """
@@ -57,3 +57,11 @@ class TakesHidden(Protocol):
     def close(self) -> None:
         """Free memory; nothing is taken or proposed afterwards."""
         ...
+
+
+def num_accepted(chosen: Sequence[int], draft_tokens: Sequence[int]) -> int:
+    """Return how many leading draft tokens equal the token chosen before each."""
+    for index, token in enumerate(draft_tokens):
+        if chosen[index] != token:
+            return index
+    return len(draft_tokens)

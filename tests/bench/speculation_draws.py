@@ -6,7 +6,7 @@ python -m tests.bench.speculation_draws 50000 all top-p   # some of them
 
 import sys
 
-from headrace.runtime.engine.decode import accepted
+from headrace.runtime.speculation.proposer import num_accepted
 from tests.runtime.speculation.test_speculation_distribution import (
     STAGES,
     answers,
@@ -27,7 +27,7 @@ def main() -> None:
         if stage not in chosen:
             continue
         for draft in (of_the_prompt, of_a_draft):
-            print(stage, draft.__name__, passes(answers(params, draws, draft, accepted), joint(params)), flush=True)
+            print(stage, draft.__name__, passes(answers(params, draws, draft, num_accepted), joint(params)), flush=True)
     if BIASED in chosen:
         found = answers(STAGES["temperature"], draws, of_the_prompt, lenient)
         print(BIASED, passes(found, joint(STAGES["temperature"])))

@@ -156,8 +156,9 @@ def test_unconstrained_sequences_run_a_step_ahead(either: Decoder, monkeypatch: 
 
     def watched(*arguments: Any) -> Any:
         in_flight = start(*arguments)
-        ahead.append(in_flight.ahead)
-        assert in_flight.constrained != bool(in_flight.chosen) or not any(c.chooses for c in in_flight.chunks)
+        ahead.append(in_flight.is_ahead)
+        is_selected = any(each.tokens is not None for each in in_flight.passes)
+        assert in_flight.is_constrained != is_selected or not in_flight.chooses
         return in_flight
 
     monkeypatch.setattr(engines, "start", watched)

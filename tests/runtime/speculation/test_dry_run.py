@@ -104,7 +104,7 @@ def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     plain, _ = split(list(engine.generate(replace(request, speculate="off"))))
     for wrong in (frozenset(range(40)), frozenset[int]()):
         monkeypatch.setattr(
-            "headrace.runtime.engine.engine.NGram",
+            "headrace.runtime.engine.drafting.NGram",
             lambda *, sampled, recent, wrong=wrong: oracle(request.prompt, plain, wrong, dry_run=DryRun()),  # noqa: ARG005  # always the same
         )
         controller.drafts.clear()

@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace.runtime.engine.decode import accepted
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler, choose
+from headrace.runtime.speculation.proposer import num_accepted
 
 VOCAB = 5
 LENGTH = 3
@@ -148,7 +148,7 @@ def lenient(chosen: Sequence[int], drafts: Sequence[int]) -> int:
 
 @pytest.mark.parametrize(("stage", "draft"), [*((stage, of_a_draft) for stage in STAGES), ("all", of_the_prompt)])
 def test_joint_frequencies_are_the_models(stage: str, draft: Draft) -> None:
-    assert passes(answers(STAGES[stage], DRAWS, draft, accepted), joint(STAGES[stage]))
+    assert passes(answers(STAGES[stage], DRAWS, draft, num_accepted), joint(STAGES[stage]))
 
 
 def test_a_biased_rule_fails() -> None:

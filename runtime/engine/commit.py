@@ -1,0 +1,109 @@
+"""Commits a batch that the device has computed: entries of the cache, tokens, records, events."""
+
+from typing import cast
+
+import mlx.core as mx
+
+from headrace.runtime.engine.ending import Ending
+from headrace.runtime.engine.in_flight import InFlightBatch
+from headrace.runtime.engine.request import Finished, Step, TokenLogprobs
+from headrace.runtime.engine.scheduler import ScheduledChunk
+from headrace.runtime.engine.sequence import Delivery, Sequence
+from headrace.runtime.kv.backend import KVBackend
+from headrace.runtime.metrics.telemetry import PassFacts
+from headrace.runtime.sampling.logprobs import Logprobs
+from headrace.runtime.sampling.sampler import Sampler
+from headrace.runtime.speculation.proposer import num_accepted
+
+
+def commit_batch(
+    in_flight: InFlightBatch,
+    chosen: list[tuple[ScheduledChunk, list[int]]],
+    facts: PassFacts,
+    kv: KVBackend,
+    ending: Ending,
+) -> list[Delivery]:
+    """Commit a batch and return its events.
+
+    chosen: its chunks and the tokens that each chose.
+    facts: for the records.
+    ending: ends sequences at a token that ends the turn, or at an error of their own.
+    """
+    events: list[Delivery] = []
+    for chunk, tokens in chosen:
+        sequence = chunk.sequence
+        if sequence.state == "finished":  # while the batch was in flight
+            continue
+        if chunk.chooses:
+            with ending.own_errors(sequence, events):
+                if sequence in in_flight.errors:
+                    raise in_flight.errors[sequence]
+                events.append((sequence, _commit_decode(chunk, tokens, in_flight, facts, ending)))
+            continue
+        _hand_over(in_flight, sequence, chunk.count)
+        sequence.kv.commit(chunk.count)
+        if chunk.phase == "prefill":
+            _commit_prefill(sequence, kv, events)
+            if not in_flight.num_decoding and sequence.kv.committed == sequence.prefill_end:
+                mx.clear_cache()  # decoding needs no working memory of chunks
+    return events
+
+
+def _commit_decode(
+    chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch, facts: PassFacts, ending: Ending
+) -> Step | Finished:
+    """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
+    sequence = chunk.sequence
+    draft_tokens = chunk.draft_tokens
+    taken = num_accepted(chosen, draft_tokens)
+    output = chosen[: taken + 1]
+    stop = next((index for index, token in enumerate(output) if token in sequence.request.stop_ids), None)
+    if stop is not None:
+        output = output[: stop + 1]
+    if sequence.constraint is not None:
+        sequence.constraint.accept(output if stop is None else output[:stop])
+    num_committed = chunk.again + len(output)
+    _hand_over(in_flight, sequence, num_committed)
+    sequence.kv.commit(num_committed)
+    source = None
+    if draft_tokens:
+        cast(Sampler, sequence.sampler).commit(len(output))
+        sequence.draft_entries = 0
+        source = chunk.source
+    sequence.tokens += output
+    record = sequence.timeline.step_done(sequence.kv, facts, len(output), len(draft_tokens), source)
+    if draft_tokens:
+        sequence.kv.rollback()
+    if stop == 0:
+        return ending.finish(sequence, "stop", output[0], record)
+    if stop is not None:
+        sequence.stop_id = output.pop()
+    sequence.output_count += len(output)
+    values = in_flight.logprobs.get(sequence)
+    logprobs = None if values is None else tuple(_read(value) for value in values[: len(output)])
+    return Step(tuple(output), record, logprobs, draft_tokens[taken:])
+
+
+def _commit_prefill(sequence: Sequence, kv: KVBackend, events: list[Delivery]) -> None:
+    """Report a committed chunk of a prompt, and share it."""
+    cache = sequence.kv
+    if sequence.is_reusable:
+        kv.on_prefill(cache, sequence.tokens)
+    if cache.committed > sequence.reported:  # else it was preempted, and computes these entries again
+        sequence.reported = cache.committed
+        events.append((sequence, sequence.progress()))
+        sequence.timeline.prefilled()
+
+
+def _hand_over(in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
+    """Give the hidden states of the next `count` committed positions to the proposer that drafts from them."""
+    hidden = in_flight.hidden.get(sequence)
+    if hidden is not None and sequence.mtp is not None:
+        sequence.mtp.take(sequence.kv.committed, hidden[:, :count])
+
+
+def _read(values: Logprobs) -> TokenLogprobs:
+    """Return the log probabilities of one token, on the host."""
+    chosen, ids, best, digest = values
+    pairs = zip(cast(list[int], ids[0].tolist()), cast(list[float], best[0].tolist()), strict=True)
+    return TokenLogprobs(cast(float, chosen.item()), list(pairs), cast(int, digest.item()))

@@ -1,0 +1,98 @@
+"""The end of a sequence: its last event, then its memory.
+
+An end is reported at once. The cache is released at the beginning of the next step, when its events are delivered.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from headrace.runtime.engine.kv_budget import KVBudget
+from headrace.runtime.engine.request import Failed, Finished, FinishReason
+from headrace.runtime.engine.scheduler import Scheduler
+from headrace.runtime.engine.sequence import Delivery, Sequence
+from headrace.runtime.errors import expected
+from headrace.runtime.kv.backend import KVBackend
+from headrace.runtime.machine.out_of_memory import is_out_of_memory
+from headrace.runtime.metrics.telemetry import StepRecord
+from headrace.runtime.speculation.suffixes import RecentAnswers
+
+
+class Ending:
+    """Ends the sequences of one engine. on_release: called before a sequence's cache is released."""
+
+    def __init__(self, kv: KVBackend, scheduler: Scheduler, budget: KVBudget) -> None:
+        self._kv = kv
+        self._scheduler = scheduler
+        self._budget = budget
+        self._ended: list[Sequence] = []  # whose caches are not released yet
+        self.on_release: Callable[[Sequence], None] | None = None
+
+    def __bool__(self) -> bool:
+        """True if caches are to be released."""
+        return bool(self._ended)
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
+    ) -> Finished:
+        """End a sequence and return its last event. stop_id, record: see `Finished`."""
+        after = sequence.request.cancel.after
+        if after is not None and sequence.output_count >= after:  # the answer may end within a step
+            sequence.timeline.discard_tokens(sequence.output_count - after + (sequence.stop_id is not None))
+            sequence.output_count = after
+        summary = sequence.timeline.summary(sequence.cache, sequence.output_count)
+        self.end(sequence)
+        return Finished(reason, summary, stop_id, record)
+
+    def end(self, sequence: Sequence) -> None:
+        """End a sequence. The entry of an in-flight token is committed, draft tokens are rolled back."""
+        if sequence.cache is not None:
+            sequence.cache.commit(sequence.cache.length - sequence.cache.committed - sequence.draft_entries)
+            if sequence.draft_entries:
+                sequence.cache.rollback()
+        self._scheduler.remove(sequence)
+        self._ended.append(sequence)
+
+    @contextmanager
+    def own_errors(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
+        """End only this sequence on errors raised within; `events` gets a `Failed`."""
+        try:
+            yield
+        except Exception as error:
+            if is_out_of_memory(error) or sequence.state == "finished":
+                raise
+            self._scheduler.remove(sequence)
+            sequence.failed = True
+            self._ended.append(sequence)
+            events.append((sequence, Failed(expected(error))))
+
+    def release(self, recent: RecentAnswers) -> None:
+        """Release the caches of ended sequences. recent: gets the answers that draft tokens may come from."""
+        for sequence in self._ended:
+            if sequence.cache is not None and self.on_release is not None:
+                self.on_release(sequence)
+            if sequence.proposers:
+                recent.add(sequence.tokens[len(sequence.request.prompt) :])
+            if sequence.cache is not None and sequence.failed:
+                sequence.cache.close()
+            elif sequence.cache is not None:
+                self._kv.release(sequence.cache, sequence.tokens)
+            self._forget_state(sequence)
+        self._ended.clear()
+
+    def drop_all(self) -> None:
+        """End all sequences without events, and forget their caches: the backend is cleared next."""
+        for sequence in list(self._scheduler):
+            self._scheduler.remove(sequence)
+            self._ended.append(sequence)
+        for sequence in self._ended:
+            self._forget_state(sequence)
+        self._ended.clear()
+
+    def _forget_state(self, sequence: Sequence) -> None:
+        if sequence.mtp is not None:
+            sequence.mtp.close()
+        sequence.cache = None
+        sequence.sampler = None  # users may keep the sequence
+        sequence.proposers = []
+        sequence.mtp = None
+        self._budget.release(sequence)
