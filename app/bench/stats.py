@@ -64,10 +64,10 @@ def bootstrap_of(
     if count < 2:
         return None, None
     draw = random.Random(SEED)
-    found = sorted(statistic(draw.choices(units, k=count)) for _ in range(resamples))
+    statistics = sorted(statistic(draw.choices(units, k=count)) for _ in range(resamples))
     widened = math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1)
     tail = NormalDist().cdf(-widened)
-    return quantile(found, tail), quantile(found, 1 - tail)
+    return quantile(statistics, tail), quantile(statistics, 1 - tail)
 
 
 def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:

@@ -25,15 +25,15 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
         ranks.start(described, examine=True)
     finally:
         ranks.close()
-    own = ranks.reports[0]
-    own["rdma"] = rdma_state()
+    own_report = ranks.reports[0]
+    own_report["rdma"] = rdma_state()
     rows = [
         _row(host, report, ranks.links.get(host.rank)) for host, report in zip(hosts.hosts, ranks.reports, strict=True)
     ]
     problems = [
         problem
         for host, report in zip(hosts.hosts, ranks.reports, strict=True)
-        for problem in _problems(host, report, own, described, ranks.links.get(host.rank), hosts.backend)
+        for problem in _problems(host, report, own_report, described, ranks.links.get(host.rank), hosts.backend)
     ]
     return {
         "ok": all(problem["severity"] != "broken" for problem in problems),
@@ -66,20 +66,20 @@ def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
 
 
 def _problems(
-    host: Host, report: Facts, own: Facts, model: Facts | None, link: Measured | None, backend: str
+    host: Host, report: Facts, own_report: Facts, model: Facts | None, link: Measured | None, backend: str
 ) -> Sequence[dict[str, str]]:
-    found = []
+    problems = []
 
     def add(severity: Literal["broken", "advice"], problem: str, do: str) -> None:
-        found.append(dict(zip(("severity", "what", "do"), (severity, problem, do), strict=True)))
+        problems.append(dict(zip(("severity", "what", "do"), (severity, problem, do), strict=True)))
 
-    error = refusal(host, report, own, model) if host.rank else missing_backend(backend)
+    error = refusal(host, report, own_report, model) if host.rank else missing_backend(backend)
     if error is not None:
         add("broken", str(error), error.hint or "`headrace doctor` there")
     if "link_error" in report:
         add("broken", *report["link_error"])
     if "machine" not in report:
-        return found
+        return problems
     if abs(offset := report.get("clock_offset", 0.0)) > _CLOCK_S:
         add("advice", f"{host.name}: the clock is {offset:+.0f} s off", "turn on automatic time there")
     memory = report["machine"]["usable_memory"]
@@ -91,4 +91,4 @@ def _problems(
     if backend in (JACCL, JACCL_RING) and not str(report.get("rdma")).startswith("enabled"):
         off = f"{host.name}: RDMA is not enabled: {report.get('rdma') or 'no macOS'}"
         add("broken", off, "start in recovery, run `rdma_ctl enable` in its terminal, restart")
-    return found
+    return problems

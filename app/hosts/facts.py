@@ -18,8 +18,8 @@ _TOOL_S = 5.0
 
 def own_versions() -> dict[str, str]:
     """Return the versions that all ranks must share."""
-    found = versions(("headrace", "mlx"))
-    return {"headrace": found.get("headrace") or NOT_INSTALLED, "mlx": found.get("mlx") or "missing"}
+    packages = versions(("headrace", "mlx"))
+    return {"headrace": packages.get("headrace") or NOT_INSTALLED, "mlx": packages.get("mlx") or "missing"}
 
 
 def model_facts(model: Facts) -> Facts:

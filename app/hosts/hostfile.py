@@ -109,9 +109,9 @@ def read_hosts(text: str) -> Hosts:
     _check_rdma(backend, hosts)
     if not all(map(_ENV.match, read.envs)):
         raise UsageError("--hosts: envs must be a list of NAME=VALUE in printable characters", _FORM)
-    own = next((name for name in _OWN_ENVS if any(env.startswith(f"{name}=") for env in read.envs)), None)
-    if own is not None:
-        raise UsageError(f"--hosts: envs has {own}, which every start sets itself", "leave it out")
+    own_env = next((name for name in _OWN_ENVS if any(env.startswith(f"{name}=") for env in read.envs)), None)
+    if own_env is not None:
+        raise UsageError(f"--hosts: envs has {own_env}, which every start sets itself", "leave it out")
     if not is_here(hosts[0].ssh):
         raise UsageError(
             f"--hosts: the first host must be this machine, not {hosts[0].ssh}", "put localhost or its own name first"
@@ -126,10 +126,10 @@ def is_here(name: str) -> bool:
     """Return whether a host's name is this machine's: its own, or an address of its interfaces."""
     import psutil
 
-    own = socket.gethostname()
-    if name in (*_LOCAL, own, own.split(".")[0], f"{own.split('.')[0]}.local"):
+    host_name = socket.gethostname()
+    if name in (*_LOCAL, host_name, host_name.split(".")[0], f"{host_name.split('.')[0]}.local"):
         return True
-    return any(address.address == name for found in psutil.net_if_addrs().values() for address in found)
+    return any(address.address == name for addresses in psutil.net_if_addrs().values() for address in addresses)
 
 
 def _file(text: str) -> Path | None:
@@ -216,12 +216,12 @@ def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
 
 def _addressed(hosts: list[Host]) -> list[Host]:
     """Return hosts with addresses: those of the file, or else of their names as this machine resolves them."""
-    found = [host if host.ips else replace(host, ips=(_resolved(host),)) for host in hosts]
-    others = [host for host in found if not host.local]
+    addressed = [host if host.ips else replace(host, ips=(_resolved(host),)) for host in hosts]
+    others = [host for host in addressed if not host.local]
     if not others:
-        return found
-    own = _own_address(others[0].address)  # others cannot reach a loopback address
-    return [replace(h, ips=(own,)) if ipaddress.ip_address(h.address).is_loopback else h for h in found]
+        return addressed
+    own_address = _own_address(others[0].address)  # others cannot reach a loopback address
+    return [replace(h, ips=(own_address,)) if ipaddress.ip_address(h.address).is_loopback else h for h in addressed]
 
 
 def _resolved(host: Host) -> str:

@@ -99,9 +99,9 @@ class RankProcess:
         """
         while True:
             with suppress(Empty):
-                if (found := self._reports.get(timeout=_LOOK_S)) is None:
+                if (report := self._reports.get(timeout=_LOOK_S)) is None:
                     raise self._gone()
-                return found
+                return report
             if (how := self.silent()) or time.monotonic() > until:
                 raise EngineError(f"{self.host.name} {how or 'has not reported'}", self._how_to_reach())
 
@@ -181,13 +181,13 @@ class RankProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with suppress(ValueError, RecursionError, TypeError):
-                if not isinstance(found := json.loads(line), dict):
+                if not isinstance(document := json.loads(line), dict):
                     continue
                 self._heard = time.monotonic()
-                if "versions" in found:
+                if "versions" in document:
                     now = time.time()
-                    self._reports.put({**found, "clock_offset": found.get("clock", now) - now})
-                elif isinstance(pid := found.get("pid"), int):
+                    self._reports.put({**document, "clock_offset": document.get("clock", now) - now})
+                elif isinstance(pid := document.get("pid"), int):
                     self._remote_pid = pid
                 if self._ordered:
                     self.send({})

@@ -65,16 +65,16 @@ def _report(order: dict[str, Any]) -> dict[str, Any]:
     from headrace.app.hosts.facts import give_files, machine_facts, model_facts, own_versions, rdma_state
     from headrace.runtime.errors import HeadraceError
 
-    found: dict[str, Any] = {"versions": own_versions()}
-    if found["versions"]["headrace"] != order["versions"]["headrace"]:
-        return found  # the rest of the order is another version's
+    report: dict[str, Any] = {"versions": own_versions()}
+    if report["versions"]["headrace"] != order["versions"]["headrace"]:
+        return report  # the rest of the order is another version's
     model = order["model"]
     try:
         give_files(order["files"])
-        found |= {"model": model_facts(model) if model else None, "machine": machine_facts(), "rdma": rdma_state()}
+        report |= {"model": model_facts(model) if model else None, "machine": machine_facts(), "rdma": rdma_state()}
     except (OSError, RuntimeError, ImportError, HeadraceError) as error:
-        found["error"] = f"MLX does not work there: {error}"
-    return found
+        report["error"] = f"MLX does not work there: {error}"
+    return report
 
 
 def _run(order: dict[str, Any], report: dict[str, Any], go: threading.Event) -> int:

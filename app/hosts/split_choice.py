@@ -65,15 +65,15 @@ def link_seconds(shape: StepShape, split: Split, link: Link) -> float:
 
 def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[Target]:
     """Return the machines as they report themselves; ranks of one machine share its bandwidth."""
-    found = []
+    targets = []
     for host, report in zip(hosts.hosts, reports, strict=True):
         machine = report["machine"]
         here = hosts.local_ranks if host.local else 1
         bandwidth = (machine["bandwidth"] or _UNKNOWN) / here
         memory = machine["usable_memory"]
         apple = machine["backend"] == "metal"
-        found.append(Target(host.name, bandwidth, memory, apple, chip=machine["device"]))
-    return found
+        targets.append(Target(host.name, bandwidth, memory, apple, chip=machine["device"]))
+    return targets
 
 
 def link_between(hosts: Hosts, measured: Sequence[Measured]) -> Link:
@@ -81,7 +81,7 @@ def link_between(hosts: Hosts, measured: Sequence[Measured]) -> Link:
     known = links()
     if hosts.backend != RING:
         return known["tb5-rdma"]
-    own = len(hosts.hosts) == 2 and native.status().available  # a connection without MLX's threads
-    latency = max(one.latency_s for one in measured) + (0.0 if own else _MLX_S)
-    bandwidth = min(one.bytes_per_second for one in measured)
+    is_native = len(hosts.hosts) == 2 and native.status().available  # a connection without MLX's threads
+    latency = max(link.latency_s for link in measured) + (0.0 if is_native else _MLX_S)
+    bandwidth = min(link.bytes_per_second for link in measured)
     return replace(known["tb5"], name="measured", title="measured", latency=latency, bandwidth=bandwidth, source="")

@@ -96,8 +96,8 @@ class Ranks:
         until = time.monotonic() + _CONNECT_S
         with closing(Reception(probe, self._key)) as reception:
             while waiting:
-                if (found := reception.take(_LOOK_S)) is not None:
-                    rank, connection = found
+                if (accepted := reception.take(_LOOK_S)) is not None:
+                    rank, connection = accepted
                     with connection, suppress(OSError):
                         self.links[rank] = measure_link(connection)
                         waiting.pop(rank, None)
@@ -206,11 +206,11 @@ def missing_backend(backend: str) -> UsageError | None:
     return UsageError(f"--hosts: MLX here has no {backend}", 'a hostfile with "backend": "ring" runs over TCP')
 
 
-def refusal(host: Host, report: Facts, own: Facts, model: Facts | None) -> HeadraceError | None:
+def refusal(host: Host, report: Facts, own_report: Facts, model: Facts | None) -> HeadraceError | None:
     """Return why a rank cannot take part, None if it can."""
     if "versions" not in report:
         return EngineError(report["error"], report.get("hint"))
-    for name, version in own["versions"].items():
+    for name, version in own_report["versions"].items():
         if (there := report["versions"].get(name)) != version:
             return EngineError(
                 f"{host.name} has {name} {there}, this machine {version}", f"install the same {name} on both"
@@ -230,9 +230,9 @@ def refusal(host: Host, report: Facts, own: Facts, model: Facts | None) -> Headr
     return None
 
 
-def measurable(report: Facts, own: Facts) -> bool:
+def measurable(report: Facts, own_report: Facts) -> bool:
     """Return whether a rank answers the probe of its link."""
-    return "error" not in report and report.get("versions") == own["versions"]
+    return "error" not in report and report.get("versions") == own_report["versions"]
 
 
 def described_model(resolved: ResolvedModel) -> Facts:
@@ -276,8 +276,8 @@ def free_port(host: Host) -> int:
     """Return a port that is free here, or for another machine a random one."""
     if not host.local:
         return secrets.SystemRandom().randrange(*_PORTS)
-    with _listener(host) as one:
-        return int(one.getsockname()[1])
+    with _listener(host) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _listener(host: Host) -> socket.socket:

@@ -26,7 +26,7 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested dictionaries to dotted keys."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return fields

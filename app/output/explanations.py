@@ -36,8 +36,8 @@ def explanations() -> tuple[Explanation, ...]:
 def explanation(name: str) -> Explanation:
     """Return a figure's explanation by name or alias, case and spaces aside. Raises UsageError with suggestions."""
     names = {_plain(other): each for each in explanations() for other in (each.name, *each.aliases)}
-    if (found := names.get(_plain(name))) is not None:
-        return found
+    if (heading := names.get(_plain(name))) is not None:
+        return heading
     near = list(dict.fromkeys(names[match].name for match in get_close_matches(_plain(name), names, n=3)))
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace explain` lists the figures"
     raise UsageError(f"no figure is called {name!r:.80}", hint)

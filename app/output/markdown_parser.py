@@ -22,8 +22,8 @@ def parser() -> "MarkdownIt":
         def validateLink(self, url: str) -> bool:  # noqa: N802 - markdown-it's name
             return is_web_address(url)
 
-    def image(_renderer: Any, tokens: Any, place: int, *_: Any) -> str:
-        return escapeHtml(f"▨ {tokens[place].content} ⟨{tokens[place].attrs['src']}⟩")
+    def image(_renderer: Any, tokens: Any, index: int, *_: Any) -> str:
+        return escapeHtml(f"▨ {tokens[index].content} ⟨{tokens[index].attrs['src']}⟩")
 
     made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
     made.add_render_rule("image", image)
@@ -33,12 +33,12 @@ def parser() -> "MarkdownIt":
 
 def _formula(state: "StateInline", silent: bool) -> bool:
     """Keep a LaTeX formula as it is: Markdown would take the backslashes of its marks, and its `_` for emphasis."""
-    found = _FORMULA.match(state.src, state.pos, state.posMax)
-    if found is None:
+    match = _FORMULA.match(state.src, state.pos, state.posMax)
+    if match is None:
         return False
     if not silent:
-        state.pending += found[0]
-    state.pos = found.end()
+        state.pending += match[0]
+    state.pos = match.end()
     return True
 
 

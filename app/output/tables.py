@@ -81,13 +81,13 @@ def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:
 
 def _fitting(columns: Sequence[Column], width: int | None) -> list[Column]:
     """Return the columns that fit; an empty column that may leave is dropped anyway."""
-    kept = [column for column in columns if not column.leaves or any(map(_length, column.cells))]
-    while width is not None and _total([column.narrowest for column in kept]) > width:
-        droppable = [column for column in kept if column.leaves]
+    columns_left = [column for column in columns if not column.leaves or any(map(_length, column.cells))]
+    while width is not None and _total([column.narrowest for column in columns_left]) > width:
+        droppable = [column for column in columns_left if column.leaves]
         if not droppable:
             break
-        kept.remove(max(droppable, key=lambda column: column.leaves))
-    return kept
+        columns_left.remove(max(droppable, key=lambda column: column.leaves))
+    return columns_left
 
 
 def _groups(columns: list[Column], width: int | None) -> list[list[Column]]:

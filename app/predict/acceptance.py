@@ -34,5 +34,5 @@ def break_even(cost: float, drafts: int) -> float | None:
 
 def best_draft(costs: Mapping[int, float], rate: float) -> tuple[int, float]:
     """Return the best (draft tokens, speed-up); (0, 1.0) if none pays. costs: by draft tokens, in plain steps."""
-    found = {drafts: tokens_per_step(rate, drafts) / cost for drafts, cost in costs.items()}
-    return max([(0, 1.0), *found.items()], key=lambda pair: pair[1])
+    speeds = {drafts: tokens_per_step(rate, drafts) / cost for drafts, cost in costs.items()}
+    return max([(0, 1.0), *speeds.items()], key=lambda pair: pair[1])

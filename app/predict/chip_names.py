@@ -51,7 +51,7 @@ def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
 
     memory_gb: of machines without a size of their own. Raises UsageError.
     """
-    found: list[Target] = []
+    targets: list[Target] = []
     for name in text.split(","):
         shown = _MACHINE.fullmatch(name.strip())
         if shown is None or not 1 <= (count := int(shown["count"] or 1)) <= MOST_MACHINES:
@@ -59,10 +59,10 @@ def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
                 f"--hosts: {name.strip()!r} is no machine", 'machines look like "M4 Max,2x M3 Ultra 256 GB"'
             )
         size = int(shown["memory"]) if shown["memory"] else memory_gb
-        found += [chip_targets(shown["chip"], size)[-1]] * count
-    if not 2 <= len(found) <= MOST_MACHINES:
-        raise UsageError(f"--hosts takes 2 to {MOST_MACHINES} machines, not {len(found)}")
-    return found
+        targets += [chip_targets(shown["chip"], size)[-1]] * count
+    if not 2 <= len(targets) <= MOST_MACHINES:
+        raise UsageError(f"--hosts takes 2 to {MOST_MACHINES} machines, not {len(targets)}")
+    return targets
 
 
 def known_targets(memory_gb: int | None = None) -> list[Target]:
@@ -107,8 +107,8 @@ def _words(name: str) -> list[str]:
 
 
 def _any_of(names: "Sequence[str] | map[str]") -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:

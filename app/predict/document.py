@@ -144,10 +144,12 @@ def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context
     }
 
 
-def _shared(found: Prediction) -> Document:
+def _shared(prediction: Prediction) -> Document:
     """Return a prediction with speeds in total and per user."""
-    each = {f"{key}_per_user": None if (v := getattr(found, key)) is None else v / found.batch for key in _SPEEDS}
-    return {**asdict(found), **each}
+    each = {
+        f"{key}_per_user": None if (v := getattr(prediction, key)) is None else v / prediction.batch for key in _SPEEDS
+    }
+    return {**asdict(prediction), **each}
 
 
 def catalog_fit(target: Target, context: int) -> Document:
@@ -245,8 +247,8 @@ def _target(target: Target) -> Document:
 
 def _measured(name: str, shape: StepShape, target: Target, context: int) -> Document | None:
     """Return the measured speed of exactly this model, chip and context, with K/V in half precision."""
-    found = None if shape.kv_format.packed else measured_speed(name, target, context)
-    return asdict(found) if found is not None else None
+    speed = None if shape.kv_format.packed else measured_speed(name, target, context)
+    return asdict(speed) if speed is not None else None
 
 
 def _fit(fit: MeasuredFit) -> Document:
@@ -262,22 +264,22 @@ def _fit(fit: MeasuredFit) -> Document:
 def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
     """Return the changes that fit and make it faster, or make it fit; `gain` is the speed-up, None in that case."""
     as_is = _lever(shape, target, context, 1)
-    found = []
+    improvements = []
     for lever in levers(shape):
         changed = _lever(lever.shape, target, context, lever.batch)
         gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])
         if changed["fits"] is not False and (as_is["fits"] is False or gain > 1 + _NOTICEABLE):
-            found.append({"name": lever.name, "gain": None if as_is["fits"] is False else gain, **changed})
-    return found
+            improvements.append({"name": lever.name, "gain": None if as_is["fits"] is False else gain, **changed})
+    return improvements
 
 
 def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Document:
-    found = predict(shape, target, assumptions(ENGINE), context, batch)
+    prediction = predict(shape, target, assumptions(ENGINE), context, batch)
     return {
-        "memory": found.memory,
-        "fits": found.fits,
-        "step_bytes": found.step_bytes,
-        "roofline": found.roofline,
-        "expected": found.expected,
+        "memory": prediction.memory,
+        "fits": prediction.fits,
+        "step_bytes": prediction.step_bytes,
+        "roofline": prediction.roofline,
+        "expected": prediction.expected,
         "largest_context": largest_context(shape, target),
     }

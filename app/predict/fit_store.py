@@ -50,20 +50,19 @@ class MeasuredFit:
 
 def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
     """Return the reason to refuse a benchmark's fit; None for a good fit or none."""
-    found = document["step_cost"]
-    if found is None:
+    step_cost = document["step_cost"]
+    if step_cost is None:
         return None
-    if len(found["points"]) < MIN_POINTS:
-        return (
-            f"{len(found['points'])} points where {MIN_POINTS} are needed; measure more depths, such as -d 0,1024,4096"
-        )
-    rate = found["effective_bandwidth_gb_s"]
+    num_points = len(step_cost["points"])
+    if num_points < MIN_POINTS:
+        return f"{num_points} points where {MIN_POINTS} are needed; measure more depths, such as -d 0,1024,4096"
+    rate = step_cost["effective_bandwidth_gb_s"]
     if peak_gb_s is not None and rate > peak_gb_s:
         return f"its {rate:.1f} GB/s exceed the measured peak of {peak_gb_s:.1f}"
-    if found["fixed_ms"] < 0:
+    if step_cost["fixed_ms"] < 0:
         return "its fixed cost is negative"
-    if found["largest_residual"] > NOISE:
-        return f"a point is {found['largest_residual']:.0%} off the line"
+    if step_cost["largest_residual"] > NOISE:
+        return f"a point is {step_cost['largest_residual']:.0%} off the line"
     speeds = [
         entry["tokens_per_second"]
         for entry in document["results"]
@@ -79,24 +78,24 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
     document: see docs/bench-json.md. quiet: nothing is known to have slowed the machine during the run.
     """
     peak = cached_peak(host)
-    found = document["step_cost"]
+    step_cost = document["step_cost"]
     reason = refusal(document, peak.gb_s if peak else None)
-    if found is None or reason is not None:
+    if step_cost is None or reason is not None:
         return reason
     fit = MeasuredFit(
-        fixed_s=found["fixed_ms"] / 1e3,
-        bytes_per_second=found["effective_bandwidth_gb_s"] * 1e9,
-        step_bytes=sum(point["bytes"] for point in found["points"]) / len(found["points"]),
+        fixed_s=step_cost["fixed_ms"] / 1e3,
+        bytes_per_second=step_cost["effective_bandwidth_gb_s"] * 1e9,
+        step_bytes=sum(point["bytes"] for point in step_cost["points"]) / len(step_cost["points"]),
         created=document["created"],
         command=document["command"],
         quiet=quiet,
-        points=len(found["points"]),
+        points=len(step_cost["points"]),
     )
     if not fit.usable:
         return "its figures are impossible"
     key = _key(host)
     stored = read_cache(_path())
-    recent = [asdict(kept) for kept in (*_fits(stored.get(key)), fit)][-KEPT:]
+    recent = [asdict(each) for each in (*_fits(stored.get(key)), fit)][-KEPT:]
     write_cache(_path(), {**stored, key: recent})
     return None
 
@@ -104,9 +103,9 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
 def remembered(host: Machine) -> MeasuredFit | None:
     """Return the best fit for this machine and the active kernels, if any."""
     peak = cached_peak(host)
-    kept = _fits(read_cache(_path()).get(_key(host)))
-    kept = [fit for fit in kept if peak is None or fit.bytes_per_second <= peak.bytes_per_second]
-    candidates = [fit for fit in kept if fit.quiet] or kept
+    fits = _fits(read_cache(_path()).get(_key(host)))
+    fits = [fit for fit in fits if peak is None or fit.bytes_per_second <= peak.bytes_per_second]
+    candidates = [fit for fit in fits if fit.quiet] or fits
     if not candidates:
         return None
     usual = median(fit.step_bytes for fit in candidates)
@@ -115,13 +114,13 @@ def remembered(host: Machine) -> MeasuredFit | None:
 
 def _fits(stored: object) -> list[MeasuredFit]:
     """Return the usable fits of a file with arbitrary content."""
-    found = []
+    fits = []
     for entry in stored if isinstance(stored, list) else []:
         with suppress(ValueError):
             fit = typed(MeasuredFit, entry)
             if fit.usable:
-                found.append(fit)
-    return found
+                fits.append(fit)
+    return fits
 
 
 def _path() -> Path:

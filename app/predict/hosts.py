@@ -136,9 +136,9 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
     The first machine reads the output projection, too, so it has fewer layers. If all together have too little memory,
     layers are in proportion to memory.
     """
-    most = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
-    if sum(most) < shape.layers:
-        return _apportioned(shape.layers, [float(room or 1) for room in most])
+    max_layers = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
+    if sum(max_layers) < shape.layers:
+        return _apportioned(shape.layers, [float(room or 1) for room in max_layers])
     wanted = [0] * len(targets)
     free = set(range(len(targets)))
     left = shape.layers
@@ -146,13 +146,13 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
         share = _apportioned(
             left, _layers_to_read(shape, left, [t.bandwidth * (i in free) for i, t in enumerate(targets)])
         )
-        full = {i for i in free if share[i] >= most[i]}
-        if not full or all(share[i] == most[i] for i in full):
+        full = {i for i in free if share[i] >= max_layers[i]}
+        if not full or all(share[i] == max_layers[i] for i in full):
             return tuple(share[i] if i in free else wanted[i] for i in range(len(targets)))
         for i in full:
-            wanted[i] = most[i]
+            wanted[i] = max_layers[i]
         free = free - full
-        left = left - sum(most[i] for i in full)
+        left = left - sum(max_layers[i] for i in full)
     return tuple(wanted)
 
 
@@ -162,8 +162,8 @@ def _layers_to_read(shape: StepShape, layers: int, bandwidths: Sequence[float]) 
     others = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
     alone = bandwidths[0] and not shape.stock  # every rank of mlx-lm's pipelines has the output projection
     head = output / (others / shape.layers) if alone else 0.0  # in layers
-    found = [(layers + head) * bandwidth / sum(bandwidths) for bandwidth in bandwidths]
-    return [max(1.0, found[0] - head) if bandwidths[0] else 0.0, *found[1:]]
+    shares = [(layers + head) * bandwidth / sum(bandwidths) for bandwidth in bandwidths]
+    return [max(1.0, shares[0] - head) if bandwidths[0] else 0.0, *shares[1:]]
 
 
 def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
@@ -173,9 +173,12 @@ def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
     return beyond if sum(beyond) else [1.0] * len(targets)
 
 
-def best(found: Sequence[HostsPrediction]) -> HostsPrediction:
+def best(predictions: Sequence[HostsPrediction]) -> HostsPrediction:
     """Return the fastest that fits, or the fastest of all."""
-    return max([one for one in found if one.fits is not False] or found, key=lambda one: one.speed)
+    return max(
+        [prediction for prediction in predictions if prediction.fits is not False] or predictions,
+        key=lambda prediction: prediction.speed,
+    )
 
 
 def _hidden(shape: StepShape) -> int:
@@ -199,8 +202,10 @@ def _tensor_part(
     kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
     read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
     kv = batch * kv_share * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
-    kept = sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
-    memory = kept + _table(shape) * share + batch * kv_share * cost.kv_bytes(context)
+    weight_bytes = (
+        sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
+    )
+    memory = weight_bytes + _table(shape) * share + batch * kv_share * cost.kv_bytes(context)
     return _part(shape, target, assumed, read + kv, memory)
 
 
@@ -212,9 +217,9 @@ def _pipeline_part(
     part = layers[rank] / shape.layers
     output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output) if rank == 0 else 0
     read = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
-    kept = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
+    weight_bytes = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
     kv = cost.kv_bytes_read(context) + cost.kv_bytes_written()
-    memory = part * (kept + cost.kv_bytes(context)) + output + (_table(shape) if rank == 0 else 0)
+    memory = part * (weight_bytes + cost.kv_bytes(context)) + output + (_table(shape) if rank == 0 else 0)
     return _part(replace(shape, layers=layers[rank]), target, assumed, part * (read + kv) + output, memory, part)
 
 
@@ -264,17 +269,17 @@ def _most_layers(shape: StepShape, target: Target, context: int, *, first: bool)
     """Return how many layers fit into a machine's memory."""
     if target.memory is None:
         return shape.layers
-    kept = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
+    weight_bytes = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
     ends = _table(shape) + sum(m.nbytes for m in shape.matrices if m.output) if first else 0
     room = target.memory - working_memory(shape, on_gpu=target.apple) - ends
-    return max(0, min(shape.layers, int(room // ((kept + shape.cost.kv_bytes(context)) / shape.layers))))
+    return max(0, min(shape.layers, int(room // ((weight_bytes + shape.cost.kv_bytes(context)) / shape.layers))))
 
 
 def _apportioned(count: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Divide `count` in proportion to weights, by largest remainders."""
     exact = [count * weight / sum(weights) for weight in weights]
-    found = [int(part) for part in exact]
-    order = sorted(range(len(exact)), key=lambda i: found[i] - exact[i])
-    for i in order[: count - sum(found)]:
-        found[i] += 1
-    return tuple(found)
+    whole = [int(part) for part in exact]
+    order = sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])
+    for i in order[: count - sum(whole)]:
+        whole[i] += 1
+    return tuple(whole)

@@ -43,17 +43,17 @@ def hosts_prediction(
     assumed = assumptions(ENGINE)
     first = over[0]
     each = list(dict.fromkeys(targets))
-    alone = [predict_hosts(shape, [one], first, assumed, context, way="alone", prompt=prompt) for one in each]
+    alone = [predict_hosts(shape, [target], first, assumed, context, way="alone", prompt=prompt) for target in each]
     single = best(alone)
     return {
         "model": described_model(name, shape),
         "context": context,
         "prompt_tokens": prompt,
         "machines": [
-            {"name": one.name, "bandwidth_gb_s": one.bandwidth / 1e9, "usable_memory_bytes": one.memory}
-            for one in targets
+            {"name": target.name, "bandwidth_gb_s": target.bandwidth / 1e9, "usable_memory_bytes": target.memory}
+            for target in targets
         ],
-        "alone": [asdict(found) for found in alone],
+        "alone": [asdict(prediction) for prediction in alone],
         "links": [
             _over(link, [_together(shape, targets, link, context, prompt, way) for way in ways], single)
             for link in over
@@ -73,19 +73,27 @@ def hosts_prediction(
 
 def show_hosts(document: Document) -> None:
     """Print a row per machine alone and per link and way of splitting."""
-    rows = [("", found, None) for found in document["alone"]]
-    rows += [(link["name"], found, found["gain"]) for link in document["links"] for found in link["predictions"]]
+    rows = [("", prediction, None) for prediction in document["alone"]]
+    rows += [
+        (link["name"], prediction, prediction["gain"])
+        for link in document["links"]
+        for prediction in link["predictions"]
+    ]
     print_head(document["model"])
     print_table(
         Column("link", [link for link, _, _ in rows], right=False),
-        Column("split", [_split(found) for _, found, _ in rows], right=False),
-        Column("fits", [_FITS[found["fits"]] for _, found, _ in rows], right=False),
-        Column("memory", [format_bytes(max(found["memory"])) for _, found, _ in rows], leaves=4),
-        Column("tok/s", [_speed(found) for _, found, _ in rows]),
+        Column("split", [_split(prediction) for _, prediction, _ in rows], right=False),
+        Column("fits", [_FITS[prediction["fits"]] for _, prediction, _ in rows], right=False),
+        Column("memory", [format_bytes(max(prediction["memory"])) for _, prediction, _ in rows], leaves=4),
+        Column("tok/s", [_speed(prediction) for _, prediction, _ in rows]),
         Column("gain", [f"{gain:.2f}x" if gain else "" for _, _, gain in rows]),
-        Column("on link", [percent(found["link_share"]) if link else "" for link, found, _ in rows], leaves=3),
-        Column("together", [speed_text(found["together"]) if link else "" for link, found, _ in rows], leaves=2),
-        Column("prompt", [speed_text(found["prefill"]) for _, found, _ in rows], leaves=1),
+        Column(
+            "on link", [percent(prediction["link_share"]) if link else "" for link, prediction, _ in rows], leaves=3
+        ),
+        Column(
+            "together", [speed_text(prediction["together"]) if link else "" for link, prediction, _ in rows], leaves=2
+        ),
+        Column("prompt", [speed_text(prediction["prefill"]) for _, prediction, _ in rows], leaves=1),
     )
     print_notes([link["verdict"] for link in document["links"]])
     print_notes(
@@ -104,8 +112,8 @@ def _together(
     return predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way, prompt=prompt)
 
 
-def _over(link: Link, found: Sequence[HostsPrediction], single: HostsPrediction) -> Document:
-    fastest = best(found)
+def _over(link: Link, predictions: Sequence[HostsPrediction], single: HostsPrediction) -> Document:
+    fastest = best(predictions)
     return {
         "name": link.name,
         "title": link.title,
@@ -116,7 +124,8 @@ def _over(link: Link, found: Sequence[HostsPrediction], single: HostsPrediction)
         "slower_than_alone": single.fits is not False and fastest.speed < single.speed,
         "verdict": f"{link.name}: {_verdict(fastest, single)}",
         "predictions": [
-            {**asdict(one), "gain": None if single.fits is False else one.speed / single.speed} for one in found
+            {**asdict(prediction), "gain": None if single.fits is False else prediction.speed / single.speed}
+            for prediction in predictions
         ],
     }
 
@@ -133,11 +142,11 @@ def _verdict(fastest: HostsPrediction, single: HostsPrediction) -> str:
     return f"{fastest.way}, {gain:.2f}x the {single.machines[0]} alone"
 
 
-def _split(found: Document) -> str:
-    if found["way"] == "pipeline":
-        return f"pipeline {'+'.join(map(str, found['layers']))}"
-    return str(found["machines"][0]) if found["way"] == "alone" else "tensor"
+def _split(prediction: Document) -> str:
+    if prediction["way"] == "pipeline":
+        return f"pipeline {'+'.join(map(str, prediction['layers']))}"
+    return str(prediction["machines"][0]) if prediction["way"] == "alone" else "tensor"
 
 
-def _speed(found: Document) -> str:
-    return speed_text(found["speed"]) if found["expected"] else f"≤{speed_text(found['speed'])}"
+def _speed(prediction: Document) -> str:
+    return speed_text(prediction["speed"]) if prediction["expected"] else f"≤{speed_text(prediction['speed'])}"

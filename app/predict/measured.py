@@ -39,8 +39,8 @@ def load(path: Path = FILE) -> tuple[MeasuredSpeed, ...]:
     """Return the decode speeds of a file, oldest first. Raises KeyError or ValueError on a malformed one."""
     with path.open("rb") as file:
         machines = tomllib.load(file).get("machine", [])
-    found = [_speed(machine, row) for machine in machines for row in machine["speeds"]]
-    return tuple(sorted((speed for speed in found if speed), key=lambda speed: speed.date))
+    speeds = [_speed(machine, row) for machine in machines for row in machine["speeds"]]
+    return tuple(sorted((speed for speed in speeds if speed), key=lambda speed: speed.date))
 
 
 @cache
@@ -51,8 +51,10 @@ def measured() -> tuple[MeasuredSpeed, ...]:
 
 def measured_speed(model: str, target: Target, context: int) -> MeasuredSpeed | None:
     """Return the newest speed of the model on the target's chip with exactly so many tokens in the cache."""
-    fitting = (one for one in measured() if (one.model, one.depth) == (model, context) and _same_chip(one, target))
-    return max(fitting, key=lambda one: one.date, default=None)
+    fitting = (
+        speed for speed in measured() if (speed.model, speed.depth) == (model, context) and _same_chip(speed, target)
+    )
+    return max(fitting, key=lambda speed: speed.date, default=None)
 
 
 def _same_chip(speed: MeasuredSpeed, target: Target) -> bool:

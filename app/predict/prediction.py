@@ -158,8 +158,8 @@ def levers(shape: StepShape) -> list[Lever]:
 def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 1) -> KVFormat:
     """Return the first K/V format in which the sequences fit, or the smallest."""
     for kind in shape.kv_formats:
-        most = most_sequences(shape.with_kv(kind), target, context)
-        if most is None or most >= sequences:
+        max_sequences = most_sequences(shape.with_kv(kind), target, context)
+        if max_sequences is None or max_sequences >= sequences:
             return kind
     return shape.kv_formats[-1]
 

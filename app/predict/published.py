@@ -45,8 +45,8 @@ class Assumptions:
     ) -> float:
         """Return a step's time. bandwidth: nominal, in bytes per second. chip: its name; like an M1 if unknown."""
         efficiency = self.ultra_efficiency if self.ultra_efficiency and "Ultra" in chip else self.efficiency
-        found = _GENERATION.search(chip)
-        kernel_s = self.kernel_s * self.per_generation ** (int(found[1]) - 1 if found else 0)
+        match = _GENERATION.search(chip)
+        kernel_s = self.kernel_s * self.per_generation ** (int(match[1]) - 1 if match else 0)
         kernels = layers * self.kernels_of(family) * (self.mixture if mixture else 1.0)
         return kernels * kernel_s + nbytes / (efficiency * bandwidth)
 
@@ -98,8 +98,8 @@ def error(point: PublishedPoint, assumed: Assumptions) -> float:
 
 def predicted(point: PublishedPoint, assumed: Assumptions) -> float:
     """Return the predicted speed of a published one, in tok/s."""
-    place = point.layers, point.family, point.chip, point.bandwidth
-    return 1 / assumed.seconds(point.nbytes, *place, mixture=point.mixture)
+    key = point.layers, point.family, point.chip, point.bandwidth
+    return 1 / assumed.seconds(point.nbytes, *key, mixture=point.mixture)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
 
 def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
     """Return the entry as a recommendation; None if it is too large or too slow."""
-    found = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
-    speed = found.roofline if found.expected is None else found.expected
-    fits = target.memory is not None and found.memory <= MEMORY_SHARE * target.memory
+    prediction = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
+    speed = prediction.roofline if prediction.expected is None else prediction.expected
+    fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory
     if not fits or speed < LEAST_TOKENS_PER_SECOND:
         return None
-    return Recommendation(entry.name, entry.download_bytes, speed, is_limit=found.expected is None)
+    return Recommendation(entry.name, entry.download_bytes, speed, is_limit=prediction.expected is None)

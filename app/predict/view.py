@@ -19,15 +19,15 @@ def show_prediction(document: Document) -> None:
     model = document["model"]
     targets = document["targets"]
     contexts = document["contexts"]
-    found = [target["predictions"] for target in targets]
+    by_target = [target["predictions"] for target in targets]
     speeds = []
     for number, context in enumerate(contexts):
         at, name = (f" @{context}", "tok/s") if len(contexts) > 1 else ("", "expected")
-        rooflines = [speed_text(predictions[number]["roofline"]) for predictions in found]
+        rooflines = [speed_text(predictions[number]["roofline"]) for predictions in by_target]
         speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
-        speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in found]))
-        if any(predictions[number]["measured"] for predictions in found):
-            speeds.append(Column(f"measured{at}", [_measured(predictions[number]) for predictions in found]))
+        speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in by_target]))
+        if any(predictions[number]["measured"] for predictions in by_target):
+            speeds.append(Column(f"measured{at}", [_measured(predictions[number]) for predictions in by_target]))
     print_head(model)
     print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
@@ -41,32 +41,37 @@ def show_prediction(document: Document) -> None:
     )
 
 
-def _measured(found: Document) -> str:
-    return speed_text(found["measured"]["tokens_per_second"]) if found["measured"] else ""
+def _measured(prediction: Document) -> str:
+    return speed_text(prediction["measured"]["tokens_per_second"]) if prediction["measured"] else ""
 
 
 def _measurements(document: Document) -> list[str]:
     """Return a line on the origin of each measured speed's run."""
-    rows = [one["measured"] for target in document["targets"] for one in target["predictions"] if one["measured"]]
+    rows = [
+        prediction["measured"]
+        for target in document["targets"]
+        for prediction in target["predictions"]
+        if prediction["measured"]
+    ]
     return list(dict.fromkeys(f"measured on {row['chip']}, {row['date']}, headrace {row['headrace']}" for row in rows))
 
 
 def show_users(document: Document) -> None:
     """Print a row per target and number of users: memory, total and per-user speed, and the bottleneck."""
-    rows = [(target, found) for target in document["targets"] for found in target["predictions"]]
+    rows = [(target, prediction) for target in document["targets"] for prediction in target["predictions"]]
     print_head(document["model"])
-    names = [target["name"] if found is target["predictions"][0] else "" for target, found in rows]
+    names = [target["name"] if prediction is target["predictions"][0] else "" for target, prediction in rows]
     print_table(
         Column("chip", [_chip(name) for name in names], right=False),
-        Column("users", [str(found["batch"]) for _, found in rows]),
-        Column("memory", [format_bytes(found["memory"]) for _, found in rows], leaves=2),
-        Column("fits", [_FITS[found["fits"]] for _, found in rows], right=False),
-        Column("roofline", [speed_text(found["roofline"]) for _, found in rows], leaves=4),
-        Column("expected", [_expected(found) for _, found in rows]),
-        Column("per user", [_per_user(found) for _, found in rows]),
-        Column("bound by", [found["bound"] for _, found in rows], right=False),
-        Column("weights", [format_bytes(found["weight_bytes"]) for _, found in rows], leaves=3),
-        Column("K/V", [format_bytes(found["kv_bytes"]) for _, found in rows], leaves=3),
+        Column("users", [str(prediction["batch"]) for _, prediction in rows]),
+        Column("memory", [format_bytes(prediction["memory"]) for _, prediction in rows], leaves=2),
+        Column("fits", [_FITS[prediction["fits"]] for _, prediction in rows], right=False),
+        Column("roofline", [speed_text(prediction["roofline"]) for _, prediction in rows], leaves=4),
+        Column("expected", [_expected(prediction) for _, prediction in rows]),
+        Column("per user", [_per_user(prediction) for _, prediction in rows]),
+        Column("bound by", [prediction["bound"] for _, prediction in rows], right=False),
+        Column("weights", [format_bytes(prediction["weight_bytes"]) for _, prediction in rows], leaves=3),
+        Column("K/V", [format_bytes(prediction["kv_bytes"]) for _, prediction in rows], leaves=3),
     )
     for target in document["targets"]:
         if target["most_users"] is not None:
@@ -79,9 +84,9 @@ def show_users(document: Document) -> None:
     )
 
 
-def _per_user(found: Document) -> str:
-    speed = found["expected_per_user"] or found["roofline_per_user"]
-    return "–" if found["fits"] is False else speed_text(speed)
+def _per_user(prediction: Document) -> str:
+    speed = prediction["expected_per_user"] or prediction["roofline_per_user"]
+    return "–" if prediction["fits"] is False else speed_text(speed)
 
 
 def show_acceptance(document: Document) -> None:
@@ -123,8 +128,8 @@ def _about(target: Document, speed: float | None) -> str:
 def _pays_from(target: Document, drafts: int) -> str:
     if not target["guesses"]:
         return "–"
-    found = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
-    return "never" if found is None else f"{found:.0%}"
+    break_even = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
+    return "never" if break_even is None else f"{break_even:.0%}"
 
 
 def show_fit(document: Document) -> None:
@@ -214,13 +219,13 @@ def _cost_table(title: str, costs: Document) -> None:
     )
 
 
-def _show_levers(found: Document) -> None:
-    fits = found["as_is"]["fits"] is not False
-    if not found["changes"]:
-        print_notes([f"no known change makes it {'faster' if fits else 'fit'} on {found['target']}", ""])
+def _show_levers(document: Document) -> None:
+    fits = document["as_is"]["fits"] is not False
+    if not document["changes"]:
+        print_notes([f"no known change makes it {'faster' if fits else 'fit'} on {document['target']}", ""])
         return
-    rows = [{"name": "as it is", **found["as_is"]}, *found["changes"]]
-    _title(f"Possible gains on {found['target']}" if fits else f"Changes that make it fit on {found['target']}")
+    rows = [{"name": "as it is", **document["as_is"]}, *document["changes"]]
+    _title(f"Possible gains on {document['target']}" if fits else f"Changes that make it fit on {document['target']}")
     print_table(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
@@ -245,8 +250,8 @@ def _title(text: str) -> None:
     console().print(Text(text, style="bold cyan"))
 
 
-def _expected(found: Document) -> str:
-    return "–" if found["expected"] is None else speed_text(found["expected"])
+def _expected(prediction: Document) -> str:
+    return "–" if prediction["expected"] is None else speed_text(prediction["expected"])
 
 
 def _context(target: Document, model: Document) -> str:

@@ -31,15 +31,15 @@ class Examination:
 
     @property
     def is_damaged(self) -> bool:
-        return bool(self.problems) or any(kept.is_damaged for kept in self.sessions)
+        return bool(self.problems) or any(session.is_damaged for session in self.sessions)
 
 
 def examine(store: SessionStore) -> Examination:
     """Read the whole file. Raises no error for damage."""
     problems: list[str] = []
     try:
-        found = [readable(row[0]) for row in store.db.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
-        problems += [line for text in found if text != "ok" for line in text.splitlines()]
+        messages = [readable(row[0]) for row in store.db.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
+        problems += [line for text in messages if text != "ok" for line in text.splitlines()]
     except SessionError as error:
         problems.append(str(error))
     ids: dict[str, None] = {}

@@ -29,9 +29,9 @@ def export_path(session_id: str, name: str) -> Path:
     Only the latter may be overwritten. Raises UsageError.
     """
     form = name if name in FORMS else "" if name else "md"
-    own = f"headrace-{session_id}.{form}"
+    own_name = f"headrace-{session_id}.{form}"
     try:
-        path = Path(own if form else name).expanduser()
+        path = Path(own_name if form else name).expanduser()
         has_folder = path.parent.is_dir()
     except OSError as error:
         raise UsageError(f"cannot write {name}: {error.strerror}") from None

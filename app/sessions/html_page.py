@@ -103,9 +103,9 @@ def step_chart(steps: AnswerSteps) -> Chart:
     assert of is not None
     top = max(of.p99 * _HEADROOM, 1e-9)
     count = min(len(latencies), _WIDTH // 2)
-    ends = [round(place * len(latencies) / count) for place in range(count + 1)]
+    ends = [round(index * len(latencies) / count) for index in range(count + 1)]
     bars = []
-    for place, (start, end) in enumerate(pairwise(ends)):
+    for index, (start, end) in enumerate(pairwise(ends)):
         slowest = max(range(start, end), key=latencies.__getitem__)
         latency = latencies[slowest]
         text = steps.texts[first + slowest]
@@ -113,7 +113,7 @@ def step_chart(steps: AnswerSteps) -> Chart:
         width = _WIDTH / count
         style = _speed(latency, of.p50) + (" accepted" if text.accepted else "")
         title = f"step {first + slowest}: {format_seconds(latency)}{_drafted(text)} “{sanitise(text.text)}”"
-        bars.append(Bar(place * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
+        bars.append(Bar(index * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
     lines = [
         (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, format_seconds(value))
         for name, value in (("p50", of.p50), ("p95", of.p95))

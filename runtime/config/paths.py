@@ -18,7 +18,7 @@ def _under_home(kind: str) -> Path | None:
         return None
     try:
         path = Path(home).expanduser()
-        usable = next(place for place in (path, *path.absolute().parents) if place.exists()).is_dir()
+        usable = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).is_dir()
     except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, no permission
         usable = False
     if not usable:

@@ -12,11 +12,11 @@ def open_regular(path: Path, max_bytes: int) -> BinaryIO:
     """Open a file to read. Raises OSError, and ValueError unless it is a regular one of at most `max_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     opened = os.fdopen(descriptor, "rb")
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes:
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
         return opened
     opened.close()
-    is_regular = stat.S_ISREG(found.st_mode)
+    is_regular = stat.S_ISREG(status.st_mode)
     raise ValueError(f"it is larger than {max_bytes // _MIB} MiB" if is_regular else "it is not a regular file")
 
 

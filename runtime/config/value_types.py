@@ -40,10 +40,10 @@ class Number:
 
     def __str__(self) -> str:
         least = _figure(self.minimum)
-        most = _figure(self.maximum)
+        maximum = _figure(self.maximum)
         if self.maximum == math.inf:
             return f"above {least}" if self.above else f"{least} or more"
-        return f"above {least} and at most {most}" if self.above else f"from {least} to {most}"
+        return f"above {least} and at most {maximum}" if self.above else f"from {least} to {maximum}"
 
 
 def _figure(number: float) -> str:

@@ -70,8 +70,8 @@ class Sequence:
         self.section = self.request.section
         self.constraint = self.request.grammar.start() if self.request.grammar is not None else None
         steps = self.limit - self.prefill_end
-        most = self.request.max_tokens
-        self.max_output = steps if most is None else min(steps, most)
+        max_tokens = self.request.max_tokens
+        self.max_output = steps if max_tokens is None else min(steps, max_tokens)
 
     @property
     def prefill_end(self) -> int:

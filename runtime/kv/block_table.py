@@ -33,12 +33,12 @@ class BlockTable(ReusableCache):
         self.needs_marks = bool(self.states)
         self._inputs: dict[int, tuple[mx.array, mx.array, slice]] = {}  # of the newest pass: see `keep_inputs`
 
-    def keep_inputs(self, place: int, x: mx.array, own: slice) -> None:
+    def keep_inputs(self, index: int, x: mx.array, rows: slice) -> None:
         """Keep a mixer's inputs (1, N, projected) in the pass being built, before its state is replaced.
 
-        own: rows of this sequence.
+        rows: of this sequence.
         """
-        self._inputs[place] = self.states[place], x, own
+        self._inputs[index] = self.states[index], x, rows
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Allocate blocks for `tokens` more entries, up to the limit. Raises PoolFullError and allocates nothing."""
@@ -105,10 +105,10 @@ class BlockTable(ReusableCache):
         index, entries = divmod(self.length, BLOCK)
         if entries == 0 or self.pool.may_write(group, table[index]):
             return
-        own = self.pool.allocate(group)
-        self.pool.storage.copy(group, table[index], own, entries)
+        block = self.pool.allocate(group)
+        self.pool.storage.copy(group, table[index], block, entries)
         self.pool.release(group, table[index])
-        table[index] = own
+        table[index] = block
 
     def _load(self, match: PrefixMatch) -> int:
         """Share whole blocks, and copy the partial last one if a block is available."""
@@ -195,20 +195,20 @@ class BlockTable(ReusableCache):
             raise EngineError("recurrent state goes back by one decode pass only")
         elif dropped:
             storage = self.pool.storage
-            for place, (state, x, own) in self._inputs.items():
-                kept = own.stop - own.start - dropped
-                if kept:
-                    rows = x[:, own.start : own.start + kept]
-                    spec = storage.shape.mixers[place]
-                    _, [state] = storage.ops.mix_pass(rows, [state], [kept], spec)
-                self.states[place] = state
+            for index, (state, x, input_rows) in self._inputs.items():
+                num_kept = input_rows.stop - input_rows.start - dropped
+                if num_kept:
+                    rows = x[:, input_rows.start : input_rows.start + num_kept]
+                    spec = storage.shape.mixers[index]
+                    _, [state] = storage.ops.mix_pass(rows, [state], [num_kept], spec)
+                self.states[index] = state
         self._inputs.clear()
 
     def _release_past(self, length: int) -> None:
         """Release the blocks without an entry before `length`, the last one first."""
-        kept = -(-length // BLOCK)
+        num_blocks = -(-length // BLOCK)
         for group, table in enumerate(self.tables):
-            while len(table) > kept:
+            while len(table) > num_blocks:
                 block = table.pop()
                 if block != NO_BLOCK:
                     self.pool.release(group, block)

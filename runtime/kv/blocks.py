@@ -73,10 +73,10 @@ class GroupBlocks:
     def shrink(self, total: int) -> None:
         """Remove all blocks but the first `total`. Raises ValueError if one of them is not free."""
         removed = self.total - total
-        kept = [block for block in self._free if block < total]
-        if removed < 0 or len(self._free) - len(kept) != removed:
+        free = [block for block in self._free if block < total]
+        if removed < 0 or len(self._free) - len(free) != removed:
             raise ValueError(f"of {self.total} blocks not all past {total} are free")
-        self._free = sorted(kept)
+        self._free = sorted(free)
         del self._counts[total:], self._indexed[total:]
 
     def free_from(self) -> int:

@@ -92,11 +92,11 @@ class BufferPass:
         parts: list[tuple[list[int], Attend]] = []
         for buffers, members in together:
             parts.append(([places.pop(member).start for member in members], _attend_together(buffers, members)))
-        parts += [(list(own), cache.attend) for cache, own in places.items()]
+        parts += [(list(indices), cache.attend) for cache, indices in places.items()]
         parts.sort(key=lambda part: part[0])
         self._attends = [attend for _, attend in parts]
-        self._ends = list(accumulate(len(own) for own, _ in parts))[:-1]
-        order = [place for own, _ in parts for place in own]
+        self._ends = list(accumulate(len(indices) for indices, _ in parts))[:-1]
+        order = [index for indices, _ in parts for index in indices]
         if order != sorted(order):
             self._order = mx.array(order)
             self._back = mx.argsort(self._order)
@@ -114,7 +114,7 @@ class BufferPass:
                 rows = list(mx.split(qkv, self._ends, axis=1))
             else:
                 rows = [list(part) for part in zip(*(mx.split(part, self._ends, axis=1) for part in qkv), strict=True)]
-            heads = [attend(layer, own, spec) for attend, own in zip(self._attends, rows, strict=True)]
+            heads = [attend(layer, own_rows, spec) for attend, own_rows in zip(self._attends, rows, strict=True)]
             out = mx.concatenate(heads, axis=1)
         return out if self._back is None else out[:, self._back]
 
@@ -192,9 +192,9 @@ class BufferBackend:
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> SlotCache:
         pool = self.pool
         keep = self._options.keep_prefix
-        found = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
+        reusable = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
         cache = self._last.take(prompt)
-        if isinstance(cache, SlotCache) and cache.committed >= found:
+        if isinstance(cache, SlotCache) and cache.committed >= reusable:
             cache.reserved = entries
             return cache
         del cache  # frees its memory first
@@ -277,8 +277,8 @@ class BufferBackend:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all caches, the kept one included, and of idle slots; without the pool's."""
-        own = sum(cache.allocated_bytes for cache in self._caches if not cache.closed)
-        return own + slot_buffers.idle_bytes(self.shared)
+        nbytes = sum(cache.allocated_bytes for cache in self._caches if not cache.closed)
+        return nbytes + slot_buffers.idle_bytes(self.shared)
 
     @property
     def _excess(self) -> int:

@@ -47,14 +47,14 @@ def places(root: bytes, tokens: Sequence[int]) -> Iterator[tuple[bytes, Sequence
 
     All partial last blocks behind the same beginning have one place; the newest is kept.
     """
-    place = root
+    key = root
     for start in range(0, len(tokens), BLOCK):
         part = tokens[start : start + BLOCK]
         if len(part) < BLOCK:
-            yield digest(place, (), b"end"), part
+            yield digest(key, (), b"end"), part
             return
-        place = digest(place, part, b"")
-        yield place, part
+        key = digest(key, part, b"")
+        yield key, part
 
 
 class DiskStore:
@@ -141,13 +141,13 @@ class DiskStore:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Return (last use, bytes, path) of each file."""
-        found = []
+        files = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # deleted by another process meanwhile
                     stat = entry.stat(follow_symlinks=False)
-                    found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
-        return found
+                    files.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+        return files
 
     def _path(self, place: bytes) -> Path:
         return self._folder / place.hex()

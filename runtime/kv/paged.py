@@ -56,10 +56,10 @@ class PagedPass:
 
     def mix(self, layer: int, x: mx.array, spec: MixerSpec) -> mx.array:
         """x (1, N, projected) -> (1, N, Hv * Dv)."""
-        place = self._recurrent.index(layer)
-        states = [table.states[place] for table in self._tables]
+        index = self._recurrent.index(layer)
+        states = [table.states[index] for table in self._tables]
         out, after = self._storage.ops.mix_pass(x, states, [row.count for row in self.rows], spec)
-        self._replace(place, after, x)
+        self._replace(index, after, x)
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
@@ -69,24 +69,24 @@ class PagedPass:
         if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.appending):
             wanted = self._pass.wanted
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
-        states = [[table.states[place] for table in self._tables] for place in range(first, last)]
-        kept = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
-        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept, wanted)
+        states = [[table.states[index] for table in self._tables] for index in range(first, last)]
+        kept_rows = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
+        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept_rows, wanted)
         if layers.start < shape.appending:
             self._storage.newest = x
         rest = iter(made)
-        for place in range(first, last):
+        for index in range(first, last):
             after = list(islice(rest, len(self._tables)))
-            self._replace(place, after, next(rest) if kept else None)
+            self._replace(index, after, next(rest) if kept_rows else None)
         return x
 
-    def _replace(self, place: int, after: Sequence[mx.array], inputs: mx.array | None) -> None:
+    def _replace(self, index: int, after: Sequence[mx.array], inputs: mx.array | None) -> None:
         """Replace the states of a recurrent layer. inputs (1, .., projected): of its mixer, decode rows first."""
         row = 0
         for table, state, of_row in zip(self._tables, after, self.rows, strict=True):
             if of_row.phase == "decode" and inputs is not None:
-                table.keep_inputs(place, inputs, slice(row, row + of_row.count))
-            table.states[place] = state
+                table.keep_inputs(index, inputs, slice(row, row + of_row.count))
+            table.states[index] = state
             row += of_row.count
 
     def advance(self) -> None:
@@ -166,7 +166,7 @@ def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entri
     with a window: two that end there). None: as long as there is room.
     """
     windows = storage.windows
-    most = -(-entries // BLOCK)
+    max_blocks = -(-entries // BLOCK)
     spans = [2 * (window + BESIDE_WINDOW) if window else entries for window in windows]
     bounds = [-(-min(span, cached_entries or entries) // BLOCK) + 1 for span in spans]
-    return BlockPool(windows, [most] * len(windows), storage, key, bounds if cached_entries else None)
+    return BlockPool(windows, [max_blocks] * len(windows), storage, key, bounds if cached_entries else None)

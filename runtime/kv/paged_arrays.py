@@ -54,11 +54,11 @@ class PagedArrays:
         """Free the last slabs of each group, as far as all their blocks are free."""
         self.settle()
         for group, blocks in zip(self.store.groups, groups, strict=True):
-            kept = blocks.total
+            num_kept = blocks.total
             needed = blocks.free_from()
-            while group.slabs and kept - group.slabs[-1].shape[0] >= needed:
-                kept -= group.slabs.pop().shape[0]
-            blocks.shrink(kept)
+            while group.slabs and num_kept - group.slabs[-1].shape[0] >= needed:
+                num_kept -= group.slabs.pop().shape[0]
+            blocks.shrink(num_kept)
 
     def settle(self) -> None:
         """Wait for all passes in flight."""

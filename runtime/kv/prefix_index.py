@@ -38,8 +38,8 @@ class PrefixNode:
 
     def common(self, tokens: Sequence[int], answers: bool) -> int:
         """Return the length of the common prefix with `tokens`; `answers`: decode-written entries count."""
-        most = min(len(tokens), len(self.tokens) if answers else self.prefill_exact)
-        return next((i for i in range(most) if self.tokens[i] != tokens[i]), most)
+        max_tokens = min(len(tokens), len(self.tokens) if answers else self.prefill_exact)
+        return next((i for i in range(max_tokens) if self.tokens[i] != tokens[i]), max_tokens)
 
 
 class PrefixIndex:
@@ -79,9 +79,9 @@ class PrefixIndex:
         """Return how many of the cached blocks along `tokens` are followed by blocks of other sequences, too."""
         path = [self.root, *(node for node, length in self.find(tokens, answers=True) if length == BLOCK)]
         for depth in range(len(path) - 1, 0, -1):
-            own = tuple(tokens[depth * BLOCK : (depth + 1) * BLOCK])
+            block_tokens = tuple(tokens[depth * BLOCK : (depth + 1) * BLOCK])
             children = path[depth].children.values()
-            if any(child.tokens[: len(own)] != own[: len(child.tokens)] for child in children):
+            if any(child.tokens[: len(block_tokens)] != block_tokens[: len(child.tokens)] for child in children):
                 return depth
         return 0
 
@@ -94,11 +94,11 @@ class PrefixIndex:
                 f"a block has 1 to {BLOCK} entries, each with its phase, not {len(tokens)}, {len(decode_written)}"
             )
         key = digest(parent.key, tokens, decode_written)
-        found = parent.children.get(key)
-        if found is not None:
-            if found.tokens != tuple(tokens) or found.decode_written != decode_written:
+        child = parent.children.get(key)
+        if child is not None:
+            if child.tokens != tuple(tokens) or child.decode_written != decode_written:
                 raise ValueError("two blocks of different tokens have one key")
-            return found
+            return child
         exact = decode_written.find(1) if parent.prefill_exact == len(parent.tokens) else 0
         exact = len(tokens) if exact < 0 else exact
         node = PrefixNode(key, parent, tuple(tokens), decode_written, exact, [None] * groups)

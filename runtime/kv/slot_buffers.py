@@ -56,11 +56,11 @@ class SlotBuffers:
                     zeros = mx.broadcast_to(mx.zeros((), buffer.dtype), (grown - first, *buffer.shape[1:]))
                     buffer = mx.concatenate([buffer[:first], zeros])
                 for slot, newcomer in enumerate(newcomers, start=first):
-                    own = newcomer.sides[side][layer]
-                    lacks = own.shape[2] < buffer.shape[2]
-                    buffer[slot : slot + 1] = reference.grow(own, buffer.shape[2]) if lacks else own
+                    array = newcomer.sides[side][layer]
+                    lacks = array.shape[2] < buffer.shape[2]
+                    buffer[slot : slot + 1] = reference.grow(array, buffer.shape[2]) if lacks else array
                 held[layer] = buffer
-                del own, buffer
+                del array, buffer
                 mx.eval(held[layer])
                 for newcomer in newcomers:
                     newcomer.sides[side][layer] = held[layer]

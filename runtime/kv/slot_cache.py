@@ -52,14 +52,14 @@ class Span:
         if end - self.first <= self.capacity:
             return self.first, self.capacity
         first = self.first
-        most = limit - self.first
+        max_capacity = limit - self.first
         if self.window is not None:
-            kept = self.window - 1 + ROLLBACK
-            if end - first > kept + ROLLBACK:
-                first = max(first, (committed - kept) // DROPPED * DROPPED)
-            most = min(kept + ROLLBACK, limit - first)
+            window_entries = self.window - 1 + ROLLBACK
+            if end - first > window_entries + ROLLBACK:
+                first = max(first, (committed - window_entries) // DROPPED * DROPPED)
+            max_capacity = min(window_entries + ROLLBACK, limit - first)
         ahead = max(reserved - first, min(2 * self.capacity, self.capacity + GROWTH))
-        wanted = max(end - first, min(ahead, most))
+        wanted = max(end - first, min(ahead, max_capacity))
         return first, -(-wanted // CHUNK) * CHUNK
 
     def shared_capacity(self, limit: int) -> int:
@@ -67,8 +67,8 @@ class Span:
         alike = -(-self.capacity // GROWTH) * GROWTH
         while CHUNK < alike <= GROWTH and alike // 2 >= self.capacity:
             alike //= 2
-        most = limit if self.window is None else min(limit, self.window - 1 + 2 * ROLLBACK)
-        return max(self.capacity, min(alike, -(-most // CHUNK) * CHUNK))
+        max_capacity = limit if self.window is None else min(limit, self.window - 1 + 2 * ROLLBACK)
+        return max(self.capacity, min(alike, -(-max_capacity // CHUNK) * CHUNK))
 
 
 class SlotCache(ReusableCache):
@@ -111,9 +111,9 @@ class SlotCache(ReusableCache):
             return out
         qkv = self._in_turn(qkv)
         if self._shape.format.packed:
-            own = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
-            rows = packed.Rows(*keys[own]), packed.Rows(*values[own])
-            out, keys[own], values[own] = packed.attend(qkv, *rows, self.length, spec, first, self._shape.format)
+            parts = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
+            rows = packed.Rows(*keys[parts]), packed.Rows(*values[parts])
+            out, keys[parts], values[parts] = packed.attend(qkv, *rows, self.length, spec, first, self._shape.format)
         else:
             out, keys[layer], values[layer] = self._ops.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase
@@ -125,11 +125,11 @@ class SlotCache(ReusableCache):
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, *, output: bool) -> mx.array:
         """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E); see `KVPass.run_fused`."""
         wanted = x.shape[1] if output or layers.stop < self._shape.appending else 0
-        own = [self.source(layer) for layer in range(layers.start, layers.stop)]
-        keys, values = ([side[layer] for layer in own] for side in self.sides)
-        firsts = [self.firsts[layer] for layer in own]
+        sources = [self.source(layer) for layer in range(layers.start, layers.stop)]
+        keys, values = ([side[layer] for layer in sources] for side in self.sides)
+        firsts = [self.firsts[layer] for layer in sources]
         x = node(self._in_turn(x), keys, values, self.length, firsts, self.phase, wanted)
-        if max(own) >= layers.start:  # some of them append
+        if max(sources) >= layers.start:  # some of them append
             self._newest = x
         return x
 
@@ -193,8 +193,8 @@ class SlotCache(ReusableCache):
         """Continue in own buffers."""
         if self.buffers is None:
             return
-        own = mx.array([self.slot])
-        self.keys, self.values = ([mx.take(layer, own, axis=0) for layer in side] for side in self.sides)
+        slots = mx.array([self.slot])
+        self.keys, self.values = ([mx.take(layer, slots, axis=0) for layer in side] for side in self.sides)
         mx.eval(self.keys, self.values)
         self.buffers = None
         self.slot = 0
@@ -236,19 +236,19 @@ class SlotCache(ReusableCache):
         pending = self._before if self._newest is None else self._newest
         return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
 
-    def _move(self, layer: int, kept: slice, capacity: int) -> None:
-        """Copy rows `kept` of a layer to the front of new buffers, one by one; the old memory is freed at once."""
+    def _move(self, layer: int, entries: slice, capacity: int) -> None:
+        """Copy these entries of a layer to the front of new buffers, one by one; the old memory is freed at once."""
         if self.buffers is not None:
-            own = slice(self.slot, self.slot + 1)
+            slots = slice(self.slot, self.slot + 1)
             for side in self.sides:
-                rows = reference.grow(side[layer][own, :, kept], capacity)
+                rows = reference.grow(side[layer][slots, :, entries], capacity)
                 mx.eval(rows)
-                side[layer][own] = rows
+                side[layer][slots] = rows
                 mx.eval(side[layer])
             return
         for side in self.sides:
             for part in range(layer * self.parts, (layer + 1) * self.parts):
-                side[part] = self._ops.grow(side[part][:, :, kept], capacity)
+                side[part] = self._ops.grow(side[part][:, :, entries], capacity)
                 mx.eval(side[part])
 
     def _set_first(self, span: Span, first: int) -> None:
@@ -330,9 +330,9 @@ class SlotCache(ReusableCache):
         self._set_first(span, first * BLOCK)
         _, span.capacity = span.place(match.length, match.length, self.limit, self.reserved)
         blocks = [cast(BlockPool, self._pool).storage.read(group, number, BLOCK) for number in numbers]
-        for place, layer in enumerate(span.layers):
+        for index, layer in enumerate(span.layers):
             for side, buffers in enumerate(self.sides):
-                rows = mx.concatenate([block[place, side] for block in blocks], axis=1)[None, :, :count]
+                rows = mx.concatenate([block[index, side] for block in blocks], axis=1)[None, :, :count]
                 buffers[layer] = self._ops.grow(rows, span.capacity)
                 mx.eval(buffers[layer])
 

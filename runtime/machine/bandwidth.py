@@ -97,7 +97,7 @@ def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress:
     peaks = []
     busy = use is not None and use.contended
     for reader, passes in zip(readers, taken, strict=True):
-        rates = [reader.pass_bytes / one for one in passes]
+        rates = [reader.pass_bytes / pass_s for pass_s in passes]
         peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source, busy=busy))
         store(peaks[-1], host)
     return max(peaks, key=lambda peak: peak.bytes_per_second)

@@ -28,8 +28,8 @@ _BITS = 4
 
 def cached_compute() -> float | None:
     """Return the best FLOP/s measured on this machine with the active kernels, or None."""
-    found = read_cache(_cache_file()).get(_key())
-    return found if isinstance(found, float) and math.isfinite(found) and found > 0 else None
+    stored = read_cache(_cache_file()).get(_key())
+    return stored if isinstance(stored, float) and math.isfinite(stored) and stored > 0 else None
 
 
 def measure_compute(progress: Progress | None = None) -> float:

@@ -19,12 +19,12 @@ class CPUMeter:
 
     def __init__(
         self,
-        own: Sequence[int] = (),
+        own_pids: Sequence[int] = (),
         read: Callable[[str], str] = read_file,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """own: other processes of this program."""
-        self._own = own
+        """own_pids: other processes of this program."""
+        self._own = own_pids
         self._read = read
         self._clock = clock
         self._began = self._now()
@@ -45,8 +45,8 @@ class CPUMeter:
         tick = os.sysconf("SC_CLK_TCK")
         user, nice, system, _idle, _iowait, *others = (int(value) / tick for value in lines[0][1:])
         busy = user + nice + system + sum(others[:3])  # interrupts and stolen time; guests are in `user`
-        own = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own)
-        return _Counts(self._clock(), len(lines) - 1, busy, own)
+        own_s = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own)
+        return _Counts(self._clock(), len(lines) - 1, busy, own_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ class CoreFoundation:
     def items(self, reference: int | None) -> Iterator[int]:
         """Yield the dictionaries of an array; they live as long as it does."""
         count = self._lib.CFArrayGetCount(reference) if self._is(reference, "Array") else 0
-        for place in range(count):
-            item: int | None = self._lib.CFArrayGetValueAtIndex(reference, place)
+        for index in range(count):
+            item: int | None = self._lib.CFArrayGetValueAtIndex(reference, index)
             if item and self._is(item, "Dictionary"):
                 yield item
 
@@ -101,8 +101,8 @@ class CoreFoundation:
         if not self._is(dictionary, "Dictionary"):
             return None
         with self.string(key) as made:
-            found: int | None = self._lib.CFDictionaryGetValue(dictionary, made)
-            return found
+            value: int | None = self._lib.CFDictionaryGetValue(dictionary, made)
+            return value
 
     def mutable_copy(self, dictionary: int | None) -> int | None:
         """Return a copy of a dictionary, which the caller owns; None for other objects and NULL."""
@@ -135,9 +135,9 @@ class EnergyCounters:
         # Both are kept for the life of the process, as every sample needs them.
         with (
             core.string("Energy Model") as group,
-            core.owned(self._lib.IOReportCopyChannelsInGroup(group, None, 0, 0, 0)) as found,
+            core.owned(self._lib.IOReportCopyChannelsInGroup(group, None, 0, 0, 0)) as channels,
         ):
-            self._channels = core.mutable_copy(found)
+            self._channels = core.mutable_copy(channels)
         subscribed = c_void_p()
         self._subscription = self._channels and self._lib.IOReportCreateSubscription(
             None, self._channels, byref(subscribed), 0, None
@@ -180,10 +180,10 @@ class GPUStatistics:
         try:
             with (
                 self._core.string("PerformanceStatistics") as key,
-                self._core.owned(self._lib.IORegistryEntryCreateCFProperty(service, key, None, 0)) as found,
+                self._core.owned(self._lib.IORegistryEntryCreateCFProperty(service, key, None, 0)) as properties,
             ):
-                percent = self._core.number(self._core.value(found, "Device Utilization %"))
-                used = self._core.number(self._core.value(found, "In use system memory"))
+                percent = self._core.number(self._core.value(properties, "Device Utilization %"))
+                used = self._core.number(self._core.value(properties, "In use system memory"))
         finally:
             self._lib.IOObjectRelease(service)
         return None if percent is None else min(1.0, percent / 100), used

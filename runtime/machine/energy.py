@@ -42,8 +42,8 @@ class EnergyMeter:
 
     def use(self) -> EnergyUse | None:
         """Return the energy so far; None for spans below LEAST_S, without a counter and after its reset."""
-        (began, before), now, found = self._began, self._clock(), self._sensors()
-        return energy_between(before, found, now - began) if now - began >= LEAST_S else None
+        (began, before), now, sensors = self._began, self._clock(), self._sensors()
+        return energy_between(before, sensors, now - began) if now - began >= LEAST_S else None
 
 
 def energy_between(before: Readings, after: Readings, seconds: float) -> EnergyUse | None:

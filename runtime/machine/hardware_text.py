@@ -107,14 +107,14 @@ def cgroup_bytes(text: str) -> int | None:
 
 def cgroup_stat(text: str, name: str) -> int | None:
     """Parse one line of `memory.stat` (`inactive_file 4096`)."""
-    found = re.search(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def cgroup_cpus(text: str) -> float | None:
     """Parse the CPUs granted by `cpu.max` (`200000 100000` -> 2.0), None without a limit."""
-    found = re.fullmatch(r"\s*([0-9]{1,15})\s+([0-9]{1,15})\s*", text)
-    return int(found[1]) / int(found[2]) if found and int(found[1]) and int(found[2]) else None
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s+([0-9]{1,15})\s*", text)
+    return int(match[1]) / int(match[2]) if match and int(match[1]) and int(match[2]) else None
 
 
 def sysctl(text: str) -> dict[str, str]:
@@ -124,14 +124,14 @@ def sysctl(text: str) -> dict[str, str]:
 
 def swap_used(text: str) -> int | None:
     """Parse the bytes in use of `vm.swapusage` (`total = 2048.00M  used = 416.94M  free = ...`)."""
-    found = re.search(r"used = ([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT])", text)
-    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2]) + 1)) if found else None
+    match = re.search(r"used = ([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT])", text)
+    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else None
 
 
 def ioreg_gpu_cores(text: str) -> int | None:
     """Parse `"gpu-core-count" = 40` anywhere in `ioreg` output."""
-    found = re.search(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
-    return int(found[1]) if found else None
+    match = re.search(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
+    return int(match[1]) if match else None
 
 
 def system_profiler_gpu_cores(text: str) -> int | None:
@@ -156,8 +156,8 @@ def power(text: str) -> Power:
 
 def low_power_mode(text: str) -> bool | None:
     """Parse `lowpowermode 1` of `pmset -g`; on newer Macs `powermode`: 0 automatic, 1 low, 2 high power."""
-    found = re.search(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text, re.MULTILINE)
-    return found[1] == "1" if found else None
+    match = re.search(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text, re.MULTILINE)
+    return match[1] == "1" if match else None
 
 
 def thermal_pressure(level: int | None) -> ThermalPressure | None:

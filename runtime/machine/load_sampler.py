@@ -33,8 +33,8 @@ class LoadSampler:
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
 
-    def look(self, own: Iterable[int]) -> Load | None:
-        """Return the load since the last call; None at the first. own: ids of this program's processes."""
+    def look(self, own_pids: Iterable[int]) -> Load | None:
+        """Return the load since the last call; None at the first. own_pids: of this program's processes."""
         now = self._clock()
         times = psutil.cpu_times()
         busy = (
@@ -44,7 +44,7 @@ class LoadSampler:
             - getattr(times, "guest", 0.0)
             - getattr(times, "guest_nice", 0.0)
         )
-        seconds = {pid: spent for pid in own if (spent := _spent(pid)) is not None}
+        seconds = {pid: spent for pid in own_pids if (spent := _spent(pid)) is not None}
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
         readings = self._sensors()
         last = self._last
@@ -71,14 +71,14 @@ class LoadSampler:
             return load
         return replace(load, busiest=self._find_busiest(seconds))
 
-    def _find_busiest(self, own: Iterable[int]) -> str:
+    def _find_busiest(self, own_pids: Iterable[int]) -> str:
         """Return the other process with the most CPU time since the last call; empty at the first."""
         if self._busiest:
             return self._busiest
         spent = {
             process.pid: sum(process.info["cpu_times"][:2])
             for process in psutil.process_iter(["cpu_times"])
-            if process.info["cpu_times"] is not None and process.pid not in own
+            if process.info["cpu_times"] is not None and process.pid not in own_pids
         }
         before = self._all
         self._all = spent

@@ -87,8 +87,8 @@ def age_s(peak: Peak) -> float:
 
 def cached_peak(host: Machine | None = None) -> Peak | None:
     """Return the peak of this machine; None if never measured."""
-    kept = measurements(host)
-    return max(_recent(kept) or kept[-1:], key=lambda peak: peak.bytes_per_second, default=None)
+    peaks = measurements(host)
+    return max(_recent(peaks) or peaks[-1:], key=lambda peak: peak.bytes_per_second, default=None)
 
 
 def measurements(host: Machine | None = None) -> list[Peak]:
@@ -134,9 +134,9 @@ def correct_peak(
     return peak
 
 
-def _recent(kept: Sequence[Peak]) -> list[Peak]:
+def _recent(peaks: Sequence[Peak]) -> list[Peak]:
     oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
-    return [peak for peak in kept if peak.measured_at >= oldest]
+    return [peak for peak in peaks if peak.measured_at >= oldest]
 
 
 def _read(entry: object) -> Peak | None:

@@ -52,8 +52,8 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
     """
     if not environment.sensors():
         return Readings
-    if backend == "cuda" and (found := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
-        return _until_it_fails(found)
+    if backend == "cuda" and (nvidia := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
+        return _until_it_fails(nvidia)
     if sys.platform == "darwin":
         return apple(clock)
     return linux(_HWMON, _RAPL, clock)

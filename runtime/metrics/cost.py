@@ -110,9 +110,9 @@ class StepCost:
         """Return the bytes of a cache of `tokens` entries."""
         return held_bytes(self.kv, tokens) + (self.state_bytes if tokens else 0)
 
-    def longest_context(self, room: int, most: int) -> int:
-        """Return the most entries, up to `most`, with a cache of at most `room` bytes."""
-        return longest_context(self.kv, room - self.state_bytes, most)
+    def longest_context(self, room: int, max_entries: int) -> int:
+        """Return the most entries, up to `max_entries`, with a cache of at most `room` bytes."""
+        return longest_context(self.kv, room - self.state_bytes, max_entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +178,10 @@ def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:
     return sum(layer.held_bytes(tokens) for layer in kv)
 
 
-def longest_context(kv: Sequence[LayerKV], room: int, most: int) -> int:
-    """Return the most entries, up to `most`, with `held_bytes` of at most `room`; 0 if none."""
+def longest_context(kv: Sequence[LayerKV], room: int, max_entries: int) -> int:
+    """Return the most entries, up to `max_entries`, with `held_bytes` of at most `room`; 0 if none."""
     low = 0
-    high = most
+    high = max_entries
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if held_bytes(kv, middle) <= room else (low, middle - 1)

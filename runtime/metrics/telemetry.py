@@ -48,7 +48,7 @@ def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple
     busy = sum(compute_s) if staged else max(compute_s)
     scale = min(1.0, step_s / busy) if busy > 0 else 0.0
     rest = max(0.0, step_s - busy * scale)
-    return tuple(RankTimes(own * scale, (busy - own) * scale, rest) for own in compute_s)
+    return tuple(RankTimes(seconds * scale, (busy - seconds) * scale, rest) for seconds in compute_s)
 
 
 @dataclass(frozen=True, slots=True)

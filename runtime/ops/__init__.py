@@ -170,10 +170,10 @@ def describe() -> dict[str, str]:
         and mx.metal.is_available()
         and not environment.reference_kernels()
     ):
-        own = metal.status()  # not in `select`: it makes MLX's device
-        if own.available:
+        metal_status = metal.status()  # not in `select`: it makes MLX's device
+        if metal_status.available:
             return {"kernels": "metal", "reason": "Metal kernels, and stock MLX operations"}
-        reason += f"; no Metal kernels: {own.reason}"
+        reason += f"; no Metal kernels: {metal_status.reason}"
     return {"kernels": ops.name, "reason": reason}
 
 

@@ -66,8 +66,8 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
         if plan.min_p:
             mass = mx.where(mass < min_p * mass.max(axis=-1, keepdims=True), 0.0, mass)
         reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)
-        place = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1, keepdims=True)
-        token = place if ids is None else mx.take_along_axis(ids, place, axis=-1)
+        index = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1, keepdims=True)
+        token = index if ids is None else mx.take_along_axis(ids, index, axis=-1)
         finite = mx.abs(highest) < mx.inf  # false for NaN
         keep = finite & (is_greedy == 0) if plan.greedy else finite
         return mx.where(keep, token, best)[:, 0]

@@ -107,10 +107,10 @@ class LayerWeights:
         gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
         router = [self.mixture.router] if self.mixture else []
         latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
-        own = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
+        own_input = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
         latent = [part for part in latent if part]
         beside = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
-        return [*self.qkv, *gates, *latent, self.output, *beside, *router, *feed_forward, *own]
+        return [*self.qkv, *gates, *latent, self.output, *beside, *router, *feed_forward, *own_input]
 
 
 class LayersNode(Protocol):
@@ -131,13 +131,20 @@ class LayersNode(Protocol):
         ...
 
     def run_pass(
-        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int, /
+        self,
+        x: mx.array,
+        rows: Pass,
+        layers: slice,
+        states: Sequence[Sequence[mx.array]],
+        kept_rows: int,
+        wanted: int,
+        /,
     ) -> list[mx.array]:
         """Run these layers of the network for a pass. x (1, N, E) -> (1, wanted, E). See `attend_pass` and `mix_pass`.
 
         Of rows that are not wanted, the last layer appends K/V and advances states only.
 
         states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
-        states, and the mixer's inputs (1, kept, projected) of the first `kept` rows, if any.
+        states, and the mixer's inputs (1, kept_rows, projected) of the first `kept_rows`, if any.
         """
         ...

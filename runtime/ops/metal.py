@@ -130,7 +130,7 @@ def add_norms(
     if len(inputs) == 2 or not alike or width > _MAX_WIDTH or not runs():
         return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
     threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)
-    found = launch(
+    outputs = launch(
         "_".join(["headrace_add_norms", *list(inputs)[2:]]),
         add_norms_source(post_norm is not None, scalar is not None, norm is not None),
         inputs,
@@ -139,7 +139,7 @@ def add_norms(
         threadgroup=(threads, 1, 1),
         template=[("T", x.dtype), ("WIDTH", width), ("THREADS", threads), ("EPS", bits_of(eps))],
     )
-    return found[0], None if norm is None else found[1]
+    return outputs[0], None if norm is None else outputs[1]
 
 
 def places_heads(parts: Sequence[mx.array], spec: AttentionSpec, *, together: bool) -> bool:
@@ -176,7 +176,7 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
     template += [(f"{name.upper()}_HEADS", heads.get(name, 0)) for name in "qkv"]
     template += [("DIMS", rope.dims), ("AMPLITUDE", bits_of(rope.amplitude))] if rope is not None else []
     normed = tuple(name[0] for name in inputs if name.endswith("norm"))
-    found: list[mx.array] = launch(
+    placed: list[mx.array] = launch(
         "_".join(["headrace_place_heads", *list(inputs), "last" if spec.norm_last else "first"]),
         place_heads_source(names, normed, rope is not None, spec.norm_last),
         inputs,
@@ -186,7 +186,7 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
         threadgroup=(_LANES, _HEADS, 1),
         template=template,
     )
-    return found
+    return placed
 
 
 @lru_cache(maxsize=64)

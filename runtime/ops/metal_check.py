@@ -17,17 +17,17 @@ _TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two 
 def differing() -> str:
     """Return the first kernel that differs from its twin, "" if none does. Raises RuntimeError if one is broken."""
     for name, own, twin in pairs():
-        for one, other in zip(own, twin, strict=True):
-            if not close(one, other):
-                return f"{name} differs from stock MLX in {one.dtype}"
+        for array, other in zip(own, twin, strict=True):
+            if not close(array, other):
+                return f"{name} differs from stock MLX in {array.dtype}"
     return ""
 
 
-def close(one: mx.array, other: mx.array) -> bool:
+def close(array: mx.array, other: mx.array) -> bool:
     """Return whether the arrays differ by rounding alone."""
-    a = one.astype(mx.float32)
+    a = array.astype(mx.float32)
     b = other.astype(mx.float32)
-    return one.shape == other.shape and bool(mx.abs(a - b).max() <= _TOLERANCE[one.dtype] * mx.abs(b).max())
+    return array.shape == other.shape and bool(mx.abs(a - b).max() <= _TOLERANCE[array.dtype] * mx.abs(b).max())
 
 
 def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
@@ -66,10 +66,10 @@ def _packed(kv: KVFormat, spec: AttentionSpec, dtype: mx.Dtype) -> tuple[mx.arra
 def _both(function: Callable[[], tuple[mx.array | None, ...]]) -> tuple[list[mx.array], list[mx.array]]:
     """Return the results of a kernel and of its twin."""
     with metal.forced(True):
-        own = function()
+        result = function()
     with metal.forced(False):
         twin = function()
-    return [array for array in own if array is not None], [array for array in twin if array is not None]
+    return [array for array in result if array is not None], [array for array in twin if array is not None]
 
 
 def specs(dtype: mx.Dtype) -> Iterator[AttentionSpec]:

@@ -28,12 +28,12 @@ def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.
         else:
             shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
         return chosen, shares if m.scale == 1.0 else shares * m.scale
-    (groups, kept), runs = m.groups, _COMPILED if compiled else _RUNS
+    (groups, kept_groups), runs = m.groups, _COMPILED if compiled else _RUNS
     scores, ranks = _scores(logits, m, runs)
-    if kept < groups:
+    if kept_groups < groups:
         parts = mx.unflatten(ranks, -1, (groups, -1))
         best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
-        least = mx.sort(best, axis=-1)[..., groups - kept, None]
+        least = mx.sort(best, axis=-1)[..., groups - kept_groups, None]
         ranks = runs["within"](parts, best[..., None], least[..., None]).flatten(-2)
     chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]
     shares = mx.take_along_axis(scores, chosen, axis=-1)
@@ -124,8 +124,8 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
     if len(kinds) > 1:
         return gate, up
 
-    def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
-        return None if one is None or other is None else mx.concatenate([one, other], axis=1)
+    def joined(first: mx.array | None, other: mx.array | None) -> mx.array | None:
+        return None if first is None or other is None else mx.concatenate([first, other], axis=1)
 
     data = mx.concatenate([gate.data, up.data], axis=1)
     scales = joined(gate.scales, up.scales)

@@ -136,9 +136,13 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
         waiting.append(later)
         return later
     # The kernels' copies of the arrays, so that those of the file can be freed.
-    own = reference.prepare(weight, dtype) if matrix is None else matrix
-    bits, group = (own.bits, own.group_size) if isinstance(own, Weight) else (weight.bits, weight.group_size)
-    return PreparedWeight(own.data, own.scales, own.biases, bits, group, own.bias, weight.mode, matrix, shape)
+    prepared = reference.prepare(weight, dtype) if matrix is None else matrix
+    bits, group = (
+        (prepared.bits, prepared.group_size) if isinstance(prepared, Weight) else (weight.bits, weight.group_size)
+    )
+    return PreparedWeight(
+        prepared.data, prepared.scales, prepared.biases, bits, group, prepared.bias, weight.mode, matrix, shape
+    )
 
 
 @contextmanager
@@ -475,9 +479,9 @@ class _Fused:
         return kernels.layers(x, keys, values, offset, self._plans, firsts, prefill, self._rounding, wanted, self._peer)
 
     def run_pass(
-        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept_rows: int, wanted: int
     ) -> list[mx.array]:
-        of_pass = native_pass(rows), rows.store.places[layers], self._plans, states, kept, self._rounding, wanted
+        of_pass = native_pass(rows), rows.store.places[layers], self._plans, states, kept_rows, self._rounding, wanted
         return kernels.layers_pass(x, *of_pass, self._peer)
 
 

@@ -84,9 +84,9 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
     the vocabulary; rows of other tokens are zeros.
     """
     if first is not None:
-        place = tokens.astype(mx.int32) - first
-        inside = (place >= 0) & (place < table.rows)
-        return mx.where(inside[..., None], embed(mx.where(inside, place, 0), table, dtype), 0)
+        row = tokens.astype(mx.int32) - first
+        inside = (row >= 0) & (row < table.rows)
+        return mx.where(inside[..., None], embed(mx.where(inside, row, 0), table, dtype), 0)
     if table.scales is None:
         return table.data[tokens].astype(dtype)
     scales = table.scales[tokens]
@@ -170,20 +170,20 @@ def experts(
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
     token = mixtures.token_of_pair(indices.size, m.active)
     rows = None
-    own = None
+    token_of_pair = None
     if order is not None:
         tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
     else:
         rows = token
-        own = mixtures.token_of_pair(indices.size, 1)
-        tokens, rows = (tokens[token], own) if m.shares_first else (tokens, rows)
+        token_of_pair = mixtures.token_of_pair(indices.size, 1)
+        tokens, rows = (tokens[token], token_of_pair) if m.shares_first else (tokens, rows)
     if m.shares_first:
         factors = shares.flatten() if order is None else shares.flatten()[order]
         tokens = tokens * factors[:, None, None].astype(tokens.dtype)
         shares = mx.ones_like(shares)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
     inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=on_gpu())
-    y = gathered(inner, m.down, indices, own)[:, 0]  # (pairs, E)
+    y = gathered(inner, m.down, indices, token_of_pair)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
@@ -213,15 +213,15 @@ def attend(
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
-    own = slice(slot, slot + batch)
+    slots = slice(slot, slot + batch)
     if k is not None and v is not None:
-        keys[own, :, row:end] = k.astype(keys.dtype)
-        values[own, :, row:end] = v.astype(values.dtype)
+        keys[slots, :, row:end] = k.astype(keys.dtype)
+        values[slots, :, row:end] = v.astype(values.dtype)
 
     # No query sees entries before `start`.
     start = max(0, spec.first_seen(offset) - first)
-    seen_keys = keys[own, :, start:end].astype(q.dtype)
-    seen_values = values[own, :, start:end].astype(q.dtype)
+    seen_keys = keys[slots, :, start:end].astype(q.dtype)
+    seen_values = values[slots, :, start:end].astype(q.dtype)
     out = attention(q, seen_keys, seen_values, spec, first + start)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
@@ -270,7 +270,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     for sequence in rows.sequences:
         part = slice(row, row + sequence.count)
         row += sequence.count
-        own = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
+        own_qkv = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
         end = sequence.offset + sequence.count
         first = spec.first_seen(sequence.offset) // BLOCK
         last = -(-end // BLOCK)
@@ -281,7 +281,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
             raise ValueError("block table lacks a block that its sequence sees")
         places = [kv.find(block) for block in table[first:last]]
         held = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
-        out, *appended = attend(own, held[0:1], held[1:2], sequence.offset, spec, first * BLOCK, sequence.phase)
+        out, *appended = attend(own_qkv, held[0:1], held[1:2], sequence.offset, spec, first * BLOCK, sequence.phase)
         outs.append(out)
         if not spec.appends:
             continue

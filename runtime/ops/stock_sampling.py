@@ -34,12 +34,12 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     if any(0 < rule.top_k < size or rule.top_p < 1 for rule in rules):
         order = mx.argsort(-logits, axis=-1)
         sorted_mass = mx.take_along_axis(mass, order, axis=-1)
-        kept = mx.arange(size) < column(rule.top_k or size for rule in rules)
-        sorted_mass = mx.where(kept, sorted_mass, 0.0)
+        is_kept = mx.arange(size) < column(rule.top_k or size for rule in rules)
+        sorted_mass = mx.where(is_kept, sorted_mass, 0.0)
         before = mx.cumsum(sorted_mass, axis=-1) - sorted_mass
         edges = column(rule.top_p if rule.top_p < 1 else math.inf for rule in rules)
-        kept &= before < edges * sorted_mass.sum(axis=-1, keepdims=True)
-        mass = mx.put_along_axis(mx.zeros_like(mass), order, mx.where(kept, sorted_mass, 0.0), axis=-1)
+        is_kept &= before < edges * sorted_mass.sum(axis=-1, keepdims=True)
+        mass = mx.put_along_axis(mx.zeros_like(mass), order, mx.where(is_kept, sorted_mass, 0.0), axis=-1)
     floor = column(rule.min_p for rule in rules) * mass.max(axis=-1, keepdims=True)
     mass = mx.where(mass < floor, 0.0, mass)
     reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)  # a parallel sum may grow even at a zero

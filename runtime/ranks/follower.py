@@ -122,8 +122,8 @@ class _Repeated:
     def passes(self, groups: list[list[list[Any]]]) -> None:
         rows = [row for group in groups for row in group]
         for number, length, *_ in rows:
-            if (own := self._caches[number].length) != length:
-                raise EngineError(f"this rank has {own} entries of a sequence, rank 0 {length}")
+            if (own_length := self._caches[number].length) != length:
+                raise EngineError(f"this rank has {own_length} entries of a sequence, rank 0 {length}")
         self._passes.clear()
         with suppress(PoolFullError):  # rank 0 has raised it, too
             for group in groups:

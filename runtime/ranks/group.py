@@ -108,7 +108,7 @@ class Group:
             return self._peer.gather_columns(x, columns[1 - self.rank])
         padding = [*[(0, 0)] * (x.ndim - 1), (0, max(columns) - x.shape[-1])]
         parts = mx.split(self.all_gather(mx.pad(x, padding)), self.size)
-        return mx.concatenate([part[..., :own] for part, own in zip(parts, columns, strict=True)], axis=-1)
+        return mx.concatenate([part[..., :width] for part, width in zip(parts, columns, strict=True)], axis=-1)
 
     def send(self, x: mx.array, rank: int) -> mx.array:
         """Send to another rank once the result is evaluated, which is `x`."""
@@ -151,8 +151,8 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
     if listener is None:
         return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
     with closing(Reception(listener, bytes(key))) as reception:
-        found = reception.take(_MEET_S)
-    return None if found is None else found[1]
+        accepted = reception.take(_MEET_S)
+    return None if accepted is None else accepted[1]
 
 
 def _all(ring: mx.distributed.Group, flag: bool) -> bool:

@@ -70,10 +70,10 @@ class Leader:
         """Wait for all followers. Raises RankLostError that names a missing one."""
         until = time.monotonic() + timeout
         while len(self._links) < self.size - 1:
-            if (found := self._reception.take(until - time.monotonic())) is None:
+            if (accepted := self._reception.take(until - time.monotonic())) is None:
                 missing = [name for rank, name in enumerate(self.names) if rank and rank not in self._links]
                 raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s")
-            rank, connection = found
+            rank, connection = accepted
             if not 0 < rank < self.size or rank in self._links:
                 connection.close()
                 continue
@@ -89,13 +89,13 @@ class Leader:
 
     def answers(self, timeout: float | None) -> list[Record]:
         """Return one record of every follower, in order. Raises RankLostError that names one without."""
-        found = []
+        answers = []
         for rank, link in sorted(self._links.items()):
             if (answer := link.take(timeout)) is None:
                 self._lost.wait(SILENCE_S)  # its loss ends this process, with the reason
                 raise RankLostError(f"{self.names[rank]} has closed the connection")
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     def log(self, *call: Any) -> None:
         """Append a call for the followers."""
@@ -173,9 +173,9 @@ class LeaderNetwork:
 
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
         others = self._leader.kernel_seconds()
-        own = parts.weights_s + parts.kv_s + parts.sampling_s
+        own_s = parts.weights_s + parts.kv_s + parts.sampling_s
         in_turn = self.staged and self._leader.passes == 1
-        return () if None in others else rank_times(step_s, [own, *filter(None, others)], in_turn)
+        return () if None in others else rank_times(step_s, [own_s, *filter(None, others)], in_turn)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""
@@ -226,11 +226,11 @@ class LeaderBackend:
             inner = self._backend.acquire(prompt[:end], entries)
             inner.needs_marks = self._marks
             made = LeaderCache(inner, self._made, self._leader, list(prompt))
-            found = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
-            if len(found) == 1:
+            lengths = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
+            if len(lengths) == 1:
                 return cast(KVCache, made)
             made.close()
-            end = min(found) + 1
+            end = min(lengths) + 1
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         held = cast(LeaderCache, cache)
@@ -239,7 +239,7 @@ class LeaderBackend:
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
-        groups = [[rows[i] for i in own] for own in divided(len(rows), [1] * parts)]
+        groups = [[rows[i] for i in indices] for indices in divided(len(rows), [1] * parts)]
         self._leader.limit.made(rows)
         self._leader.log("passes", [[_told(row) for row in group] for group in groups])
         inner = [[replace(row, cache=cast(LeaderCache, row.cache).inner) for row in group] for group in groups]

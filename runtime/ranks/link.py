@@ -151,10 +151,10 @@ def send_frame(connection: socket.socket, record: Record) -> None:
     connection.sendall(struct.pack("!I", len(data)) + data)
 
 
-def receive_frame(connection: socket.socket, most: int, until: float | None = None) -> Record:
+def receive_frame(connection: socket.socket, max_bytes: int, until: float | None = None) -> Record:
     """Return one record. until: monotonic clock. Raises ValueError for anything else, OSError at the end."""
     [size] = struct.unpack("!I", _receive(connection, 4, until))
-    if size > most:
+    if size > max_bytes:
         raise ValueError(f"a message of {size} bytes")
     try:
         record = json.loads(_receive(connection, size, until))

@@ -168,20 +168,20 @@ def choose(
     rules: list[SampleRule] = []
     keys: list[int] = []
     adjusted: dict[int, tuple[slice, mx.array]] = {}
-    for place, (sampler, draft) in enumerate(zip(samplers, drafts or [()] * len(samplers), strict=True)):
+    for index, (sampler, draft) in enumerate(zip(samplers, drafts or [()] * len(samplers), strict=True)):
         rows = slice(len(rules), len(rules) + 1 + len(draft))
         rules += [sampler.rule] * (1 + len(draft))
         keys += [0] * (1 + len(draft))
-        with _collected(errors, place):
+        with _collected(errors, index):
             keys[rows] = sampler.begin(draft)
             if sampler.adjusts:
-                adjusted[place] = rows, sampler.adjust(logits[rows])
+                adjusted[index] = rows, sampler.adjust(logits[rows])
     tokens = select().sample(_replace_rows(logits, adjusted.values()), rules, keys)
-    for place, sampler in enumerate(samplers):
-        with _collected(errors, place):
-            if place in adjusted:
-                sampler.record(tokens[adjusted[place][0]])
-            if not drafts or not drafts[place]:
+    for index, sampler in enumerate(samplers):
+        with _collected(errors, index):
+            if index in adjusted:
+                sampler.record(tokens[adjusted[index][0]])
+            if not drafts or not drafts[index]:
                 sampler.commit(1)
     return tokens
 
@@ -193,10 +193,10 @@ def _replace_rows(logits: mx.array, replaced: Collection[tuple[slice, mx.array]]
     logits = logits.astype(mx.float32)
     parts = []
     row = 0
-    for rows, own in replaced:
+    for rows, replacement in replaced:
         if row < rows.start:
             parts.append(logits[row : rows.start])
-        parts.append(own)
+        parts.append(replacement)
         row = rows.stop
     if row < logits.shape[0]:
         parts.append(logits[row:] if row else logits)
@@ -204,14 +204,14 @@ def _replace_rows(logits: mx.array, replaced: Collection[tuple[slice, mx.array]]
 
 
 @contextmanager
-def _collected(errors: dict[int, Exception] | None, place: int) -> Iterator[None]:
-    """Store an exception of the block in `errors` at `place`; raise it if `errors` is None."""
+def _collected(errors: dict[int, Exception] | None, index: int) -> Iterator[None]:
+    """Store an exception of the block in `errors` at `index`; raise it if `errors` is None."""
     try:
         yield
     except Exception as error:
         if errors is None:
             raise
-        errors.setdefault(place, error)
+        errors.setdefault(index, error)
 
 
 def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:

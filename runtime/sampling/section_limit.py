@@ -40,14 +40,14 @@ class SectionLimit:
         """Return the place behind the tokens that begin the section; None without them."""
         if not self.open:
             return 0
-        found = _find(output[: _HEAD + len(self.open)], self.open, 0)
-        return None if found is None else found + len(self.open)
+        start = _find(output[: _HEAD + len(self.open)], self.open, 0)
+        return None if start is None else start + len(self.open)
 
 
 def _find(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> int | None:
     """Return the first place of `wanted` at or behind `start`."""
     places = range(start, len(tokens) - len(wanted) + 1)
-    return next((place for place in places if tuple(tokens[place : place + len(wanted)]) == wanted), None)
+    return next((index for index in places if tuple(tokens[index : index + len(wanted)]) == wanted), None)
 
 
 def _ends_with(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> bool:

@@ -170,7 +170,9 @@ class Controller:
         if curve.plain_s is None or curve.age >= _FRESH:
             return counts
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
-        ordered = sorted(((chance, row) for row, own in enumerate(chances) for chance in own), reverse=True)
+        ordered = sorted(
+            ((chance, row) for row, own_chances in enumerate(chances) for chance in own_chances), reverse=True
+        )
         best = MIN_GAIN
         taken = 0
         tokens = float(sequences)
@@ -227,8 +229,8 @@ class Controller:
             costs = sorted({**self._stored, **self.measured}.items(), key=lambda cost: -abs(cost[0][2] - key[1]))
             known = {
                 count: (ratio, passes if size == key[1] else 1)
-                for (own, count, size), (ratio, passes) in costs
-                if own == sequences
+                for (num_sequences, count, size), (ratio, passes) in costs
+                if num_sequences == sequences
             }
             self._curves[key] = _Curve(sequences, known, self._rows)
         return self._curves[key]

@@ -42,15 +42,15 @@ class NGram:
 
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. The first call indexes all tokens; later ones also verify the draft."""
-        own = self._own
-        new = tokens[len(own.tokens) :]
-        own.append(new)
+        suffixes = self._own
+        new = tokens[len(suffixes.tokens) :]
+        suffixes.append(new)
         if self._at:
             for token in new:
                 self._verify(token)
         if self._at and self._length >= LONGEST:
             return
-        matches = own.matches(tokens)
+        matches = suffixes.matches(tokens)
         if self._recent is not None and (not self._at or self._length <= _RESUMED):
             matches += self._recent.matches(tokens)
         if matches:

@@ -57,7 +57,7 @@ class PassCostStore:
         entry: dict[str, Any] = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
         if rates:
             entry["mtp"] = [round(rate, 4) for rate in rates]
-        others = {key: kept for key, kept in _stored().items() if key != self._key}
+        others = {key: costs_s for key, costs_s in _stored().items() if key != self._key}
         newest = sorted(others, key=lambda key: others[key]["measured_at"])[-(MAX_MODELS - 1) :]
         write_cache(_file(), {"costs": {**{key: others[key] for key in newest}, self._key: entry}})
 
@@ -77,13 +77,13 @@ def _stored() -> dict[str, dict[str, Any]]:
 
 
 def _read(rows: list[Any]) -> Costs:
-    found: dict[tuple[int, int, int], tuple[float, int]] = {}
+    costs: dict[tuple[int, int, int], tuple[float, int]] = {}
     for row in rows[:_MAX_PASSES]:
         match row:  # rows of older versions lack the class of contexts
             case [int(sequences), int(count), int(size), float() | int() as ratio, int(passes)]:
                 if min(sequences, count, size + 1, passes) > 0 and math.isfinite(ratio) and ratio >= 1:
-                    found[sequences, count, size] = float(ratio), passes
-    return found
+                    costs[sequences, count, size] = float(ratio), passes
+    return costs
 
 
 def _file() -> Path:

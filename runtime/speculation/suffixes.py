@@ -43,16 +43,16 @@ class Suffixes:
         """Return the latest occurrences of a text's end that have a continuation, the latest first."""
         text = self.tokens
         width = self._width
-        found = list[Match]()
+        matches = list[Match]()
         position = self._latest.get(tuple(end[-width:]), 0)
-        while position and len(found) < _MAX_MATCHES:
+        while position and len(matches) < _MAX_MATCHES:
             length = width
             longest = min(LONGEST, position, len(end))
             while length < longest and text[position - 1 - length] == end[-1 - length]:
                 length += 1
-            found.append((text, position, length))
+            matches.append((text, position, length))
             position = self._before[position]
-        return found
+        return matches
 
 
 class RecentAnswers:

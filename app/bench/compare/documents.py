@@ -17,26 +17,26 @@ def compare_documents(a: Document, b: Document) -> Document:
     ours = {_key(entry): entry for entry in a["results"]}
     theirs = {_key(entry): entry for entry in b["results"]}
     shared = [key for key in ours if key in theirs]
-    found = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
-    known = [key for key in shared if found[key] is not None]
-    significant = dict(zip(known, holm([value.p for key in known if (value := found[key])]), strict=True))
+    differences = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
+    known = [key for key in shared if differences[key] is not None]
+    significant = dict(zip(known, holm([value.p for key in known if (value := differences[key])]), strict=True))
     return {
         "a": {"created": a["created"], "command": a["command"]},
         "b": {"created": b["created"], "command": b["command"]},
-        "tests": [_row(ours[key], theirs[key], found[key], significant.get(key, False)) for key in shared],
+        "tests": [_row(ours[key], theirs[key], differences[key], significant.get(key, False)) for key in shared],
         "only_in_a": [_name(key) for key in ours if key not in theirs],
         "only_in_b": [_name(key) for key in theirs if key not in ours],
         "differences": _circumstances(a, b),
     }
 
 
-def _row(a: Document, b: Document, found: Difference | None, significant: bool) -> Document:
-    verdict = "too few repetitions" if found is None else "no difference"
-    if found is not None and found.high > _WIDE * found.low:
+def _row(a: Document, b: Document, compared: Difference | None, significant: bool) -> Document:
+    verdict = "too few repetitions" if compared is None else "no difference"
+    if compared is not None and compared.high > _WIDE * compared.low:
         verdict = "no result"
-        found = None
-    elif found is not None and significant:
-        verdict = "faster" if found.ratio > 1 else "slower"
+        compared = None
+    elif compared is not None and significant:
+        verdict = "faster" if compared.ratio > 1 else "slower"
     return {
         "engine": a["engine"],
         "model": a["model"],
@@ -44,17 +44,17 @@ def _row(a: Document, b: Document, found: Difference | None, significant: bool) 
         "depth": a["depth"],
         "a_tokens_per_second": a["tokens_per_second"]["mean"],
         "b_tokens_per_second": b["tokens_per_second"]["mean"],
-        "ratio": found.ratio if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-        "p": found.p if found else None,
-        "memory_slope": found.slope if found else None,
+        "ratio": compared.ratio if compared else None,
+        "low": compared.low if compared else None,
+        "high": compared.high if compared else None,
+        "p": compared.p if compared else None,
+        "memory_slope": compared.slope if compared else None,
         "verdict": verdict,
     }
 
 
 def _pairs(entry: Document) -> list[tuple[float, float | None]]:
-    return [(kept["typical_tokens_per_second"], kept["memory_gb_s"]) for kept in entry["repetitions"]]
+    return [(repetition["typical_tokens_per_second"], repetition["memory_gb_s"]) for repetition in entry["repetitions"]]
 
 
 def _key(entry: Document) -> tuple[str, str, str, int]:

@@ -62,20 +62,20 @@ def read_document(path: Path) -> dict[str, Any]:
     text = decoded(read_bounded(path, DOCUMENT), str(path))
     for candidate in (text, text.strip().rpartition("\n")[2]):
         try:
-            found = json.loads(candidate)
+            document = json.loads(candidate)
         except (ValueError, RecursionError):
             continue
-        return checked(found, str(path))
+        return checked(document, str(path))
     raise UsageError(f"{path} is not a benchmark document", "`headrace bench --json > FILE` writes one")
 
 
-def checked(found: object, where: str) -> dict[str, Any]:
-    """Return `found` if it has our schema and all that is read of it. Raises UsageError otherwise."""
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        schema = found.get("schema") if isinstance(found, dict) else None
+def checked(document: object, where: str) -> dict[str, Any]:
+    """Return the document if it has our schema and all that is read of it. Raises UsageError otherwise."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        schema = document.get("schema") if isinstance(document, dict) else None
         raise UsageError(f"{where} is not a {SCHEMA} document (schema: {repr(schema)[:_SHOWN]})")
     try:
-        typed(_Document, found)
+        typed(_Document, document)
     except ValueError as error:
         raise UsageError(f"{where}: {error}", _HINT) from None
-    return found
+    return document

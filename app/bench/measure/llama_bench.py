@@ -59,10 +59,10 @@ class LlamaBench:
     def measure(self, test: Test) -> Sample:
         entry = self._run(test, self._flash.get(test, "1"))
         seconds = _seconds(entry, test)
-        own = entry.get("avg_ts")
+        own_speed = entry.get("avg_ts")
         if test.kind == "decode":
-            return Sample(0.0, None, [seconds / test.generate] * test.generate, own_tokens_per_second=own)
-        return Sample(seconds, 0.0, [], own_tokens_per_second=own)
+            return Sample(0.0, None, [seconds / test.generate] * test.generate, own_tokens_per_second=own_speed)
+        return Sample(seconds, 0.0, [], own_tokens_per_second=own_speed)
 
     def close(self) -> None:
         """Do nothing: no process is kept."""

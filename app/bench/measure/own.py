@@ -263,11 +263,11 @@ def _steps(
     engine: Engine, sequences: Row[Sequence], test: Test, *, until: Callable[[dict[Sequence, int]], bool]
 ) -> dict[Sequence, list[float]]:
     """Step the engine until `until` accepts the counts; return each sequence's inter-token latencies."""
-    found: dict[Sequence, list[float]] = {sequence: [] for sequence in sequences}
-    while not until({sequence: len(latencies) for sequence, latencies in found.items()}):
+    latencies_s: dict[Sequence, list[float]] = {sequence: [] for sequence in sequences}
+    while not until({sequence: len(latencies) for sequence, latencies in latencies_s.items()}):
         for sequence, event in engine.step():
             if isinstance(event, Step):
-                found[sequence].append(event.record.latency_s)
+                latencies_s[sequence].append(event.record.latency_s)
             elif isinstance(event, Finished | Failed):
                 raise EngineError(f"{test.label}: a sequence ended during the measurement")
-    return found
+    return latencies_s

@@ -81,7 +81,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
     order: tuple[Speculation, Speculation] = (way, "off") if turn % 2 else ("off", way)
     for attempt in range(_TRIES):
         seed = 1 + turn * _TRIES + attempt
-        runs = {one: _answer(engine, test, question, seed, one) for one in order}
+        runs = {speculates: _answer(engine, test, question, seed, speculates) for speculates in order}
         on = runs[way]
         off = runs["off"]
         if min(on.counted, off.counted) >= LEAST:

@@ -106,15 +106,15 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
         times["graph building"].append(built)
         times["synchronous"].append(whole)
     times["step"] = _loop(network, kv, cache, sampler, token, rounds)
-    found = {name: quantiles(values, n=4, method="inclusive")[0] * 1e3 for name, values in times.items()}
-    total = sum(found[name] for name in PARTS)
+    quartiles_ms = {name: quantiles(values, n=4, method="inclusive")[0] * 1e3 for name, values in times.items()}
+    total = sum(quartiles_ms[name] for name in PARTS)
     return {
         "depth": depth,
-        "step_ms": found["step"],
-        "synchronous_step_ms": found["synchronous"],
-        "parts_ms": {name: found[name] for name in PARTS},
-        "closure": total / found["synchronous"] - 1,
-        "overlap_ms": max(0.0, found["synchronous"] - found["step"]),
+        "step_ms": quartiles_ms["step"],
+        "synchronous_step_ms": quartiles_ms["synchronous"],
+        "parts_ms": {name: quartiles_ms[name] for name in PARTS},
+        "closure": total / quartiles_ms["synchronous"] - 1,
+        "overlap_ms": max(0.0, quartiles_ms["synchronous"] - quartiles_ms["step"]),
         "rounds": rounds,
     }
 
@@ -125,7 +125,7 @@ def _record(
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
-    kept: list[Projections] = []
+    projections: list[Projections] = []
     kv_pass = one_pass(kv, cache, 1, "decode")
     x = twin.embed(token[:, None])
 
@@ -150,8 +150,8 @@ def _record(
     logits = twin.logits(x)
     kv_pass.advance()
     for _, arguments in recorder.calls:
-        kept += [argument for argument in arguments if isinstance(argument, mx.array | list)]
-    mx.eval(logits, kept, kv_pass.arrays)
+        projections += [argument for argument in arguments if isinstance(argument, mx.array | list)]
+    mx.eval(logits, projections, kv_pass.arrays)
     cache.rollback()
     return recorder.calls, logits
 

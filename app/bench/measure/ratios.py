@@ -12,10 +12,10 @@ def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
     ours = {_key(entry): entry for entry in results if entry["engine"] == "headrace"}
     rows = []
     for entry in results:
-        if entry["engine"] != peer or (own := ours.get(_key(entry))) is None:
+        if entry["engine"] != peer or (own_entry := ours.get(_key(entry))) is None:
             continue
         named = {"test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer}
-        rows.append(named | paired_ratio(own, entry))
+        rows.append(named | paired_ratio(own_entry, entry))
     return rows
 
 
@@ -35,9 +35,9 @@ def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
     rows = []
     for entry in results:
         batch = entry["batch"]
-        if batch == 1 or entry["prompt_tokens"] or (one := alone.get(_alone(entry))) is None:
+        if batch == 1 or entry["prompt_tokens"] or (single := alone.get(_alone(entry))) is None:
             continue
-        ratio, low, high, pairs = paired_ratio(entry, one).values()
+        ratio, low, high, pairs = paired_ratio(entry, single).values()
         rows.append(
             {
                 "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "engine": entry["engine"],
@@ -61,12 +61,13 @@ def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
         ]
         if entry["engine"] != peer or not pairs:
             continue
-        low, high = bootstrap([measured / own for measured, own in pairs])
+        low, high = bootstrap([measured / own_speed for measured, own_speed in pairs])
         rows.append(
             {
                 "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer,
-                "own_tokens_per_second": fmean([own for _, own in pairs]),
-                "measured_over_own": fmean([measured / own for measured, own in pairs]), "low": low, "high": high,
+                "own_tokens_per_second": fmean([own_speed for _, own_speed in pairs]),
+                "measured_over_own": fmean([measured / own_speed for measured, own_speed in pairs]),
+                "low": low, "high": high,
             }
         )  # fmt: skip
     return rows

@@ -98,21 +98,21 @@ def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | No
 
 def _arrival(repetitions: Sequence[Repetition]) -> Result | None:
     """Return the effect of a joining prompt on the others and on itself; ratios are paired by repetition."""
-    found = [(rep.sample, rep.sample.arrival) for rep in repetitions if rep.sample.arrival is not None]
-    before = [_p95(arrival.before_s) for _, arrival in found]
-    meanwhile = [_p95(sample.latencies_s) for sample, _ in found]
-    if not found:
+    arrivals = [(rep.sample, rep.sample.arrival) for rep in repetitions if rep.sample.arrival is not None]
+    before = [_p95(arrival.before_s) for _, arrival in arrivals]
+    meanwhile = [_p95(sample.latencies_s) for sample, _ in arrivals]
+    if not arrivals:
         return None
     stretch, (low, high) = geometric_ratio(meanwhile, before)
-    share, (least, most) = geometric_ratio(
-        [arrival.alone_s for _, arrival in found], [sample.ttft_s or sample.prefill_s for sample, _ in found]
+    share, (least, largest) = geometric_ratio(
+        [arrival.alone_s for _, arrival in arrivals], [sample.ttft_s or sample.prefill_s for sample, _ in arrivals]
     )
     return {
         "itl_p95_before_ms": fmean(before) * 1e3,
         "itl_p95_ms": fmean(meanwhile) * 1e3,
         "itl_p95_ratio": {"mean": stretch, "low": low, "high": high},
-        "ttft_alone_ms": fmean([arrival.alone_s for _, arrival in found]) * 1e3,
-        "of_speed_alone": {"mean": share, "low": least, "high": most},
+        "ttft_alone_ms": fmean([arrival.alone_s for _, arrival in arrivals]) * 1e3,
+        "of_speed_alone": {"mean": share, "low": least, "high": largest},
     }
 
 
@@ -156,8 +156,8 @@ def _energy(test: Test, samples: Sequence[Sample], idle: float | None) -> Result
     """Return the energy per token over the repetitions that were long enough to measure it."""
     measured = [sample for sample in samples if sample.energy is not None]
     uses = [sample.energy for sample in measured if sample.energy is not None]
-    found = per_token(uses, sum(sample.tokens(test) for sample in measured), idle)
-    return asdict(found) if found is not None else None
+    energy = per_token(uses, sum(sample.tokens(test) for sample in measured), idle)
+    return asdict(energy) if energy is not None else None
 
 
 def _tokens_per_step(samples: Sequence[Sample]) -> float:

@@ -111,11 +111,11 @@ def run(options: Options, show: Show) -> Document:
         measured = _measure(options, host, opened, show)
     if opened.memory and (peak := opened.memory.measurement()) is not None:
         remember_peak(peak, host)
-    found = document(replace(measured, notes=[*measured.notes, *busy, *_damage(opened.checks)]))
-    refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
+    result = document(replace(measured, notes=[*measured.notes, *busy, *_damage(opened.checks)]))
+    refused = remember(host, result, quiet=not (busy or power_notes(result["device"]["power"])))
     if refused is not None:
-        found["notes"].append(f"step-cost fit not kept for predictions: {refused}")
-    return found
+        result["notes"].append(f"step-cost fit not kept for predictions: {refused}")
+    return result
 
 
 def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
@@ -128,17 +128,17 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     models = [model for family in families for model in family]
     reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
     held = reader.pass_bytes if reader and host.backend != "cpu" else 0
-    own = _own(models, options.tests, limit, held, _draft(options, models[0]))
+    own_engines = _own(models, options.tests, limit, held, _draft(options, models[0]))
     look = sensors(host.backend)
-    for backend in own:
+    for backend in own_engines:
         backend.sensors = look
         stack.callback(backend.close)
-    threads = options.peer_threads or own[0].setup.threads or host.usable_cores
+    threads = options.peer_threads or own_engines[0].setup.threads or host.usable_cores
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
     memory = MemorySpeed(reader) if reader else None
     checks = [check for _, check in loaded]
-    opened = _Opened(families, checks, own, peers, notes, memory, idle_watts(look), ranks)
+    opened = _Opened(families, checks, own_engines, peers, notes, memory, idle_watts(look), ranks)
     check_threads(opened.setups, options.peer_threads)
     return opened
 
@@ -215,14 +215,14 @@ class _Account:
 
     def so_far(self) -> list[Result]:
         """Return the entries now; an entry's peak is the one after its last repetition."""
-        for key, kept in self._session.repetitions.items():
-            if kept and self._known.get(key, (0, None))[0] != len(kept):
-                self._known[key] = len(kept), self._result(key)
+        for key, repetitions in self._session.repetitions.items():
+            if repetitions and self._known.get(key, (0, None))[0] != len(repetitions):
+                self._known[key] = len(repetitions), self._result(key)
         return [self._known[key][1] for key in self._session.repetitions if key in self._known]
 
     def final(self) -> list[Result]:
         """Return all entries against the peak of the whole run."""
-        return [self._result(key) for key, kept in self._session.repetitions.items() if kept]
+        return [self._result(key) for key, repetitions in self._session.repetitions.items() if repetitions]
 
     def _result(self, key: Key) -> Result:
         engine, model, test = key
@@ -286,8 +286,8 @@ def _load_options(options: Options, kv: str) -> LoadOptions:
 
 def _expected(model: LoadedModel) -> tuple[bool, str]:
     """Return whether speculation must not change tokens of this model here, and the reason."""
-    found = expectation(model)
-    return found.exact, found.reason
+    expected = expectation(model)
+    return expected.exact, expected.reason
 
 
 def _draft(options: Options, model: LoadedModel) -> Network | None:

@@ -54,12 +54,12 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
             times[drafts].append(time.perf_counter() - began)
             cache.rollback()
     cache.close()
-    found = {drafts: median(values[1:]) for drafts, values in times.items()}
+    medians = {drafts: median(values[1:]) for drafts, values in times.items()}
     return {
         "depth": depth,
         "rounds": rounds,
-        "step_ms": found[0] * 1e3,
-        "guesses": [_row(drafts, found[drafts] / found[0], found[drafts]) for drafts in DRAFT_LENGTHS],
+        "step_ms": medians[0] * 1e3,
+        "guesses": [_row(drafts, medians[drafts] / medians[0], medians[drafts]) for drafts in DRAFT_LENGTHS],
     }
 
 

@@ -39,8 +39,8 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def load_workloads() -> Mapping[str, Workload]:
     """Return all workloads by name: copies first, free text last."""
-    found = [_read(path) for path in sorted((ASSETS / "workloads").glob("*.toml"))]
-    return {workload.name: workload for workload in sorted(found, key=lambda one: KINDS.index(one.kind))}
+    workloads = [_read(path) for path in sorted((ASSETS / "workloads").glob("*.toml"))]
+    return {workload.name: workload for workload in sorted(workloads, key=lambda each: KINDS.index(each.kind))}
 
 
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:

@@ -47,17 +47,17 @@ def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Diver
 
     NumPy row by row takes a twentieth of MLX's time on a CPU.
     """
-    found = Divergence()
+    result = Divergence()
     a, b = (np.array(logits.astype(mx.float32), copy=False) for logits in (reference, other))
     with np.errstate(all="ignore"):  # tokens of zero probability
         for p_logits, q_logits, target in zip(a, b, cast(list[int], targets.tolist()), strict=True):
             log_p = _log_softmax(p_logits)
             log_q = _log_softmax(q_logits)
-            found.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))
-            found.agrees.append(float(p_logits.argmax() == q_logits.argmax()))
-            found.reference_nll.append(-float(log_p[target]))
-            found.nll.append(-float(log_q[target]))
-    return found
+            result.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))
+            result.agrees.append(float(p_logits.argmax() == q_logits.argmax()))
+            result.reference_nll.append(-float(log_p[target]))
+            result.nll.append(-float(log_q[target]))
+    return result
 
 
 def _kl(log_p: Row, log_q: Row, difference: Row) -> float:

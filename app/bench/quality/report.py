@@ -75,9 +75,9 @@ def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
             "depth": depth,
             "phase": phase,
             "tokens_per_second": variant.speeds.get((depth, phase)),
-            **figures([found]),
+            **figures([divergence]),
         }
-        for (depth, phase), found in variant.found.items()
+        for (depth, phase), divergence in variant.found.items()
     ]
     return [every, *each] if len(each) > 1 else each
 
@@ -93,16 +93,16 @@ _Block = TypeVar("_Block")
 
 def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
     """Return all figures of one text in one or more conditions that score the same tokens."""
-    kl = [found.kl for found in conditions]
-    more = [[b - a for a, b in zip(found.reference_nll, found.nll, strict=True)] for found in conditions]
-    reference_nll = fmean(list(chain.from_iterable(found.reference_nll for found in conditions)))
-    nll = fmean(list(chain.from_iterable(found.nll for found in conditions)))
+    kl = [condition.kl for condition in conditions]
+    more = [[b - a for a, b in zip(condition.reference_nll, condition.nll, strict=True)] for condition in conditions]
+    reference_nll = fmean(list(chain.from_iterable(condition.reference_nll for condition in conditions)))
+    nll = fmean(list(chain.from_iterable(condition.nll for condition in conditions)))
     return {
         "tokens": sum(map(len, kl)),
         "kl_mean": mean_figure(kl),
         "kl_p99": tail_figure(kl),
         "kl_max": max(chain.from_iterable(kl)),
-        "top1_agreement": mean_figure([found.agrees for found in conditions]),
+        "top1_agreement": mean_figure([condition.agrees for condition in conditions]),
         "perplexity_ratio": {
             key: None if value is None else math.exp(value) for key, value in mean_figure(more).items()
         },
@@ -119,10 +119,10 @@ def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
 
 def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
     """Return the interpolated quantile `q` of rows (conditions, tokens)."""
-    most = max(map(len, rows)) * len(rows)
+    max_values = max(map(len, rows)) * len(rows)
     # per block: upper bound of values at or above the quantile in any resample
-    kept = math.ceil((1 - q) * 2 * most) + 2
-    blocks = [(sorted(block)[-kept:], len(block)) for block in _blocks(rows)]
+    num_kept = math.ceil((1 - q) * 2 * max_values) + 2
+    blocks = [(sorted(block)[-num_kept:], len(block)) for block in _blocks(rows)]
 
     def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
         count = sum(length for _, length in drawn)

@@ -43,8 +43,8 @@ def run(options: Options) -> Document:
     if options.coarse:
         variants.append(Variant("8-bit activations", "activations", with_activations(reference.network, 8)))
     variants += [Variant(other.name, "weights", other.network) for other in others]
-    found = chosen_passages(text, options, [reference, *others], notes)
-    interrupted = measure(reference.network, variants, found)
+    passages_by_depth = chosen_passages(text, options, [reference, *others], notes)
+    interrupted = measure(reference.network, variants, passages_by_depth)
     return document(reference, others, options, variants, notes, interrupted=interrupted)
 
 
@@ -52,9 +52,15 @@ def chosen_passages(text: str, options: Options, models: Sequence[LoadedModel], 
     """Return the passages by depth that fit all models. Adds a note for each depth that does not fit."""
     depths = options.depths or DEPTHS
     room = min(model.context_limit for model in models)
-    found = passages(text, models[0].tokenizer, depths, options.scored, room, asked=options.depths is not None)
-    notes += [f"depth {depth:,} is left out: text or context is too short" for depth in depths if depth not in found]
-    return found
+    passages_by_depth = passages(
+        text, models[0].tokenizer, depths, options.scored, room, asked=options.depths is not None
+    )
+    notes += [
+        f"depth {depth:,} is left out: text or context is too short"
+        for depth in depths
+        if depth not in passages_by_depth
+    ]
+    return passages_by_depth
 
 
 def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
@@ -78,7 +84,7 @@ def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str
     return variants
 
 
-def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Passage]) -> bool:
+def measure(reference: Network, variants: Sequence[Variant], passages_by_depth: dict[int, Passage]) -> bool:
     """Put every passage through all networks in every phase, with progress; return whether Ctrl-C ended it.
 
     A variant's `found` holds the finished conditions. Raises KeyboardInterrupt before the first.
@@ -86,7 +92,7 @@ def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Pa
     interrupted = False
     try:
         with drawn_progress() as progress:
-            _measure(reference, variants, found, NumberedStages("passage", progress))
+            _measure(reference, variants, passages_by_depth, NumberedStages("passage", progress))
     except KeyboardInterrupt:
         interrupted = True
     if not variants[0].found:
@@ -95,31 +101,31 @@ def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Pa
 
 
 def _measure(
-    reference: Network, variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages
+    reference: Network, variants: Sequence[Variant], passages_by_depth: dict[int, Passage], stages: NumberedStages
 ) -> None:
-    limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
+    limit = max(len(passage.context) + len(passage.fed) for passage in passages_by_depth.values())
     forced: list[Scores] = [Forced(reference, limit, stages.tick)]
     forced += [variant.scores or Forced(_network_of(variant), limit, stages.tick) for variant in variants]
-    for number, (depth, passage) in enumerate(found.items()):
+    for number, (depth, passage) in enumerate(passages_by_depth.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
-            stages.begin(at + 1, len(PHASES) * len(found), f"{phase} at depth {depth:,}")
+            stages.begin(at + 1, len(PHASES) * len(passages_by_depth), f"{phase} at depth {depth:,}")
             if phase == PHASES[0]:
-                for one in forced:
-                    one.begin(passage.context)
+                for forcing in forced:
+                    forcing.begin(passage.context)
             done = [Divergence() for _ in variants]
-            before = [one.seconds for one in forced[1:]]
+            before = [forcing.seconds for forcing in forced[1:]]
             scored = 0
-            for logits, *others in zip(*(one.score(passage.fed, phase) for one in forced), strict=True):
+            for logits, *others in zip(*(forcing.score(passage.fed, phase) for forcing in forced), strict=True):
                 targets = mx.array(passage.targets[scored : scored + logits.shape[0]])
                 scored += logits.shape[0]
                 for sums, other in zip(done, others, strict=True):
                     sums += divergence(logits, other, targets)
-            for variant, sums, one, began in zip(variants, done, forced[1:], before, strict=True):
+            for variant, sums, forcing, began in zip(variants, done, forced[1:], before, strict=True):
                 variant.found[depth, phase] = sums
-                if one.seconds > began:  # else the clock is too coarse
-                    variant.speeds[depth, phase] = scored / (one.seconds - began)
-    for one in forced:
-        one.end()
+                if forcing.seconds > began:  # else the clock is too coarse
+                    variant.speeds[depth, phase] = scored / (forcing.seconds - began)
+    for forcing in forced:
+        forcing.end()
 
 
 def _network_of(variant: Variant) -> Network:

@@ -90,14 +90,20 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
     def draw(axes: Any) -> None:
         intensities = [entry["arithmetic_intensity"] for entry in shown]
         least = min(intensities) / 2
-        most = max(intensities) * 2
+        max_intensity = max(intensities) * 2
         if ceiling_gflop_s:
-            most = max(most, 2 * ceiling_gflop_s / peak_gb_s)  # beyond the ridge, so that the level line shows
-        ridge = min(most, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else most
+            beyond_the_ridge = 2 * ceiling_gflop_s / peak_gb_s  # so that the level line shows
+            max_intensity = max(max_intensity, beyond_the_ridge)
+        ridge = min(max_intensity, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else max_intensity
         axes.plot([least, ridge], [least * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
                   label=f"memory: {peak_gb_s:.1f} GB/s")  # fmt: skip
         if ceiling_gflop_s:
-            axes.plot([ridge, most], [ceiling_gflop_s] * 2, color=INK, label=f"compute: {ceiling_gflop_s:,.0f} GFLOP/s")
+            axes.plot(
+                [ridge, max_intensity],
+                [ceiling_gflop_s] * 2,
+                color=INK,
+                label=f"compute: {ceiling_gflop_s:,.0f} GFLOP/s",
+            )
         for colour, kind in zip(SERIES, ("prefill", "decode"), strict=False):
             points = [entry for entry in shown if bool(entry["generated_tokens"]) == (kind == "decode")]
             axes.scatter(

@@ -133,13 +133,13 @@ def arrivals(document: Document) -> list[Document]:
 
 def arrival_line(entry: Document) -> str:
     """Format an arrival: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
-    found = entry["arrival"]
+    arrival = entry["arrival"]
     speed = entry["tokens_per_second"]["mean"]
-    stretch = found["itl_p95_ratio"]
-    share = found["of_speed_alone"]
+    stretch = arrival["itl_p95_ratio"]
+    share = arrival["of_speed_alone"]
     return (
-        f"{label(entry)} ({entry['engine']}): ITL p95 from {found['itl_p95_before_ms']:.1f} to "
-        f"{found['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
+        f"{label(entry)} ({entry['engine']}): ITL p95 from {arrival['itl_p95_before_ms']:.1f} to "
+        f"{arrival['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
         f"prefill {speed:.0f} tok/s, {share['mean']:.0%} of its speed alone{bracketed(share, percent)}"
     )
 

@@ -17,9 +17,9 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LAST = 24  # runs in a row of blocks
 
 
-def show_history(kept: History) -> None:
+def show_history(history: History) -> None:
     """Print runs, newest last, then the tests measured more than once."""
-    runs = list(kept.documents())
+    runs = list(history.documents())
     if not runs:
         print("No saved runs; `headrace bench --save` saves one.")
         return

@@ -42,8 +42,15 @@ def _about(documents: Sequence[Document], notes: Sequence[str]) -> dict[str, Any
     """Return the machine's facts; unknown ones are left out. Peaks are the best of all runs."""
     last = documents[-1]
     device = documents[-1]["device"]
-    peaks = [one["device"]["measured_peak_gb_s"] for one in documents if one["device"]["measured_peak_gb_s"]]
-    energies = [entry["energy_per_token"] for one in documents for entry in one["results"] if entry["energy_per_token"]]
+    peaks = [
+        document["device"]["measured_peak_gb_s"] for document in documents if document["device"]["measured_peak_gb_s"]
+    ]
+    energies = [
+        entry["energy_per_token"]
+        for document in documents
+        for entry in document["results"]
+        if entry["energy_per_token"]
+    ]
     idle = [energy["idle_watts"] for energy in energies if energy["idle_watts"] is not None]
     memory = device["memory_bytes"]
     facts = {
@@ -74,9 +81,17 @@ def _rows(document: Document) -> list[dict[str, Any]]:
 
 
 def _row(document: Document, entry: Document) -> dict[str, Any]:
-    place = entry["test"], entry["depth"]
-    peers = [one for one in document["results"] if one["engine"] == "mlx-lm" and (one["test"], one["depth"]) == place]
-    ratios = [one for one in document["ratios"] if one["peer"] == "mlx-lm" and (one["test"], one["depth"]) == place]
+    test_key = entry["test"], entry["depth"]
+    peers = [
+        result
+        for result in document["results"]
+        if result["engine"] == "mlx-lm" and (result["test"], result["depth"]) == test_key
+    ]
+    ratios = [
+        result
+        for result in document["ratios"]
+        if result["peer"] == "mlx-lm" and (result["test"], result["depth"]) == test_key
+    ]
     energy = entry["energy_per_token"] or {}
     row = {
         "model": entry["model"],

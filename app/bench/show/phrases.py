@@ -54,7 +54,7 @@ def energy_line(document: Document) -> str:
         return ""
     idle = known[0]["idle_watts"]
     net = f"net of {idle:.1f} W idle" if idle is not None else "absent, since idle power is unknown"
-    return f"energy per token of {known[0]['parts']}, {net}; up to {max(one['watts'] for one in known):.1f} W"
+    return f"energy per token of {known[0]['parts']}, {net}; up to {max(energy['watts'] for energy in known):.1f} W"
 
 
 def energy_cell(entry: Document) -> str:

@@ -118,9 +118,9 @@ def _plots(document: Document, charts: Any) -> list[str]:
 
 def _tiles(document: Document) -> str:
     """Return the headline figures: of the first decode test and the first prefill."""
-    own = [entry for entry in document["results"] if entry["engine"] == "headrace"]
-    decode = next((entry for entry in own if entry["generated_tokens"] and not entry["prompt_tokens"]), None)
-    prefill = next((entry for entry in own if not entry["generated_tokens"]), None)
+    entries = [entry for entry in document["results"] if entry["engine"] == "headrace"]
+    decode = next((entry for entry in entries if entry["generated_tokens"] and not entry["prompt_tokens"]), None)
+    prefill = next((entry for entry in entries if not entry["generated_tokens"]), None)
     tiles = []
     if decode:
         tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))

@@ -56,8 +56,8 @@ class Tuned:
             took = []
             for way in self._ways:
                 self._run(way, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
-                found = self._run(way, *test)
-                took.append((found["prefill_s"] * bool(prompt) + sum(found["latencies_s"]), found))
+                result = self._run(way, *test)
+                took.append((result["prefill_s"] * bool(prompt) + sum(result["latencies_s"]), result))
             fastest = min(range(len(took)), key=lambda index: took[index][0])
             self._best[test] = self._ways[fastest]
             return took[fastest][1]
@@ -103,7 +103,7 @@ class Lookup:
         if not tune:
             return self._run(*self._best.get(test, self._ways[0]), tokens, generate, stop, temperature)
         took = [(way, self._run(*way, tokens, generate, stop, temperature)) for way in self._ways]
-        self._best[test], fastest = min(took, key=lambda found: sum(found[1]["latencies_s"]))
+        self._best[test], fastest = min(took, key=lambda result: sum(result[1]["latencies_s"]))
         return fastest
 
     def _run(
@@ -157,16 +157,16 @@ class LlamaCpp:
             token = self._choose()
             arrivals.append(time.perf_counter())
         performance = library.llama_perf_context(ctx)
-        own = None
+        own_speed = None
         if generate and not prompt and performance.t_eval_ms > 0:
-            own = performance.n_eval / performance.t_eval_ms * 1e3
+            own_speed = performance.n_eval / performance.t_eval_ms * 1e3
         elif prompt and not generate and performance.t_p_eval_ms > 0:
-            own = performance.n_p_eval / performance.t_p_eval_ms * 1e3
+            own_speed = performance.n_p_eval / performance.t_p_eval_ms * 1e3
         return {
             "prefill_s": arrivals[0] - began,
             "first_step_s": 0.0,
             "latencies_s": [b - a for a, b in pairwise(arrivals)],
-            "own_tokens_per_second": own,
+            "own_tokens_per_second": own_speed,
         }
 
     def _tokens(self, count: int) -> list[int]:

@@ -55,17 +55,17 @@ class MlxLm:
             last = response
         self._caches[depth] = cache
         arrivals = arrivals[: generate or 1]  # its last response repeats the last token
-        own = None
+        own_speed = None
         if generate and not prompt:
             # mlx-lm divides all tokens by the time after the first; these are intervals.
-            own = last.generation_tps * (generate - 1) / generate
+            own_speed = last.generation_tps * (generate - 1) / generate
         elif prompt and not generate:
-            own = last.prompt_tps
+            own_speed = last.prompt_tps
         return {
             "prefill_s": arrivals[0] - began,
             "first_step_s": 0.0,
             "latencies_s": [b - a for a, b in pairwise(arrivals)],
-            "own_tokens_per_second": own,
+            "own_tokens_per_second": own_speed,
         }
 
     def _together(self, generate: int, depth: int, batch: int) -> dict[str, Any]:
@@ -115,10 +115,10 @@ class MlxLm:
         """Return a cache with `depth` tokens, the previous one if it can be trimmed."""
         from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
-        kept = self._caches.pop(depth, None)
-        if kept is not None and depth and can_trim_prompt_cache(kept) and kept[0].offset >= depth:
-            trim_prompt_cache(kept, kept[0].offset - depth)
-            return kept
+        cache = self._caches.pop(depth, None)
+        if cache is not None and depth and can_trim_prompt_cache(cache) and cache[0].offset >= depth:
+            trim_prompt_cache(cache, cache[0].offset - depth)
+            return cache
         return self._filled(depth)
 
     def _filled(self, depth: int) -> Any:
