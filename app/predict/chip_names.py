@@ -123,6 +123,11 @@ def _variant(chip: Chip, cores: int | None) -> str:
     """Return the suffix that distinguishes the variant: GPU cores or memory."""
     several = any(other.name == chip.name and other is not chip for other in table())
     if chip.gpu_cores:
-        shown = [cores] if cores else list(chip.gpu_cores) if several else []
+        if cores:
+            shown = [cores]
+        elif several:
+            shown = list(chip.gpu_cores)
+        else:
+            shown = []
         return f" ({'/'.join(map(str, shown))}-core)" if shown else ""
     return f" ({'/'.join(map(str, chip.memory_gb))} GB)" if several and chip.memory_gb else ""

@@ -75,7 +75,11 @@ class PublishedPoint:
     @property
     def kind(self) -> str:
         """`mixture`, `small` (steps below 1 GB) or `dense`: the classes in which errors are reported."""
-        return "mixture" if self.mixture else "small" if self.nbytes < _SMALL else "dense"
+        if self.mixture:
+            return "mixture"
+        if self.nbytes < _SMALL:
+            return "small"
+        return "dense"
 
 
 def assumptions(engine: str) -> Assumptions:

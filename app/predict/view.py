@@ -180,7 +180,11 @@ def show_chips(chips: list[Document]) -> None:
 
 def _chip_memory(chip: Document) -> str:
     sizes = " / ".join(map(str, chip["memory_gb"]))
-    return f"{sizes} GB" if sizes else f"up to {chip['max_memory_gb']} GB" if chip["max_memory_gb"] else ""
+    if sizes:
+        return f"{sizes} GB"
+    if chip["max_memory_gb"]:
+        return f"up to {chip['max_memory_gb']} GB"
+    return ""
 
 
 def _chip_flops(chip: Document) -> str:

@@ -28,7 +28,12 @@ def export_path(session_id: str, name: str) -> Path:
 
     Only the latter may be overwritten. Raises UsageError.
     """
-    form = name if name in FORMS else "" if name else "md"
+    if name in FORMS:
+        form = name
+    elif name:
+        form = ""
+    else:
+        form = "md"
     own_name = f"headrace-{session_id}.{form}"
     try:
         path = Path(own_name if form else name).expanduser()

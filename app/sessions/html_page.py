@@ -138,7 +138,11 @@ def strip(steps: AnswerSteps) -> Iterator[Mark]:
 
 
 def _speed(latency_s: float, usual_s: float) -> str:
-    return "usual" if latency_s <= usual_s * _SLOW else "slow" if latency_s <= usual_s * _SLOWEST else "slowest"
+    if latency_s <= usual_s * _SLOW:
+        return "usual"
+    if latency_s <= usual_s * _SLOWEST:
+        return "slow"
+    return "slowest"
 
 
 def _drafted(text: StepText) -> str:

@@ -79,7 +79,11 @@ def speed_text(value: float | None) -> str:
 
 def _decimals_of_three(value: float) -> int:
     """Return the decimals that make three significant digits, at most two."""
-    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    if abs(value) < 9.995:
+        return 2
+    if abs(value) < 99.95:
+        return 1
+    return 0
 
 
 def decimals(value: float | None, digits: int = 2) -> str:

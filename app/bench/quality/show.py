@@ -84,7 +84,11 @@ def _condition(entry: Document) -> str:
 
 
 def _nats(value: float) -> str:
-    return "0" if value == 0 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
+    if value == 0:
+        return "0"
+    if value < 0.01:
+        return f"{value:.2g}"
+    return f"{value:.3f}"
 
 
 def _interval(figure: Document, form: Callable[[float], str]) -> str:

@@ -80,7 +80,12 @@ def _mbu_bar(entry: Entry) -> Text:
     if value is None:
         return Text("")
     filled = max(0, min(_BAR, round(value * _BAR)))
-    style = "red" if value > 1 or value < 0.25 else "yellow" if value < 0.5 else "green"
+    if value > 1 or value < 0.25:
+        style = "red"
+    elif value < 0.5:
+        style = "yellow"
+    else:
+        style = "green"
     return Text.assemble(("━" * filled, style), ("─" * (_BAR - filled), "dim"))
 
 
@@ -198,7 +203,12 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
 def _gain(entry: Entry) -> Text:
     """Format the gain: green if significantly faster, red if slower."""
     ratio = entry["speculation"]["ratio"]
-    style = "bold green" if above_one(ratio) else "bold red" if below_one(ratio) else "bold"
+    if above_one(ratio):
+        style = "bold green"
+    elif below_one(ratio):
+        style = "bold red"
+    else:
+        style = "bold"
     return Text(f"{ratio['median']:.2f}x", style=style)
 
 
