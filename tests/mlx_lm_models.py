@@ -172,6 +172,19 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "glm4-moe": _GLM_MOE,
     "glm4-moe-groups": {**_GLM_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": False},
+    "mixtral": {"model_type": "mixtral", "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "granite-moe": {**_GRANITE, "model_type": "granitemoe", "num_local_experts": 6, "num_experts_per_tok": 2},
+    "solar-open": {
+        **_GLM_MOE, "model_type": "solar_open", "first_k_dense_replace": 0, "partial_rotary_factor": 1.0,
+        "attention_bias": False, "use_qk_norm": False,
+    },
+    "qwen2-moe": {**_SHARED_GATE, "model_type": "qwen2_moe", "head_dim": 16},
+    "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3},
+    "olmoe-biased": {
+        "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
+        "norm_topk_prob": True, "rope_scaling": _YARN,
+    },
+    "mimo": {"model_type": "mimo", "head_dim": 16},
     "minimax": _MINIMAX,
     "dots1": _DOTS,
     "dots1-groups": {**_DOTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
@@ -246,6 +259,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **_KIMI, "num_expert_group": 4, "topk_group": 2, "num_shared_experts": 0, "moe_renormalize": False,
         "first_k_dense_replace": 0,
     },
+    "glm": {"model_type": "glm", "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
 

@@ -94,7 +94,6 @@ class Architecture:
     runs: Callable[[Fields], bool] = lambda _fields: True  # False: mlx-lm's class runs this variant
     complete: Callable[[Fields, DecoderConfig], DecoderConfig] = lambda _fields, decoder: decoder
     # Costs and mlx-lm
-    experts_beside: str = ""  # model_type of the other layers, of a mixture that mlx-lm's class runs
     biased: Sequence[str] = ()  # modules with a bias, whatever the config says
     plain: tuple[str, ...] = ()  # ends of modules that a quantized checkpoint of mlx-lm has plain
     class_splits: tuple[str, ...] = ()  # ways in which mlx-lm divides its class with recurrent state

@@ -1,4 +1,4 @@
-"""GLM 4 and 5: dense layers with four norms, mixtures, attention over latents."""
+"""GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents."""
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import Family, NormNames
@@ -9,6 +9,7 @@ from headrace.models.architectures.latent import latent_with_eps
 _AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 ROWS = (
+    Architecture("glm", Family(interleaved=True), rotated=0.5),
     Architecture("glm4", Family(_AROUND, interleaved=True), rotated=0.5),
     Architecture(
         "glm4_moe",
@@ -27,6 +28,14 @@ ROWS = (
         rotated=1.0,
         experts=deepseek_experts,
         latent=latent_with_eps,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "solar_open",
+        Family(qk_norm="head"),
+        constants={"first_k_dense_replace": 0, "partial_rotary_factor": 1.0, "intermediate_size": 0},
+        inner_size=lambda fields: fields.count("intermediate_size") if fields.values.get("intermediate_size") else 1,
+        experts=deepseek_experts,
         plain=(".mlp.gate",),
     ),
     Architecture(

@@ -21,14 +21,18 @@ def _multiplied(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _experts(fields: Fields, layers: int) -> ExpertLayers:
+def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer")] * layers
+
+
+def _hybrid_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return experts next to a dense feed-forward, which has the modules of layers without experts."""
     if not fields.values.get("num_local_experts"):
         return [None] * layers
-    counts = count_experts(fields, "num_local_experts")
-    size = fields.count("intermediate_size")
     shared = fields.count("shared_intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, shared_at="")] * layers
+    return [experts and replace(experts, shared=shared, shared_at="") for experts in _moe_experts(fields, layers)]
 
 
 def _older_keys(config: Config) -> None:
@@ -41,8 +45,17 @@ def _older_keys(config: Config) -> None:
         config["intermediate_size"] = config["shared_intermediate_size"]  # the width of the only MLP there is
 
 
+_EXPERT_NAMES = (
+    (".block_sparse_moe.input_linear.", ".mlp.switch_mlp.input_linear."),
+    (".block_sparse_moe.output_linear.", ".mlp.switch_mlp.down_proj."),
+    (".block_sparse_moe.", ".mlp."),
+)
+
 ROWS = (
     Architecture("granite", Family(), tied=True, complete=_multiplied),
+    Architecture(
+        "granitemoe", Family(), tensor_names=_EXPERT_NAMES, tied=True, experts=_moe_experts, complete=_multiplied
+    ),
     Architecture(
         "granitemoehybrid",
         Family(),
@@ -51,12 +64,10 @@ ROWS = (
             (".mamba.", ".mixer."),
             (".shared_mlp.input_linear", ".mlp.gate_up_proj"),
             (".shared_mlp.output_linear", ".mlp.down_proj"),
-            (".block_sparse_moe.input_linear.", ".mlp.switch_mlp.input_linear."),
-            (".block_sparse_moe.output_linear.", ".mlp.switch_mlp.down_proj."),
-            (".block_sparse_moe.", ".mlp."),
+            *_EXPERT_NAMES,
         ),
         tied=True,
-        experts=_experts,
+        experts=_hybrid_experts,
         mixer=mamba2,
         complete=_multiplied,
     ),

@@ -26,6 +26,11 @@ def _growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, layers=tuple(replace(layer, growth=growth) for layer in decoder.layers))
 
 
+def _mixtral_experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_local_experts")
+    return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=True)] * layers
+
+
 _CHUNK = 8192  # default of Llama 4's attention in chunks
 
 
@@ -77,6 +82,13 @@ def _llama4_class(config: Config) -> str | None:
     return "llama4" if config.get("moe_layers") else None
 
 
+EXPERT_NAMES = (
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+
 ROWS = (
     Architecture("llama", Family(), tied=True, nested_defaults=_LLAMA),
     Architecture(
@@ -84,7 +96,14 @@ ROWS = (
     ),
     Architecture("ministral", same_as="mistral"),
     Architecture("ministral3", Family(), tied=True, complete=_growing_queries),
-    Architecture("mixtral", experts_beside="mistral"),
+    Architecture(
+        "mixtral",
+        Family(),
+        tensor_names=EXPERT_NAMES,
+        theta=1e6,
+        sliding="all",
+        experts=_mixtral_experts,
+    ),
     Architecture("smollm3", Family(), position_free="listed"),
     Architecture("seed_oss", Family(), tied=True),
     Architecture("llama4", nests=True),

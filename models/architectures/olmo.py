@@ -1,9 +1,17 @@
-"""OLMo 2, 3 and hybrid: norms after each half of a layer, and one norm over all heads of queries or keys."""
+"""OLMo 2, 3, hybrid and OLMoE: norms after each half of a layer, and one norm over all heads of queries or keys."""
 
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import Architecture
-from headrace.models.architectures.config import Family, MixerConfig, NormNames, RopeConfig
+from headrace.models.architectures.config import (
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    MixerConfig,
+    NormNames,
+    RopeConfig,
+)
+from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope
 from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
@@ -15,6 +23,12 @@ def _olmo3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig
     """Return the rotations: scaling is of full-attention layers only."""
     rope = full_rope(fields, architecture)
     return rope, RopeConfig(rope.theta)
+
+
+def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_experts")
+    normalized = bool(fields.values.get("norm_topk_prob"))
+    return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=normalized)] * layers
 
 
 def _mixer(fields: Fields) -> MixerConfig:
@@ -32,6 +46,7 @@ def _states_theta(fields: Fields) -> bool:
 ROWS = (
     Architecture("olmo2", Family(AFTER, qk_norm="heads"), tied=True),
     Architecture("olmo3", Family(AFTER, qk_norm="heads"), sliding="period", period=4, ropes=_olmo3_ropes),
+    Architecture("olmoe", Family(qk_norm="heads"), experts=_experts, only={"clip_qkv": None}),
     Architecture(
         "olmo_hybrid",
         Family(AFTER, qk_norm="heads", mixer_norms=NormNames()),

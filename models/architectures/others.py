@@ -14,6 +14,7 @@ from headrace.models.architectures.config import (
 from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.llama import EXPERT_NAMES
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -204,12 +205,7 @@ ROWS = (
         "minimax",
         Family(qk_norm="heads"),
         add_keys=_minimax_keys,
-        tensor_names=(
-            (".block_sparse_moe.", ".mlp."),
-            (".w1.", ".gate_proj."),
-            (".w2.", ".down_proj."),
-            (".w3.", ".up_proj."),
-        ),
+        tensor_names=EXPERT_NAMES,
         rotated=0.5,
         ropes=_minimax_ropes,
         experts=_minimax_experts,
@@ -223,12 +219,8 @@ ROWS = (
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
     Architecture("mellum", older_keys={"num_experts": "num_local_experts"}),
-    Architecture("mimo", head=_MIMO_HEAD),
+    Architecture("mimo", Family(), head=_MIMO_HEAD, biased=("q_proj", "k_proj", "v_proj")),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
     Architecture("minicpm3", add_keys=_minicpm3_keys),
     Architecture("phi", defaults={"partial_rotary_factor": 0.5}),
-    Architecture(
-        "solar_open",
-        constants={"first_k_dense_replace": 0, "partial_rotary_factor": 1.0, "intermediate_size": 0},
-    ),
 )  # fmt: skip

@@ -82,6 +82,15 @@ ROWS = (
     Architecture(
         "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biased=_QKV,
     ),
+    Architecture(
+        "qwen2_moe",
+        Family(),
+        sliding="tail",
+        window_switches=_WINDOWS,
+        context=32768,
+        experts=_next_experts,
+        biased=_QKV,
+    ),
     Architecture("qwen3", Family(qk_norm="head"), sliding="tail", window_switches=_WINDOWS, context=32768),
     Architecture(
         "qwen3_moe",

@@ -17,7 +17,7 @@ from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, joint_norms
+from headrace.models.architectures.config import DecoderConfig, joint_norms
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
@@ -37,7 +37,7 @@ from headrace.models.network.stacks import stacks_of
 from headrace.models.network.tensors import latent_heads, layer_vectors
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
-from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
+from headrace.runtime.ops.kv_format import FLOAT16
 
 if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
@@ -54,7 +54,7 @@ _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 def has_shape(config: Mapping[str, Any]) -> bool:
     """Return whether the architecture's matrices are known. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
-    return bool(architecture_of(text).experts_beside) or decoder_config(text) is not None
+    return decoder_config(text) is not None
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
@@ -76,10 +76,7 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
             return bias + rows * columns * (width or 0) // 8 + rows * columns // group
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
-    shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
-    if architecture.experts_beside:  # mlx-lm's class runs it
-        return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True, splits=((), ()))
-    return shape
+    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
@@ -88,8 +85,6 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     decoder: its decoder configuration, if already parsed.
     """
     part = text_part(checkpoint)
-    if architecture_of(part.config).experts_beside:  # their tensor names are unknown here
-        return replace(shape_of_config(checkpoint.config), resident_bytes=part.nbytes)
     config = decoder or _decoder(part.config)
     sizes: Counter[str] = Counter()
     for name, tensor in part.tensors.items():
@@ -225,22 +220,13 @@ def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
-    kind = config.get("model_type")
-    dense = architecture_of(config).experts_beside
-    decoder = decoder_config({**config, "model_type": dense} if dense else config)
+    decoder = decoder_config(config)
     if decoder is None:
         raise UnsupportedModelError(
-            f"the matrices of model_type {kind!r} are not known from its config alone",
+            f"the matrices of model_type {config.get('model_type')!r} are not known from its config alone",
             "`headrace bench` measures any model",
         )
-    if not dense:
-        return decoder
-    count = config.get("num_local_experts")
-    active = config.get("num_experts_per_tok")
-    if not all(isinstance(value, int) and value > 0 for value in (count, active)):
-        raise CheckpointError("config.json: a mixture must state its experts: how many, how many active")
-    experts = ExpertsConfig(int(count or 1), int(active or 1), decoder.intermediate_size, normalized=True)
-    return replace(decoder, layers=tuple(replace(layer, experts=experts) for layer in decoder.layers))
+    return decoder
 
 
 def _biased_modules(config: Mapping[str, Any]) -> set[str]:

@@ -163,12 +163,6 @@ def _refuse_capped_logits(config: Config) -> None:
 # Results of classes
 
 
-def _rotate_share(model: Any, checkpoint: Checkpoint) -> None:
-    """Apply GLM-4's partial rotation, which its class ignores."""
-    for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
-        module.dims = int(module.dims * checkpoint.config.get("partial_rotary_factor", 0.5))
-
-
 def _weigh_jamba(model: Any, _checkpoint: Checkpoint) -> None:
     _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
 
@@ -353,7 +347,7 @@ FIXES = {
     "ernie4_5_moe": Fix(correct=_correct_experts),
     "falcon_h1": Fix(correct=_scale_keys, refuse=_refuse_norms_by_groups),
     "gemma3": Fix(refuse=_refuse_capped_logits),
-    "glm": Fix(correct=_rotate_share),
+    "glm": Fix(scalings=_UNSCALED),
     "glm4": Fix(scalings=_UNSCALED),
     "glm4_moe": Fix(scalings=_UNSCALED),
     "gpt2": Fix(rename=_without_prefix),
@@ -371,8 +365,10 @@ FIXES = {
     "phi3": Fix(scalings=("longrope", "su", "linear", "default")),
     "phi3small": Fix(correct=_mask_future),
     "plamo3": Fix(correct=_keep_whole_windows),
+    "qwen2_moe": Fix(scalings=_UNSCALED),
     "qwen3_moe": Fix(scalings=_UNSCALED),
     "qwen3_vl_moe": Fix(rename=_turned_experts),
+    "solar_open": Fix(scalings=_UNSCALED),
     "starcoder2": Fix(masked_by_caches=True),
 }
 """Rows by mlx-lm's model_type."""

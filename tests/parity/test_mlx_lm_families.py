@@ -147,6 +147,8 @@ _IGNORED = {
     ("glm4_moe", "tie_word_embeddings"),
     ("glm4_moe_lite", "tie_word_embeddings"),
     ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
+    ("solar_open", "tie_word_embeddings"),
+    ("qwen2_moe", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
 }
 _FIRST = {config_of(name)["model_type"]: name for name in reversed(MODELS)}
