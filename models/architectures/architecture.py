@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 
+# Projections by their names below a layer, for `Architecture.biases`
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+ATTENTION = (*QKV, "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj")
+FEED_FORWARD = tuple(
+    f"{at}.{name}" for at in ("mlp", "mlp.shared_experts") for name in ("gate_proj", "up_proj", "down_proj")
+)
+MIXER = ("mixer.in_proj", "mixer.out_proj")
+BIASES: Mapping[str, Sequence[str]] = {"attention_bias": ATTENTION, "mlp_bias": FEED_FORWARD}
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNames:
@@ -92,9 +101,10 @@ class Architecture:
     recurrent: Callable[[Fields, int], list[bool]] = recurrent_layers  # those layers
     latent: Callable[[Fields], LatentConfig] | None = None  # attention over latents
     runs: Callable[[Fields], bool] = lambda _fields: True  # False: mlx-lm's class runs this variant
+    biases: Mapping[str, Sequence[str]] = field(default_factory=lambda: BIASES)  # key -> projections with a bias
+    biased: Sequence[str] = ()  # projections with a bias, whatever the config says
     complete: Callable[[Fields, DecoderConfig], DecoderConfig] = lambda _fields, decoder: decoder
     # Costs and mlx-lm
-    biased: Sequence[str] = ()  # modules with a bias, whatever the config says
     plain: tuple[str, ...] = ()  # ends of modules that a quantized checkpoint of mlx-lm has plain
     class_splits: tuple[str, ...] = ()  # ways in which mlx-lm divides its class with recurrent state
     loses_corrections: bool = False  # mlx-lm's conversions drop the corrections of its routers

@@ -193,6 +193,7 @@ class DecoderConfig:
     logit_softcap: float | None = None
     input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
     input_vocab: int = 0
+    biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
 
     @property
     def plain(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.architecture import BIASES, Architecture
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.mixers import mamba2
@@ -130,6 +130,7 @@ ROWS = (
         tied=True,
         mixer=_mixer,
         recurrent=lambda _fields, layers: [True] * layers,
+        biases={**BIASES, "mamba_proj_bias": ("mixer.in_proj",), "projectors_bias": ("mixer.out_proj",)},
         runs=_runs,
         complete=_complete,
     ),

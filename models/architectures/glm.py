@@ -1,6 +1,6 @@
 """GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents."""
 
-from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.architecture import BIASES, QKV, Architecture
 from headrace.models.architectures.config import Family, NormNames
 from headrace.models.architectures.deepseek import DEEPSEEK_HEAD
 from headrace.models.architectures.experts import deepseek_experts
@@ -8,9 +8,11 @@ from headrace.models.architectures.latent import latent_with_eps
 
 _AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
+_BIASES = {**BIASES, "attention_bias": QKV}
+
 ROWS = (
-    Architecture("glm", Family(interleaved=True), rotated=0.5),
-    Architecture("glm4", Family(_AROUND, interleaved=True), rotated=0.5),
+    Architecture("glm", Family(interleaved=True), rotated=0.5, biases=_BIASES),
+    Architecture("glm4", Family(_AROUND, interleaved=True), rotated=0.5, biases=_BIASES),
     Architecture(
         "glm4_moe",
         Family(qk_norm="head"),
@@ -18,6 +20,7 @@ ROWS = (
         head=DEEPSEEK_HEAD,
         rotated=0.5,
         experts=deepseek_experts,
+        biases=_BIASES,
         plain=(".mlp.gate",),
     ),
     Architecture(
@@ -36,6 +39,7 @@ ROWS = (
         constants={"first_k_dense_replace": 0, "partial_rotary_factor": 1.0, "intermediate_size": 0},
         inner_size=lambda fields: fields.count("intermediate_size") if fields.values.get("intermediate_size") else 1,
         experts=deepseek_experts,
+        biases=_BIASES,
         plain=(".mlp.gate",),
     ),
     Architecture(

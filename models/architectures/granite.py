@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
@@ -69,6 +69,7 @@ ROWS = (
         tied=True,
         experts=_hybrid_experts,
         mixer=mamba2,
+        biases={**BIASES, "mamba_proj_bias": MIXER},
         complete=_multiplied,
     ),
 )

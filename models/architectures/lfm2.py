@@ -1,6 +1,6 @@
 """LFM2: short convolutions between layers of attention, dense or with experts."""
 
-from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.architecture import BIASES, MIXER, Architecture
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, MixerConfig
 from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
@@ -41,6 +41,8 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
     return [None if i < dense else experts for i in range(layers)]
 
 
+_BIASES = {**BIASES, "conv_bias": (*MIXER, "mixer.conv1d")}
+
 ROWS = (
     Architecture("lfm2_vl", nests=True),
     Architecture(
@@ -53,6 +55,7 @@ ROWS = (
         theta=1e6,
         inner_size=_inner_size,
         mixer=_short_convolution,
+        biases=_BIASES,
     ),
     Architecture(
         "lfm2_moe",
@@ -63,6 +66,7 @@ ROWS = (
         theta=1e6,
         experts=_experts,
         mixer=_short_convolution,
+        biases=_BIASES,
         runs=several_experts,
     ),
 )

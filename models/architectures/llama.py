@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.architecture import BIASES, QKV, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
@@ -105,7 +105,12 @@ ROWS = (
         experts=_mixtral_experts,
     ),
     Architecture("smollm3", Family(), position_free="listed"),
-    Architecture("seed_oss", Family(), tied=True),
+    Architecture(
+        "seed_oss",
+        Family(),
+        tied=True,
+        biases={**BIASES, "attention_bias": QKV, "attention_out_bias": ("self_attn.o_proj",)},
+    ),
     Architecture("llama4", nests=True),
     Architecture(
         "llama4_text",

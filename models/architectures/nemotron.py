@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
 from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
 from headrace.models.architectures.experts import corrected_experts
 from headrace.models.architectures.fields import Fields
@@ -101,6 +101,7 @@ ROWS = (
         experts=_experts,
         mixer=_mixer,
         recurrent=_recurrent,
+        biases={**BIASES, "mamba_proj_bias": MIXER},
         runs=_runs,
         plain=(".mlp.gate",),
     ),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import Architecture, Config, HeadNames
+from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config, HeadNames
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
@@ -175,7 +175,7 @@ ROWS = (
         position_free="full",
         complete=_cohere2,
     ),
-    Architecture("ernie4_5", Family(interleaved=True)),
+    Architecture("ernie4_5", Family(interleaved=True), biases={"use_bias": (*ATTENTION, *FEED_FORWARD)}),
     Architecture("ernie4_5_moe", loses_corrections=True),
     Architecture(
         "exaone4",
@@ -193,7 +193,7 @@ ROWS = (
         sliding="even",
         experts=_gpt_oss_experts,
         complete=_gpt_oss,
-        biased=("q_proj", "k_proj", "v_proj", "o_proj", "router", "gate_proj", "up_proj", "down_proj"),
+        biased=(*ATTENTION, "mlp.router", *(f"mlp.experts.{name}_proj" for name in ("gate", "up", "down"))),
     ),
     Architecture(
         "hunyuan_v1_dense",
@@ -219,7 +219,7 @@ ROWS = (
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
     Architecture("mellum", older_keys={"num_experts": "num_local_experts"}),
-    Architecture("mimo", Family(), head=_MIMO_HEAD, biased=("q_proj", "k_proj", "v_proj")),
+    Architecture("mimo", Family(), head=_MIMO_HEAD, biased=QKV),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
     Architecture("minicpm3", add_keys=_minicpm3_keys),
     Architecture("phi", defaults={"partial_rotary_factor": 0.5}),

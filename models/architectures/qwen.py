@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import Architecture, Config, HeadNames
+from headrace.models.architectures.architecture import QKV, Architecture, Config, HeadNames
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, MixerConfig
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
@@ -10,7 +10,6 @@ from headrace.models.architectures.mixers import gated_delta, recurrent_by_inter
 from headrace.runtime.errors import CheckpointError
 
 _WINDOWS = ("use_sliding_window",)
-_QKV = ("q_proj", "k_proj", "v_proj")
 _VL3 = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
@@ -80,7 +79,7 @@ def _vl_experts(config: Config) -> None:
 
 ROWS = (
     Architecture(
-        "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biased=_QKV,
+        "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biased=QKV,
     ),
     Architecture(
         "qwen2_moe",
@@ -89,7 +88,7 @@ ROWS = (
         window_switches=_WINDOWS,
         context=32768,
         experts=_next_experts,
-        biased=_QKV,
+        biased=QKV,
     ),
     Architecture("qwen3", Family(qk_norm="head"), sliding="tail", window_switches=_WINDOWS, context=32768),
     Architecture(

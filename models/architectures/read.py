@@ -6,6 +6,7 @@ CheckpointError for contradictory values and for values that both would ignore.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from headrace.models.architectures.architecture import Architecture
@@ -65,8 +66,15 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         layers=layers_of(fields, architecture, family, rope, local_rope),
         attention_scale=scale,
         latent=latent,
+        biased=_biased(config, architecture),
     )
     return architecture.complete(fields, decoder)
+
+
+def _biased(config: Mapping[str, Any], architecture: Architecture) -> frozenset[str]:
+    """Return the modules of a layer that have a bias, by the keys of the config."""
+    stated = [modules for key, modules in architecture.biases.items() if config.get(key)]
+    return frozenset(chain(architecture.biased, *stated))
 
 
 def _runs(fields: Fields, architecture: Architecture, family: Family, ropes: tuple[RopeConfig, RopeConfig]) -> bool:

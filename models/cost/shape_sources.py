@@ -34,7 +34,7 @@ from headrace.models.network.decoder_costs import (
     state_bytes,
 )
 from headrace.models.network.stacks import stacks_of
-from headrace.models.network.tensors import latent_heads, layer_vectors
+from headrace.models.network.tensors import Tensor, latent_heads, layer_vectors
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16
@@ -64,17 +64,17 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     plain = 4 if dtype == "float32" else _HALF
     architecture = architecture_of(config)
-    biased = _biased_modules(config)
 
-    def size_of(module: str, rows: int, columns: int) -> int:
+    def size_of(module: str, tensor: Tensor) -> int:
+        weights = tensor.rows * tensor.columns
+        bias = tensor.rows * _HALF if tensor.has_bias else 0
         width, group, floats = _settings(section, module)
         if module.endswith(architecture.plain):
             width = None
             floats = False
-        bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         if floats:
-            return bias + rows * columns * (width or 0) // 8 + rows * columns // group
-        return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
+            return bias + weights * (width or 0) // 8 + weights // group
+        return bias + (weights * plain if width is None else quantized_bytes(weights, width, group))
 
     return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
 
@@ -97,7 +97,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
-    def size_of(module: str, _rows: int, _columns: int) -> int:
+    def size_of(module: str, _tensor: Tensor) -> int:
         return sizes[module] // (count if _STACK.search(module) else 1)
 
     config = replace(config, tied_embeddings=tied)
@@ -155,10 +155,11 @@ def shape_of_decoder(
     mxfp4_experts: the experts' have 4 bits and an exponent per 32 weights.
     """
 
-    def size_of(name: str, rows: int, columns: int) -> int:
+    def size_of(name: str, tensor: Tensor) -> int:
+        weights = tensor.rows * tensor.columns
         if mxfp4_experts and ".switch_mlp." in name:
-            return rows * columns * 17 // 32
-        return quantized_bytes(rows * columns, bits, group_size)
+            return weights * 17 // 32
+        return quantized_bytes(weights, bits, group_size)
 
     return _build(config, size_of, source)
 
@@ -208,8 +209,7 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
     vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
-    own = sum(vector.size * vector.width for vector in vectors if not vector.optional)
-    return config.hidden_size + config.input_size + own
+    return config.hidden_size + config.input_size + sum(vector.size * vector.width for vector in vectors)
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
@@ -222,18 +222,12 @@ def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     decoder = decoder_config(config)
     if decoder is None:
+        kind = config.get("model_type")
         raise UnsupportedModelError(
-            f"the matrices of model_type {config.get('model_type')!r} are not known from its config alone",
+            f"the matrices of model_type {kind!r} are not known from its config alone",
             "`headrace bench` measures any model",
         )
     return decoder
-
-
-def _biased_modules(config: Mapping[str, Any]) -> set[str]:
-    biased = set(architecture_of(config).biased)
-    if config.get("attention_bias") and not biased:
-        biased = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    return biased | ({"gate_proj", "up_proj", "down_proj"} if config.get("mlp_bias") else set())
 
 
 def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int, bool]:

@@ -168,7 +168,7 @@ class Decoder:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
         sizes = module_bytes(self._prepared)
-        matrices = layer_matrices(self.config, lambda module, _rows, _columns: sizes[module])
+        matrices = layer_matrices(self.config, lambda module, _tensor: sizes[module])
         head = self._head
         matrices.append(Matrix("head", 1, head.rows, head.columns, head.nbytes, output=True, part="head"))
         return step_cost(

@@ -6,6 +6,7 @@ Sizes come from loaded arrays here, and from headers, configs and catalogs in `m
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 
@@ -14,8 +15,8 @@ from headrace.models.network.tensors import Tensor, ends, layer_tensors
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import KVFormat
 
-SizeOf = Callable[[str, int, int], int]
-"""(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
+SizeOf = Callable[[str, Tensor], int]
+"""(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
 _MatrixKey = tuple[str, int, int, int, int, int, str, bool]
@@ -63,7 +64,7 @@ def output_matrix(config: DecoderConfig, size_of: SizeOf) -> Matrix:
 
 def looked_up_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
     """Return the bytes of tables of which a step reads single rows."""
-    return sum(size_of(tensor.name, tensor.rows, tensor.columns) for tensor in ends(config) if tensor.looked_up)
+    return sum(size_of(tensor.name, tensor) for tensor in ends(config) if tensor.looked_up)
 
 
 def _end(tensor: Tensor, size_of: SizeOf) -> Matrix:
@@ -72,7 +73,7 @@ def _end(tensor: Tensor, size_of: SizeOf) -> Matrix:
         count=1,
         rows=tensor.rows,
         columns=tensor.columns,
-        nbytes=size_of(tensor.name, tensor.rows, tensor.columns),
+        nbytes=size_of(tensor.name, tensor),
         output=tensor.output,
         part=tensor.part,
         divided=tensor.is_divided,
@@ -81,11 +82,11 @@ def _end(tensor: Tensor, size_of: SizeOf) -> Matrix:
 
 def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: SizeOf) -> int:
     """Return the bytes of a layer's tensor, also of one that is stored with others as `Tensor.whole`."""
-    size = size_of(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns)
+    size = size_of(f"{prefix}.{tensor.name}", tensor)
     if size or not tensor.whole:
         return size
     rows = sum(other.rows for other in tensors if other.whole == tensor.whole)
-    return size_of(f"{prefix}.{tensor.whole}", rows, tensor.columns) * tensor.rows // rows
+    return size_of(f"{prefix}.{tensor.whole}", replace(tensor, rows=rows)) * tensor.rows // rows
 
 
 def state_bytes(config: DecoderConfig) -> int:

@@ -5,7 +5,7 @@ its rows, in the order of computation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -41,6 +41,7 @@ class Tensor:
     single: str = ""  # module of a single stored expert, with {} for its number
     looked_up: bool = False  # a table of which a step reads single rows
     output: bool = False  # makes the logits
+    has_bias: bool = False  # as the config states it; checkpoints may have one anyway
 
     @property
     def is_divided(self) -> bool:
@@ -101,7 +102,7 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         if (gate := shared_gate(config, layer.experts)) is not None:
             blocks.append([gate])
     blocks.append(layer_input(config))
-    return list(chain.from_iterable(blocks))
+    return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in chain.from_iterable(blocks)]
 
 
 def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
@@ -286,7 +287,6 @@ class Vector:
     size: int
     segments: Segments = ()  # empty if ranks have all of it
     width: int = 1  # numbers of each of the `size`
-    optional: bool = False  # few checkpoints have it
 
 
 def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
@@ -298,7 +298,7 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     if layer.attends:
         vectors += _attention_vectors(config, layer)
     if layer.mixer is not None:
-        vectors += _mixer_vectors(layer.mixer)
+        vectors += _mixer_vectors(config, layer.mixer)
     experts = layer.experts
     if experts is not None and experts.correction is not None:
         vectors.append(Vector(f"mlp.{experts.correction}", experts.count))
@@ -337,7 +337,7 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     return vectors
 
 
-def _mixer_vectors(mixer: MixerConfig) -> list[Vector]:
+def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
     sizes = mixer.sizes
     vectors = []
     segments = _channels(mixer)
@@ -348,8 +348,8 @@ def _mixer_vectors(mixer: MixerConfig) -> list[Vector]:
     for name, channels in convolutions.items():
         count = sum(size for _, size in channels)
         vectors.append(Vector(f"mixer.{name}.weight", count, channels, sizes.width))
-        if sizes.kind in ("ssm", "conv"):
-            vectors.append(Vector(f"mixer.{name}.bias", count, channels, optional=sizes.kind == "conv"))
+        if sizes.kind == "ssm" or f"mixer.{name}" in config.biased:
+            vectors.append(Vector(f"mixer.{name}.bias", count, channels))
     if sizes.kind == "conv":
         return vectors
     heads: Segments = (("mixer_heads", sizes.heads),)

@@ -117,12 +117,14 @@ def test_a_config_alone_gives_the_same_sizes(variant: str, tmp_path: Path) -> No
     assert guessed.resident_bytes == exact.resident_bytes
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "lfm2-biased"])  # few convolutions have a bias
-def test_a_config_alone_gives_the_bytes_of_norms_and_mixers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_alone_gives_the_bytes_of_every_family(name: str, tmp_path: Path) -> None:
     config = mlx_lm_models.config_of(name)
     directory = write_mlx_lm_model(tmp_path / "model", config, dtype=mx.bfloat16)
     guessed = shape_of_config({**config, "torch_dtype": "bfloat16"})
-    assert guessed.vector_bytes == shape_of_checkpoint(open_checkpoint(directory)).vector_bytes
+    exact = shape_of_checkpoint(open_checkpoint(directory))
+    assert guessed.matrices == exact.matrices
+    assert guessed.vector_bytes == exact.vector_bytes
 
 
 def test_a_projection_by_hand() -> None:
