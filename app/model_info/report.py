@@ -348,7 +348,7 @@ def _fits(
     config = own_decoder(checkpoint)
     if config is not None:
         shape = shape_of_checkpoint(checkpoint)
-        held = replace(shape, resident_bytes=loaded_weight_bytes(checkpoint, shape))
+        held = replace(shape, resident_bytes=loaded_weight_bytes(checkpoint, shape) + shape.head_bytes)
         return kv_fits(held, usable, packs=long_rope(config) is None)
     costs = {FLOAT16.name: cost}
     if network is not None:

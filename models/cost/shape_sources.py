@@ -33,6 +33,7 @@ from headrace.models.network.decoder_costs import (
     output_matrix,
     state_bytes,
 )
+from headrace.models.network.mtp import head_tensors
 from headrace.models.network.stacks import stacks_of
 from headrace.models.network.tensors import Tensor, latent_heads, layer_vectors
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -106,7 +107,10 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     unread = looked_up_bytes(config, size_of) + (sizes["lm_head"] if tied else 0)  # a tied table may be stored twice
     read = part.nbytes + more - constant - unread
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
-    return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
+    head = head_tensors(checkpoint)
+    head_bytes = 0 if head is None else head.nbytes
+    resident = part.nbytes + more + head_bytes
+    return replace(shape, vector_bytes=vectors, resident_bytes=resident, head_bytes=head_bytes)
 
 
 def shape_of_gguf(container: "Container") -> StepShape:

@@ -18,9 +18,10 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.text_part import TextPart, called_here, text_config
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.mtp import INPUT, HeadTensors
+from headrace.models.network.mtp import HeadTensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensor_decoder import TensorDecoder
+from headrace.models.network.tensors import head_norms, head_projection
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import Ops
 
@@ -57,12 +58,11 @@ class HeadDecoder(Decoder):
         return self._network.embed(tokens), hidden
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
-        width = config.hidden_size
-        offset = config.norm_weight_offset
-        self._table = self._head = parameters.matrix(f"{INPUT}projection", width, 2 * width)  # both, as if tied
-        self._norm = parameters.vector("model.norm.weight", width, offset)
-        self._embedding_norm = parameters.vector(f"{INPUT}embedding_norm.weight", width, offset)
-        self._hidden_norm = parameters.vector(f"{INPUT}hidden_norm.weight", width, offset)
+        projection = head_projection(config)
+        self._table = self._head = parameters.matrix(projection.name, projection.rows, projection.columns)  # as if tied
+        self._norm, self._embedding_norm, self._hidden_norm = (
+            parameters.vector(norm.name, norm.size, config.norm_weight_offset) for norm in head_norms(config)
+        )
         self._inputs, self.vocab_size = None, config.vocab_size
 
     @property

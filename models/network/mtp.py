@@ -20,6 +20,7 @@ from headrace.models.architectures.architecture import HeadNames
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.network.tensors import HEAD_INPUT
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 _OUTER = ("", "language_model.", "model.")  # prefixes of conversions
 
 
-# Names in the model of one layer. Its table is replaced by the head's input.
-INPUT = "model.embed_tokens."
-_LAYER = "model.layers.0."
+_LAYER = "model.layers.0."  # in the model of one layer
 _SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the model's own
 # Config keys that make the only layer one of full attention, and of experts if the network has any.
 _ONE_LAYER = {
@@ -69,9 +68,9 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
         return None
     names, prefix = found
     ends = {
-        names.embedding_norm: f"{INPUT}embedding_norm",
-        names.hidden_norm: f"{INPUT}hidden_norm",
-        names.projection: f"{INPUT}projection",
+        names.embedding_norm: f"{HEAD_INPUT}.embedding_norm",
+        names.hidden_norm: f"{HEAD_INPUT}.hidden_norm",
+        names.projection: f"{HEAD_INPUT}.projection",
         names.norm: "model.norm",
     }
     renamed: dict[str, str] = {}
@@ -84,7 +83,7 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
             renamed[name] = f"{ends[module]}.{part}"
         elif rest.startswith(names.layer):
             renamed[name] = _LAYER + rest.removeprefix(names.layer)
-    if f"{INPUT}projection.weight" not in renamed.values():
+    if f"{HEAD_INPUT}.projection.weight" not in renamed.values():
         return None
     text = config.get("text_config")
     one = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None

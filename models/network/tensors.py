@@ -22,6 +22,10 @@ Segments = tuple[tuple[Unit, int], ...]
 _EXPERTS = "experts used"
 
 
+HEAD_INPUT = "model.embed_tokens"
+"""Module of a prediction head's joined input, in the model of one layer that it is read as."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A matrix of a layer, or a stack of the experts' matrices."""
@@ -87,6 +91,12 @@ def ends(config: DecoderConfig) -> list[Tensor]:
         tensors.append(Tensor("model.embed_tokens_per_layer", config.input_vocab, inputs, looked_up=True))
         tensors.append(Tensor("model.per_layer_model_projection", inputs, width, part="MLP"))
     return tensors
+
+
+def head_projection(config: DecoderConfig) -> Tensor:
+    """Return the projection of a prediction head's joined input, which its one layer has in place of a table."""
+    width = config.hidden_size
+    return Tensor(f"{HEAD_INPUT}.projection", width, 2 * width, part="head", output=True)
 
 
 def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
@@ -310,6 +320,12 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     if config.family.scaled:
         vectors.append(Vector("layer_scalar", 1))
     return vectors
+
+
+def head_norms(config: DecoderConfig) -> list[Vector]:
+    """Return the norms of a prediction head outside its layer: its last, and those of its two inputs."""
+    names = ("model.norm", f"{HEAD_INPUT}.embedding_norm", f"{HEAD_INPUT}.hidden_norm")
+    return [Vector(f"{name}.weight", config.hidden_size) for name in names]
 
 
 BRANCH_NORMS = (
