@@ -5,10 +5,7 @@ From a config alone, parameters get the shapes and types implied by its quantiza
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -17,14 +14,12 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.mlx_lm.costs import Measured, is_matrix, measure, weights_per_element
+from headrace.models.mlx_lm.costs import measure
 from headrace.models.mlx_lm.kv import quantized
 from headrace.models.mlx_lm.load import load, of_config, refused
 from headrace.models.mlx_lm.ranked import ways
-from headrace.runtime.metrics.cost import LayerKV, Matrix
+from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
-
-_UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
 
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
@@ -47,20 +42,19 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
         measured = measure(model, config)
     except Exception as error:
         raise refused(config, name, error) from error
-    matrices = _matrices(model, measured)
     text = config.get("text_config", config)
     heads = text.get("num_attention_heads") or 0
     context = text.get("max_position_embeddings")
     return StepShape(
         source=f"{source}, mlx-lm's class",
-        layers=int(text.get("num_hidden_layers") or len(measured.cost.kv)),
+        layers=int(text.get("num_hidden_layers") or len(measured.kv)),
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=measured.cost.attention_flops_per_entry // (4 * heads) if heads else 0,
+        head_dim=measured.attention_flops // (4 * heads) if heads else 0,
         context_length=context if isinstance(context, int) and context > 0 else 2048,
-        matrices=matrices,
-        vector_bytes=max(0, measured.cost.weight_bytes - sum(matrix.step_bytes for matrix in matrices)),
-        kv=_merged(measured.cost.kv),
+        matrices=measured.matrices,
+        vector_bytes=measured.vector_bytes,
+        kv=_merged(measured.kv),
         resident_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
         kv_formats=[
             FLOAT16,
@@ -70,28 +64,6 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
         splits=(ways(model, config),) * 2,
         family=str(config.get("model_type", "")),
     )
-
-
-def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
-    """Return the matrices that a step multiplies with, equal ones merged; a stack of experts counts each expert."""
-    modules = dict(model.named_modules())
-    parameters = dict(tree_flatten(model.parameters()))
-    found: Counter[Matrix] = Counter()
-    for name, array in parameters.items():
-        if not is_matrix(name, array) or not measured.shares[name]:
-            continue
-        module = name.removesuffix(".weight")
-        extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
-        nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
-        count = array.shape[0] if array.ndim == 3 and measured.shares[name] < 1 else 1
-        rows = array.shape[-2] if count > 1 else array.shape[0]
-        columns = round(prod(array.shape) * weights_per_element(modules, name, array)) // (rows * count)
-        share = Fraction(measured.shares[name]).limit_denominator(count)
-        output = array.shape[0] == measured.vocab_size
-        kind = ("expert " if count > 1 else "") + module.rpartition(".")[2]
-        divided = kind not in _UNDIVIDED
-        found[Matrix(kind, count, rows, columns, nbytes // count, share, output, divided=divided)] += 1
-    return [replace(matrix, count=matrix.count * times) for matrix, times in found.items()]
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:

@@ -6,8 +6,11 @@
 Recurrent state is left out: it is constant, and small compared with the weights.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -15,55 +18,88 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from headrace.models.mlx_lm.touched import leaves, owner, touched_shares
-from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
+from headrace.runtime.metrics.cost import LayerKV, Matrix, StepCost, attention_flops_per_entry, step_cost
 
+_UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
+_LISTED = 32  # experts that a class may have as a list of modules; a table's share of one row rounds to none
 _SHORT, _LONG = 256, 512  # tokens for measuring cache growth: multiples of every architecture's pooling
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Reads of a step. shares: read share of each parameter, by name."""
+    """Reads of a step.
+
+    shares: read share of each parameter, by name.
+    matrices: those that a step multiplies with.
+    vector_bytes: of all other parameters that it reads.
+    kv: of every cache.
+    """
 
     vocab_size: int
     shares: Mapping[str, float]
-    cost: StepCost
+    matrices: Sequence[Matrix]
+    vector_bytes: int
+    kv: Sequence[LayerKV]
+    attention_flops: int
+
+    @property
+    def cost(self) -> StepCost:
+        return step_cost(self.matrices, self.vector_bytes, self.kv, self.attention_flops, state_bytes=0)
 
 
 def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Measured:
-    """Return the cost of a step of `model`. Raises what its class raises for an unexpected config.
+    """Return what a step of `model` reads. Raises what its class raises for an unexpected config.
 
     shares: read shares of parameters, if they are known.
     """
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     kv = layers_kv(model, lambda: list(make_prompt_cache(model)))
     shares = touched_shares(model, config, vocab_size) if shares is None else shares
-    return Measured(vocab_size, shares, _step_cost(model, config, shares, kv))
-
-
-def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float], kv: Sequence[LayerKV]) -> StepCost:
+    nbytes = round(sum(shares[name] * array.nbytes for name, array in tree_flatten(model.parameters())))
+    matrices = _matrices(model, shares, vocab_size)
+    vectors = max(0, nbytes - sum(matrix.step_bytes for matrix in matrices))
     text = config.get("text_config", config)
-    modules: dict[str, Any] = dict(model.named_modules())
-    nbytes = weights = 0.0
-    parts: dict[str, float] = {}
-    for name, array in tree_flatten(model.parameters()):
-        nbytes += shares[name] * array.nbytes
-        if (part := _part(name)) is not None:
-            parts[part] = parts.get(part, 0.0) + shares[name] * array.nbytes
-        if is_matrix(name, array):
-            weights += shares[name] * array.size * weights_per_element(modules, name, array)
     heads = text.get("num_attention_heads", 0)
     width = text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
-    known = [(name, round(size)) for name, size in parts.items() if round(size)]
-    return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim), known)
+    return Measured(vocab_size, shares, matrices, vectors, kv, attention_flops_per_entry(heads, head_dim))
 
 
-def _part(name: str) -> str | None:
-    """Return the part of the network that a parameter belongs to, by its name; None for norms and others."""
+def _matrices(model: Any, shares: Mapping[str, float], vocab_size: int) -> list[Matrix]:
+    """Return the matrices that a step multiplies with, equal ones merged; a stack of experts counts each expert."""
+    modules = dict(model.named_modules())
+    parameters = dict(tree_flatten(model.parameters()))
+    found: Counter[Matrix] = Counter()
+    for name, array in parameters.items():
+        if not _is_matrix(name, array) or not shares[name]:
+            continue
+        module = name.removesuffix(".weight")
+        extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
+        nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
+        count = array.shape[0] if array.ndim == 3 and shares[name] < 1 else 1
+        rows = array.shape[-2] if count > 1 else array.shape[0]
+        kind = ("expert " if count > 1 else "") + module.rpartition(".")[2]
+        matrix = Matrix(
+            name=kind,
+            count=count,
+            rows=rows,
+            columns=round(prod(array.shape) * _weights_per_element(modules, name, array)) // (rows * count),
+            nbytes=nbytes // count,
+            share=Fraction(shares[name]).limit_denominator(count if count > 1 else _LISTED),
+            output=array.shape[0] == vocab_size,
+            part=_part(name),
+            divided=kind not in _UNDIVIDED,
+        )
+        found[matrix] += 1
+    return [replace(matrix, count=matrix.count * times) for matrix, times in found.items()]
+
+
+def _part(name: str) -> str:
+    """Return the part of the network that a parameter belongs to, by its name; empty for others."""
     found = {"experts": "experts used", "switch_mlp": "experts used", "attn": "attention", "attention": "attention",
              "mlp": "MLP", "feed_forward": "MLP", "lm_head": "head", "embed_tokens": "head", "wte": "head"}  # fmt: skip
     modules = name.split(".")
-    return next((part for word, part in found.items() if any(word in module for module in modules)), None)
+    return next((part for word, part in found.items() if any(word in module for module in modules)), "")
 
 
 def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
@@ -111,11 +147,11 @@ def _of_growth(short: Any, long: Any) -> list[LayerKV]:
     return layers
 
 
-def is_matrix(name: str, array: mx.array) -> bool:
+def _is_matrix(name: str, array: mx.array) -> bool:
     """Return whether a parameter is a matrix, not scales or zero points of one."""
     return array.ndim >= 2 and not name.endswith((".scales", ".biases"))
 
 
-def weights_per_element(modules: Mapping[str, Any], name: str, array: mx.array) -> float:
+def _weights_per_element(modules: Mapping[str, Any], name: str, array: mx.array) -> float:
     """Return the number of weights in one element of the parameter: several if it is packed."""
     return 32 / int(modules[owner(modules, name)].bits) if array.dtype == mx.uint32 else 1
