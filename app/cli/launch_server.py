@@ -15,7 +15,7 @@ from headrace.app.cli.launch_agents import Endpoint
 from headrace.app.cli.say import say
 from headrace.app.engine.http_address import HTTPAddress, ServerError
 from headrace.runtime.config import environment
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, UsageError
 
 _LOOK_S = 2.0  # for a running server to answer
 _LOAD_S = 3600.0  # for a model to be loaded
@@ -76,12 +76,12 @@ def own_server(model: str | None, key: str | None) -> Iterator[Endpoint]:
 
 
 def _announced(server: "subprocess.Popen[bytes]", errors: IO[bytes], key: str | None) -> Endpoint:
-    """Wait for the line with a server's address, and return its model."""
+    """Wait for the line with a server's address, and return its model. Raises the error that the server ended with."""
     assert server.stdout is not None
     _, at, url = server.stdout.readline().decode().strip().rpartition(" at ")
     if not at:
-        server.wait(_END_S)
-        raise HeadraceError(*_last_error(errors))
+        kind = UsageError if server.wait(_END_S) == UsageError.exit_code else HeadraceError
+        raise kind(*_last_error(errors))
     endpoint = find_endpoint(url, None, key)
     if endpoint is None:
         raise HeadraceError(f"{url} does not answer", "`headrace serve` says why")

@@ -31,6 +31,7 @@ from headrace.app.server.metrics import Metrics
 from headrace.app.server.models import InstalledModel, installed_models
 from headrace.app.server.served_models import ServedModels
 from headrace.app.server.telemetry import Telemetry
+from headrace.runtime import errors
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _BACKLOG = 256
@@ -149,8 +150,10 @@ def serve(
     server = _Server(config, served, options.grace_s)
     with closing(listening):
         server.run(sockets=[listening])
-    if server.load_failed and models.first.failure is not None:
-        raise HeadraceError(models.first.failure.message, models.first.failure.hint)
+    failure = models.first.failure
+    if server.load_failed and failure is not None:
+        kind = getattr(errors, failure.error, HeadraceError)  # its exit code is that of a command that loads by itself
+        raise kind(failure.message, failure.hint)
 
 
 class _Server(uvicorn.Server):

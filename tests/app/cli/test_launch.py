@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from headrace.app.cli.launch import _run
 from headrace.app.cli.launch_agents import AGENTS, Endpoint
+from headrace.app.cli.launch_server import _announced
+from headrace.runtime.errors import HeadraceError
 from tests.patience import PATIENCE_S
 from tests.processes import engines
 from tests.server_process import ServerProcess
@@ -186,6 +189,17 @@ def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path, model: Path) 
         out, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert "model.safetensors" in errors
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_the_error_of_a_server_keeps_its_exit_code(code: int) -> None:
+    program = f"import sys; print('headrace: broken', file=sys.stderr); sys.exit({code})"
+    with tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-S", "-c", program]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        with server, pytest.raises(HeadraceError, match="broken") as raised:
+            _announced(server, errors, None)
+    assert raised.value.exit_code == code
 
 
 _WAITS = """

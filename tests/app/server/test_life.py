@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_served_is_a_one_line_error(tmp_path: Path) -> No
         return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=PATIENCE_S)
 
     missing = served("--port", "0", "-m", str(tmp_path / "nothing"))
-    assert (missing.returncode, missing.stdout) == (1, "")
+    assert (missing.returncode, missing.stdout) == (2, "")
     assert "nothing" in missing.stderr.splitlines()[-1]
     exposed = served("--host", "0.0.0.0")
     assert exposed.returncode == 2
