@@ -6,6 +6,7 @@ A job: model directory, split, prompts, and the environment in which all ranks l
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,11 +28,23 @@ def hostfile(path: Path, size: int) -> Path:
     return path
 
 
+def build_waiting_ring(folder: Path) -> Path:
+    """Compile the library with which ranks wait for each other without using a core."""
+    library = folder / "waiting_ring.so"
+    source = Path(__file__).with_name("waiting_ring.cpp")
+    subprocess.run(
+        ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
+    )
+    return library
+
+
 class Ranks:
     """Rank 0 of `size` ranks in a process of its own, which starts the others."""
 
     def __init__(self, folder: Path, size: int) -> None:
         environment = {**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile(folder / "hosts.json", size))}
+        if sys.platform == "linux" and shutil.which("c++") is not None:
+            environment["LD_PRELOAD"] = str(build_waiting_ring(folder))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.rank_process", str(size)],
             stdin=subprocess.PIPE,
