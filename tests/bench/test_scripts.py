@@ -100,6 +100,8 @@ def test_a_family_and_its_turns(
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
 def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tests.bench.kernels.STREAMED_BYTES", 1 << 20)
+    monkeypatch.setattr("tests.bench.widths.WIDTHS", {4: (32,), 6: (16,)})
     run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
     native.set_threads(0)
     assert "step at depth  4096" in capsys.readouterr().out
