@@ -114,6 +114,7 @@ def alike(a: np.ndarray, b: np.ndarray | None) -> bool:
     return b is not None and bool(np.abs(a - b).max() <= 1e-4 * max(1.0, np.abs(b).max()))
 
 
+@pytest.mark.sampled
 def test_a_missing_key_means_its_default(model: Fuzzed) -> None:
     for path in model.keys():  # noqa: SIM118
         config = model.changed(path)
@@ -122,6 +123,7 @@ def test_a_missing_key_means_its_default(model: Fuzzed) -> None:
             assert alike(got, model.with_defaults(config)), path
 
 
+@pytest.mark.sampled
 def test_a_value_of_another_type_is_no_other_value(model: Fuzzed) -> None:
     for path in model.keys():  # noqa: SIM118
         value = model.value(path)

@@ -62,6 +62,7 @@ def tokens_of(pairs: list[Any]) -> list[int]:
     return [token for token, _ in pairs]
 
 
+@pytest.mark.sampled
 def test_turns_and_edits_prefill_new_tokens_only(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     chat = engine_of(network, keep=True)
@@ -108,6 +109,7 @@ def test_a_conversation_continues_from_disk(directory: Path, tmp_path: Path) -> 
     assert (tokens, reused) == (said(engine, [*history, 3, 1, 4])[0], len(history) - 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kv", [Q8, K8V4, Q4], ids=lambda kv: kv.name)
 def test_quantized_kv_is_close(directory: Path, ops: Ops, kv: KVFormat) -> None:
     def last(network: Decoder) -> mx.array:

@@ -78,6 +78,7 @@ def test_the_same_32_tokens_where_nothing_is_rounded(greedy: Greedy, name: str) 
         assert spread(ours, dict(best)) < FLOAT_NOISE
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_first_difference_is_within_llama_cpps_rounding(greedy: Greedy, name: str) -> None:
     tokens, _ = greedy(name)

@@ -34,6 +34,7 @@ def relative_difference(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_logits_equal_mlx_lm(tmp_path: Path, variant: str, quantized: bool) -> None:
@@ -49,6 +50,7 @@ def test_logits_equal_mlx_lm(tmp_path: Path, variant: str, quantized: bool) -> N
     assert relative_difference(mine, theirs) < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["qwen3", "qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str) -> None:

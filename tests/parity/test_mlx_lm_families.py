@@ -77,6 +77,7 @@ def skip_unless_runs(directory: Path, ops: Ops) -> None:
         pytest.skip("stock MLX has no blocks to keep recurrent state beside")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantized: bool) -> None:

@@ -36,6 +36,7 @@ def said(engine: Engine, prompt: list[int], steps: int = 6) -> tuple[list[int], 
     return tokens, end.summary.reused_tokens
 
 
+@pytest.mark.sampled
 def test_turns_prefill_new_tokens_only(network: Any) -> None:
     chat, once = (Engine(network, context_limit=400, keep_prefix=keep) for keep in (True, False))
     first, reused = said(chat, PROMPT)

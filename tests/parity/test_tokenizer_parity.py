@@ -56,6 +56,7 @@ def expected_chat(theirs: Any, chat: list[dict[str, Any]], **options: Any) -> li
     return ids
 
 
+@pytest.mark.sampled
 def test_plain_text(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
@@ -70,6 +71,7 @@ def test_raw_prompts(pair: Pair) -> None:
         assert ours.encode_prompt(text) == theirs.encode(text), text
 
 
+@pytest.mark.sampled
 def test_chats(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
@@ -95,6 +97,7 @@ def test_chats_with_a_system_message(pair: Pair) -> None:
         assert ours.encode_chat(chat) == expected_chat(theirs, chat), text
 
 
+@pytest.mark.sampled
 def test_decoding(pair: Pair) -> None:
     ours, theirs = pair
     for text in NASTY:
@@ -106,6 +109,7 @@ def test_decoding(pair: Pair) -> None:
                 assert "".join(map(stream.add, ids)) + stream.finish() == text_of_all
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 @given(texts=st.lists(st.text(max_size=12), min_size=1, max_size=3))
 def test_any_ordinary_chat(family: str, texts: list[str]) -> None:

@@ -30,6 +30,7 @@ if native.status().available:
 CASES: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     case = CASES[name]

@@ -374,6 +374,7 @@ def test_quit_ends_the_engine(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["quit", "new", "regen", "help"])
 def test_a_command_without_arguments_refuses_text(play, name: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -80,6 +80,7 @@ def test_random_input_crashes_nothing(play, seed: int) -> None:
     play(scenario, ScriptedEngine(), size=choose.choice(_SIZES))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["ctrl+k", "ctrl+x", "ctrl+shift+k"])
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_line_is_deleted_after_a_long_paste(play, key: str, sent: bool) -> None:

@@ -129,6 +129,7 @@ def test_every_f3_changes_the_width_of_the_panel(play) -> None:
     play(scenario, size=(90, 40))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("width", "chat", "text"), [(120, 74, 69), (166, 120, 115), (171, 125, 120), (200, 125, 120), (320, 230, 120)]
 )
@@ -149,6 +150,7 @@ def _moved(panel: Widget, column: int) -> events.MouseMove:
     return events.MouseMove(panel, **place, screen_x=column, screen_y=9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(40, 15), (80, 24), (120, 40), (200, 55)])
 def test_a_notification_covers_no_text_and_moves_no_chart(play, size: tuple[int, int]) -> None:
     """The latest one has lines of its own between the input and the keys; over the decode view, it covers the keys."""
@@ -176,6 +178,7 @@ def test_a_notification_covers_no_text_and_moves_no_chart(play, size: tuple[int,
     play(scenario, size=size)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["f4", "f5", "f6"])
 def test_a_notification_covers_no_dialog(play, key: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -189,6 +192,7 @@ def test_a_notification_covers_no_dialog(play, key: str) -> None:
     play(scenario, size=(80, 24))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("there", "back"), [("f2", "f2"), ("f4", "escape"), ("f6", "f6")])
 def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, there: str, back: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -259,6 +263,7 @@ def test_the_decode_view_has_one_column_where_two_are_too_narrow(play) -> None:
     play(scenario, size=(60, 20))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["f4", "f5", "f6", "f1"])
 def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str) -> None:
     """The list of models has as many whole columns as fit."""

@@ -46,6 +46,7 @@ def test_an_answer_cannot_act(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_text_of_input_fields_is_inert(play, attack: str) -> None:
     def drawn(it: Driver) -> str:

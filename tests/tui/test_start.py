@@ -93,6 +93,7 @@ def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyP
     play(scenario, settings=Settings(screen=ScreenSettings(theme=theme)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])
 def test_other_themes_draw_too(play, theme: str) -> None:
     code = '```python\n@cached\ndef __len__(self):\n    """Why."""\n    return self.n + len(\'x\')  # 1\n```\n\n'

@@ -114,6 +114,7 @@ def test_lines_are_laid_out_once_and_have_every_step(drawn: list[list[str]], wid
         assert [step for line in shown for step in line] == list(range(len(texts)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
 def test_keys_walk_through_the_words(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

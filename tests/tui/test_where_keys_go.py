@@ -8,6 +8,7 @@ from headrace.app.tui.widgets.status_bar import StatusBar
 from tests.tui.conftest import Driver
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", [(40, 2), (5, 30)])
 @pytest.mark.parametrize("clicked", [Transcript, StatusBar, "#panel"])
 def test_after_a_click_letters_are_text(play, clicked: type | str, place: tuple[int, int]) -> None:

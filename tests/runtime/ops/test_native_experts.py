@@ -82,6 +82,7 @@ def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "si
     return float((mx.abs(answers(m, x, ops, activation) - x - expected).max() / mx.abs(expected).max()).item())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 2, 9, 80])
 @pytest.mark.parametrize("bits", [0, 2, 3, 4, 8])
 def test_outputs_match_the_reference(bits: int, tokens: int) -> None:
@@ -97,6 +98,7 @@ def test_experts_without_a_gate(bits: int, tokens: int) -> None:
     assert difference(m, tokens, Exact(), activation="relu2") < 2e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 9, 80])
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 def test_experts_of_quantized_floats(mode: str, tokens: int) -> None:
@@ -124,6 +126,7 @@ def test_a_routers_own_norm_and_scales_of_experts(tokens: int) -> None:
     assert mx.abs(answers(m, x) - x - alone).max() < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 5, 80])
 @pytest.mark.parametrize("bits", [0, 4])
 def test_shares_of_the_input(bits: int, tokens: int) -> None:
@@ -169,6 +172,7 @@ def test_near_tied_experts_do_not_flip(tokens: int) -> None:
         assert mx.allclose(native.experts(x, norm, EPS, exact, "silu") - x, expected, atol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("router_bits", [0, 8])
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -161,6 +161,7 @@ def test_projections_match_the_reference(case: tuple[Weight, mx.array], exact: b
     assert _agree(native.norm_linear(x, norm, 1e-5, ours), reference.norm_linear(x, norm, 1e-5, theirs), error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (45, 96), (130, 416), (33, 3328)])
@@ -207,6 +208,7 @@ def test_embedding_matches_the_reference(case: tuple[Weight, mx.array], exact: b
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("length", [1, 2, 7, 70])
 @pytest.mark.parametrize("exact", [False, True])
@@ -220,6 +222,7 @@ def test_long_rows_match_the_reference(bits: int, length: int, exact: bool) -> N
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [0, 3, 4, 8])
 @pytest.mark.parametrize("length", [1, 5, 20])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -111,6 +111,7 @@ def matrix(name: str, rows: int, columns: int) -> Weight:
     return Weight(data, scales, biases, int(name[0]), 32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", [native, Exact()], ids=name_of)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_of_a_product_has_the_same_bits_in_any_batch(name: str, ops: Ops) -> None:

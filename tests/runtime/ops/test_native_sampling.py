@@ -11,6 +11,7 @@ pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the
 CUTS = [(0, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (40, 1.0, 0.0), (0, 1.0, 0.05), (3000, 0.95, 1e-4), (5, 0.5, 0.3)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("spread", [0.05, 1.0, 4.0, 40.0])
 @pytest.mark.parametrize("ties", [False, True])
