@@ -10,7 +10,7 @@ Scales and biases are float16 if that is exact, since a decode step reads them a
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.cost import quantized_bytes
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and masks
+Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
 _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # their scales are products that half precision would round
-_CHUNK_WEIGHTS = 1 << 21  # weights unpacked at a time
+_CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a processor's cache
 
 
 def is_quantized(tensor: RawTensor) -> bool:
@@ -101,7 +102,7 @@ def to_mxfp4(tensor: RawTensor) -> Affine:
         raise CheckpointError(f"tensor {tensor.name} (MXFP4) has a scale that is not finite")
     packed = np.empty((len(blocks), 16), np.uint8)
     for start in range(0, len(blocks), step := _CHUNK_WEIGHTS // 32):
-        packed[start : start + step] = _pack(_nibbles(blocks[start : start + step, 1:]), 4)
+        packed[start : start + step] = _pack(_nibbles(_part(blocks[start : start + step], 1, 16)), 4)
     lead = tensor.shape[:-1]
     return Affine(packed.view("<u4").reshape(*lead, -1), exponents.reshape(*lead, -1), None, 4, 0.0)
 
@@ -138,13 +139,40 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
     """Pack codes (G, N) to bytes (G, N * bits / 8): a little-endian bit stream, first code in the lowest bits."""
     if bits == 8:
         return codes
-    if bits == 4:
-        pairs: Bytes = codes[:, 0::2] | (codes[:, 1::2] << 4)
-        return pairs
-    shifts = np.arange(8, dtype=np.uint64) * np.uint64(bits)
-    words = (codes.reshape(-1, 8).astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)  # 8 codes: `bits` bytes
-    octets: Bytes = words.astype("<u8").view(np.uint8).reshape(-1, 8)
-    return octets[:, :bits].reshape(len(codes), -1)
+    # Neighbours move together in words of 8 codes: pairs, then fours, then all.
+    words: Words = np.ascontiguousarray(codes).reshape(-1).view("<u8")
+    for width in (8, 16, 32):
+        low = _REPEATED[width]
+        moved = words >> np.uint64(width - width * bits // 8)
+        moved &= low << np.uint64(width * bits // 8)
+        words = words & low
+        words |= moved
+    return _low_bytes(words, bits).reshape(len(codes), -1)
+
+
+def _low_bytes(words: Words, count: int) -> Bytes:
+    """Return the `count` low bytes of each word, 4, 5 or 6, back to back. The others are zero."""
+    if count == 4:
+        return np.ascontiguousarray(words.view("<u4")[::2]).view(np.uint8)
+    # Whole machine words are written, since numpy copies rows of a few bytes slowly.
+    if count == 6:
+        first = np.ascontiguousarray(words[0::2])
+        second = np.ascontiguousarray(words[1::2])
+        pairs = np.empty(len(first), _PAIRS)
+        pairs["a"] = first | second << np.uint64(48)
+        pairs["b"] = second >> np.uint64(16)
+        return pairs.view(np.uint8)
+    first, second, third, fourth = (np.ascontiguousarray(words[i::4]) for i in range(4))
+    fours = np.empty(len(first), _FOURS)
+    fours["a"] = first | second << np.uint64(40)
+    fours["b"] = second >> np.uint64(24) | third << np.uint64(16) | fourth << np.uint64(56)
+    fours["c"] = fourth >> np.uint64(8)
+    return fours.view(np.uint8)
+
+
+_REPEATED = {width: np.uint64(sum((1 << width) - 1 << at for at in range(0, 64, 2 * width))) for width in (8, 16, 32)}
+_PAIRS = np.dtype([("a", "<u8"), ("b", "<u4")])  # 2 words of 6 bytes
+_FOURS = np.dtype([("a", "<u8"), ("b", "<u8"), ("c", "<u4")])  # 4 words of 5 bytes
 
 
 # Each maps (N, bytes per block) to codes (G, group size), scales (G,), biases (G,) and the largest error.
@@ -157,33 +185,60 @@ def _half(blocks: Bytes, start: int) -> Floats:
     return halves[:, 0].astype(np.float32)
 
 
+def _part(blocks: Bytes, start: int, count: int) -> Bytes:
+    """Return `count` bytes of each block, (N, count) and contiguous: copied as one item, which is faster than a row."""
+    kind = np.dtype({"names": ["part"], "formats": [f"V{count}"], "offsets": [start], "itemsize": blocks.shape[1]})
+    whole = np.ascontiguousarray(blocks).view(kind)
+    return np.ascontiguousarray(whole["part"]).view(np.uint8).reshape(-1, count)
+
+
+def _interleaved(parts: Sequence[Bytes]) -> Bytes:
+    """Return rows (N, len(parts) * B): the first row of each part (N, B), then the second ones."""
+    rows, width = parts[0].shape
+    out = np.empty((rows, len(parts)), f"V{width}")
+    for index, part in enumerate(parts):
+        out[:, index] = part.view(f"V{width}")[:, 0]
+    return out.view(np.uint8)
+
+
+def _bits(packed: Bytes, shift: int, mask: int) -> Bytes:
+    """Return (packed >> shift) & mask of contiguous bytes (N, B), B a multiple of 8: in words, which is faster."""
+    words = packed.view("<u8") >> np.uint64(shift)
+    words &= np.uint64(mask * 0x0101010101010101)
+    return words.view(np.uint8)
+
+
 def _nibbles(packed: Bytes) -> Bytes:
     """Unpack bytes (N, B) to codes (N, 2B): the first half of a block is in the low nibbles."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+    return _interleaved([_bits(packed, 0, 15), _bits(packed, 4, 15)])
 
 
 def _q4_0(blocks: Bytes) -> Unpacked:
     d = _half(blocks, 0)
-    return _nibbles(blocks[:, 2:]), d, -8 * d, 0.0
+    return _nibbles(_part(blocks, 2, 16)), d, -8 * d, 0.0
 
 
 def _q4_1(blocks: Bytes) -> Unpacked:
-    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2), 0.0
+    return _nibbles(_part(blocks, 4, 16)), _half(blocks, 0), _half(blocks, 2), 0.0
 
 
 def _q5_0(blocks: Bytes) -> Unpacked:
     d = _half(blocks, 0)
-    return _with_fifth_bit(blocks[:, 2:6], blocks[:, 6:]), d, -16 * d, 0.0
+    return _with_fifth_bit(_part(blocks, 2, 4), _part(blocks, 6, 16)), d, -16 * d, 0.0
 
 
 def _q5_1(blocks: Bytes) -> Unpacked:
-    return _with_fifth_bit(blocks[:, 4:8], blocks[:, 8:]), _half(blocks, 0), _half(blocks, 2), 0.0
+    return _with_fifth_bit(_part(blocks, 4, 4), _part(blocks, 8, 16)), _half(blocks, 0), _half(blocks, 2), 0.0
 
 
 def _with_fifth_bit(high: Bytes, low: Bytes) -> Bytes:
     """Combine bytes (N, 4) of one bit per code and nibbles (N, 16) to codes (N, 32)."""
-    fifth: Bytes = np.unpackbits(high, axis=1, bitorder="little") << 4
+    fifth: Bytes = _FIFTH[high.reshape(-1)].view(np.uint8).reshape(-1, GROUP_SIZE)
     return _nibbles(low) | fifth
+
+
+# The fifth bits of 8 codes, a byte each, for every byte that has them.
+_FIFTH = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") << 4).view("<u8")[:, 0]
 
 
 def _q8_0(blocks: Bytes) -> Unpacked:
@@ -205,23 +260,25 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes) -> Unpacked:
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, GROUP_SIZE)
+    codes = _nibbles(_part(blocks, 16, 128).reshape(-1, 32)).reshape(-1, GROUP_SIZE)
     return codes, *_k_scales(blocks), 0.0
 
 
 def _q5_k(blocks: Bytes) -> Unpacked:
-    low = _nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, GROUP_SIZE)
+    low = _nibbles(_part(blocks, 48, 128).reshape(-1, 32)).reshape(-1, GROUP_SIZE)
+    high = _part(blocks, 16, 32)
     # Bit g of the 32 high bytes is the fifth bit of group g.
-    fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return (low | (fifth << 4)).reshape(-1, GROUP_SIZE), *_k_scales(blocks), 0.0
+    fifth = _interleaved([_bits(high, group, 1) for group in range(8)]).reshape(-1, GROUP_SIZE)
+    return low | (fifth << 4), *_k_scales(blocks), 0.0
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    low = _nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 8, 32)
+    low = _nibbles(_part(blocks, 0, 128).reshape(-1, 64)).reshape(-1, 16)
+    packed = _part(blocks, 128, 64).reshape(-1, 32)
     # Two bits of each of four neighbours 32 apart share a byte.
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    codes = (low | (high.reshape(-1, 8, 32) << 4)).reshape(-1, 16)
-    scale = (_half(blocks, 208)[:, None] * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)).reshape(-1)
+    high = _interleaved([_bits(packed, shift, 3) for shift in (0, 2, 4, 6)]).reshape(-1, 16)
+    codes = low | (high << 4)
+    scale = (_half(blocks, 208)[:, None] * _part(blocks, 192, 16).view(np.int8)).reshape(-1)
     return codes, scale, -32 * scale, 0.0
 
 
@@ -232,20 +289,20 @@ _MOST_EXPONENT = 251  # of an MXFP4 block, so that its largest code times its sc
 
 def _iq4_nl(blocks: Bytes) -> Unpacked:
     d = _half(blocks, 0)
-    return _IQ4[_nibbles(blocks[:, 2:])], d, -128 * d, 0.0
+    return _IQ4[_nibbles(_part(blocks, 2, 16))], d, -128 * d, 0.0
 
 
 def _iq4_xs(blocks: Bytes) -> Unpacked:
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8) & 15
     high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & 3
     scale = (_half(blocks, 0)[:, None] * ((low | high << 4).astype(np.float32) - 32)).reshape(-1)
-    return _IQ4[_nibbles(blocks[:, 8:].reshape(-1, 16))], scale, -128 * scale, 0.0
+    return _IQ4[_nibbles(_part(blocks, 8, 128).reshape(-1, 16))], scale, -128 * scale, 0.0
 
 
 def _mxfp4(blocks: Bytes) -> Unpacked:
     exponent = blocks[:, 0]
     scale = np.where(exponent > _MOST_EXPONENT, np.float32(np.nan), MXFP4.e8m0_to_fp32_half(exponent))
-    return _FP4[_nibbles(blocks[:, 1:])], scale, -12 * scale, 0.0
+    return _FP4[_nibbles(_part(blocks, 1, 16))], scale, -12 * scale, 0.0
 
 
 def _requantized(kind: str) -> Callable[[Bytes], Unpacked]:
