@@ -7,6 +7,8 @@ for private names elsewhere.
 
 `paste`: extends `textual._xterm_parser.XTermParser`, which treats parts of a paste as keys. Correctness.
 
+`columns`: rewrites what `LinuxDriver.write` gets, which relies on the terminal's width of emoji. Correctness.
+
 `background`: takes the reply to OSC 11 out of the same parser's input, for the light theme. Correctness.
 
 `command_palette`: guards the palette against keys that come before its entries are laid out or after it closed.

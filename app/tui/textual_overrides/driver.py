@@ -2,7 +2,8 @@
 
 Pastes stay text (see `paste`). Bytes that are not UTF-8 are replaced; they would end textual's thread. A closed
 terminal is not read in a loop. The thread sleeps while no key is pressed. Enter, pressed before the program had the
-terminal, is Enter: until then terminals turn it into a line break.
+terminal, is Enter: until then terminals turn it into a line break. Output does not rely on how the terminal counts
+emoji (see `columns`).
 """
 
 import os
@@ -18,6 +19,7 @@ from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
 from headrace.app.tui.textual_overrides.background import QUESTION, BackgroundReply, can_query
+from headrace.app.tui.textual_overrides.columns import with_columns
 from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 
 _CHUNK = 1 << 12
@@ -32,6 +34,10 @@ class TerminalDriver(LinuxDriver):
         super().__init__(*args, **kwargs)
         self._ground = BackgroundReply()
         self._wake = os.pipe()  # ends a wait for keys
+
+    def write(self, data: str) -> None:
+        """Write output, with the columns of characters that terminals count in different ways."""
+        super().write(with_columns(data))
 
     def run_input_thread(self) -> None:
         """Read input and post its events until `disable_input`."""

@@ -1,0 +1,62 @@
+"""Rows keep their columns on terminals that count emoji and flags in different ways."""
+
+import re
+from collections.abc import Callable
+from unicodedata import category, east_asian_width
+
+import pytest
+from rich.cells import cell_len
+
+from headrace.app.tui.textual_overrides.columns import with_columns
+
+_MOVES = re.compile(r"\x1b\[(?:(\d+);)?(\d+)[HG]|\x1b\[[\d;]*m|(.)", re.DOTALL)
+_JOINING = "\ufe0f\u200d\u20e3\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+
+
+def one_by_one(char: str) -> int:
+    """Return the width of a character on a terminal that knows no sequences."""
+    if category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if east_asian_width(char) in "WF" else 1
+
+
+def narrow(char: str) -> int:
+    """Return the width on a terminal that draws every emoji in one cell."""
+    return 0 if char in _JOINING else min(1, one_by_one(char))
+
+
+def wide(char: str) -> int:
+    """Return the width on a terminal that counts signs which join to the character before, too."""
+    return 1 if char in "\ufe0f\u20e3" else one_by_one(char)
+
+
+def row_of(data: str, width_of: Callable[[str], int], old: str = "") -> str:
+    """Return the cells of a row after output is drawn over the old ones; a wide character has a blank after it."""
+    cells = list(old.ljust(60))
+    column = 0
+    for _, move, char in _MOVES.findall(data):
+        if move:
+            column = int(move) - 1
+        elif char and width_of(char):
+            cells[column : column + width_of(char)] = (char, " ")[: width_of(char)]
+            column += width_of(char)
+    return "".join(cells)
+
+
+@pytest.mark.parametrize("width_of", [one_by_one, narrow, wide])
+@pytest.mark.parametrize("text", ["❤️", "1️⃣", "⚠️⚠️", "👍🏽", "🇬🇧", "👩‍💻", "🫩", "x️"])
+def test_text_after_emoji_stands_in_its_column(text: str, width_of: Callable[[str], int]) -> None:
+    data = with_columns(f"\x1b[4;7H\x1b[1mab{text}\x1b[0mcd{text}|")
+    after = 6 + 2 + cell_len(text)
+    row = row_of(data, width_of, old="*" * 60)
+    assert row[after : after + 2] == "cd"
+    assert row[after + 2 + cell_len(text)] == "|"
+    assert "*" not in row[6 : after + 2 + cell_len(text)], "cells that are not drawn keep what stood there"
+
+
+def test_ordinary_text_and_text_without_a_place_stay() -> None:
+    ordinary = "\x1b[2;1H│ ✓ naïve ██▌ 日本語 한국어 😀 → ≤ ⏎ \x1b[0m┈"
+    assert with_columns(ordinary) == ordinary
+    hindi = "\x1b[2;1Hनमस्ते दुनिया ❤️"
+    assert with_columns(hindi) == hindi, "letters would be covered where the terminal counts vowel signs"
+    assert with_columns("❤️ without a place") == "❤️ without a place"
