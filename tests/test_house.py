@@ -5,6 +5,7 @@ Cold start is a feature, so what `headrace --help` and an ordinary run of the de
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,15 @@ def test_an_ordinary_run_of_the_default_model_starts_lean(tmp_path: Path, defaul
     modules = imported_by(tmp_path, "run", "Say hello.", "-n", "2", home=home)
     assert {"mlx", "tokenizers"} <= modules
     assert not {"transformers", "mlx_lm", "textual", "numpy", "gguf", "huggingface_hub", "torch"} & modules
+
+
+def test_shares_are_formatted_in_one_place() -> None:
+    """A format with a percent sign makes `31%`; `percent` of runtime/metrics/units.py makes `31 %`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("app", "models", "runtime")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.search(r"\{[^{}]*:[^{}]*[0-9]%\}", line)
+    ]
+    assert not found

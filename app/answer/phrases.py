@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.app.answer.options import SamplingSource
 from headrace.runtime.metrics.telemetry import Summary
-from headrace.runtime.metrics.units import format_seconds, three_digits
+from headrace.runtime.metrics.units import format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
 _FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))  # and the value that is off
@@ -26,8 +26,8 @@ def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | 
 
 
 def mbu_text(mbu: float | None, *, busy: bool) -> str:
-    """Return an MBU: `31%`, `busy` if other programs slowed the steps down, `–` if unknown."""
-    return "busy" if busy else "–" if mbu is None else f"{mbu:.0%}"
+    """Return an MBU: `31 %`, `busy` if other programs slowed the steps down, `–` if unknown."""
+    return "busy" if busy else "–" if mbu is None else percent(mbu)
 
 
 def phrases(

@@ -9,7 +9,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.runtime.machine.load import CPUUse, Load
 from headrace.runtime.metrics.limit import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, mbu
-from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
 _NAME = 24  # characters of another program's name
 _ALL = 0.995  # share of a step from which all of it counts as reading
@@ -136,7 +136,7 @@ def _bytes(of: StepFigures) -> str:
         return f"Each token reads {size}."
     gives = f"{of.tokens:.1f} token" if of.tokens == 1 else f"{of.tokens:.1f} tokens"
     rows = f" for {of.sequences:.3g} sequences" if of.sequences > 1 else ""
-    drafts = f": {of.accepted / of.proposed:.0%} of draft tokens were accepted" if of.proposed else ""
+    drafts = f": {percent(of.accepted / of.proposed)} of draft tokens were accepted" if of.proposed else ""
     return f"Each step reads {size} and gives {gives}{rows}{drafts}."
 
 

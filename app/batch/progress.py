@@ -1,6 +1,6 @@
 """Progress of many answers: one line on standard error, redrawn in place; nothing where that is not possible.
 
-412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37% · 4 min 10 s left
+412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37 % · 4 min 10 s left
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from headrace.app.output.redrawn_line import RedrawnLine
-from headrace.runtime.metrics.units import format_long, three_digits
+from headrace.runtime.metrics.units import format_long, percent, three_digits
 
 _EVERY_S = 0.2
 _AVERAGED_S = 5.0
@@ -74,7 +74,7 @@ def progress_text(counts: Counts, tokens_per_second: float | None, elapsed_s: fl
     if tokens_per_second is not None:
         parts.append(f"{three_digits(tokens_per_second)} tok/s")
     if counts.kv_share is not None:
-        parts.append(f"K/V {counts.kv_share:.0%}")
+        parts.append(f"K/V {percent(counts.kv_share)}")
     if counts.answered:
         parts.append(f"{format_long(elapsed_s / counts.answered * (counts.running + counts.waiting))} left")
     return " · ".join(parts)

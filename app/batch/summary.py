@@ -15,7 +15,7 @@ from headrace.app.batch.run import Tally
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds
-from headrace.runtime.metrics.units import format_seconds, three_digits
+from headrace.runtime.metrics.units import format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
 
@@ -73,7 +73,7 @@ def sentences(report: BatchReport) -> list[str]:
         lines.append(f"lines without their own sampling: {sampling_phrase(report.sampling, report.sampling_source)}")
     if tally.proposed_tokens:
         share = tally.accepted_tokens / tally.proposed_tokens
-        lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} draft tokens accepted ({share:.0%})")
+        lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} draft tokens accepted ({percent(share)})")
     shown = [sanitise(f"line {number}: {error}") for number, error in tally.errors]
     if tally.failed > len(shown):
         shown.append(f"and {tally.failed - len(shown)} more, in the results")

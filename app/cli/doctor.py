@@ -20,7 +20,7 @@ from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
-from headrace.runtime.metrics.units import format_bytes, format_rate
+from headrace.runtime.metrics.units import format_bytes, format_rate, percent
 
 # Instruction sets that matter to the CPU kernels, by Linux flag; the first hit of a group is shown.
 _ISA_GROUPS = (
@@ -127,7 +127,8 @@ def _machine_rows(report: Report) -> Rows:
         share = f"{limit.source} {format_bytes(limit.free)}, less a reserve"
         rows.append(("for models", f"{format_bytes(limit.usable)}  ({share})"))
     if report.power.battery_percent is not None:
-        rows.append(("power", f"{'battery' if report.power.on_battery else 'mains'}, {report.power.battery_percent} %"))
+        source = "battery" if report.power.on_battery else "mains"
+        rows.append(("power", f"{source}, {percent(report.power.battery_percent / 100)}"))
     if report.power.thermal_pressure:
         rows.append(("heat", f"{report.power.thermal_pressure} thermal pressure"))
     rows.append(("energy", f"read for {report.energy_parts}" if report.energy_parts else "no readable counter"))
@@ -148,7 +149,7 @@ def _bandwidth_rows(report: Report) -> Rows:
     if chip and peak:
         share = peak.bytes_per_second / chip.bandwidth
         filled = min(_BAR, round(share * _BAR))
-        rows.append(("", f"{'━' * filled}{'╌' * (_BAR - filled)}  {share:.0%} of nominal"))
+        rows.append(("", f"{'━' * filled}{'╌' * (_BAR - filled)}  {percent(share)} of nominal"))
     if chip and chip.note:
         rows.append(("note", chip.note))
     return rows

@@ -42,7 +42,7 @@ from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, percent
 
 _LABEL = 14
 _SEQUENCES = {
@@ -350,7 +350,7 @@ def _quality_rows(figures: Any) -> list[tuple[str, str]]:
     try:
         kl = figures["kl"]["value"]
         top1 = figures["top1_agreement"]["value"]
-        text = f"{kl:.4f} nats of KL from the given weights; most likely token equal in {top1:.1%}"
+        text = f"{kl:.4f} nats of KL from the given weights; most likely token equal in {percent(top1, 1)}"
         return [("Quality", text), ("Bits a weight", f"{figures['bits_per_weight']:.3f}")]
     except (KeyError, TypeError, ValueError):  # headrace.json of a folder may be anyone's
         return []

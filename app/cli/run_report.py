@@ -23,7 +23,7 @@ from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, 
 from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.peaks import Peak, age_s
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
-from headrace.runtime.metrics.units import format_bytes, format_joules, report_rate, report_seconds
+from headrace.runtime.metrics.units import format_bytes, format_joules, percent, report_rate, report_seconds
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
@@ -226,7 +226,7 @@ def _mbu(report: RunReport) -> str:
     found = report.mbu
     if found.share is None:
         return "unknown"
-    return f"{found.share:.1%} of {'memory now' if found.measured_beside else 'the measured peak'}"
+    return f"{percent(found.share, 1)} of {'memory now' if found.measured_beside else 'the measured peak'}"
 
 
 def _itl(itl: Percentiles | None) -> str:
@@ -238,4 +238,4 @@ def _itl(itl: Percentiles | None) -> str:
 def _drafts(summary: Summary) -> str:
     share = summary.accepted / summary.proposed
     per_step = summary.completion_tokens / summary.steps
-    return f"{summary.accepted} of {summary.proposed} accepted ({share:.0%}), {per_step:.2f} tokens per step"
+    return f"{summary.accepted} of {summary.proposed} accepted ({percent(share)}), {per_step:.2f} tokens per step"

@@ -27,7 +27,7 @@ from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.metrics.units import format_link
+from headrace.runtime.metrics.units import format_link, percent
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError
@@ -138,7 +138,7 @@ class Ranks:
         """Yield a line per rank: its part of the model, and the link to it."""
         assert self.split is not None
         for host, share in zip(self.hosts.hosts, self.split.fractions, strict=True):
-            part = f"{share:.0%} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
+            part = f"{percent(share)} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
             link = self.links.get(host.rank)
             speed = f", link {format_link(link.latency_s * 1e6, link.bytes_per_second / 1e9)}" if link else ""
             yield f"{host.name}: {part}{speed}"

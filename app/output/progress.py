@@ -14,7 +14,7 @@ from headrace.app.output.redrawn_line import RedrawnLine
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import can_redraw
 from headrace.models.registry.progress import Progress, silent
-from headrace.runtime.metrics.units import format_bytes, format_long
+from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
 _DRAW_S = 0.1  # between two drawings of a line
 _LOG_S = 10.0  # between two log lines of one stage
@@ -104,7 +104,7 @@ class _Log:
             if stage == self._stage:
                 if not total or now - self._logged_at < _LOG_S:
                     return
-                share = f" {done / total:.0%}"
+                share = f" {percent(done / total)}"
             self._stage = stage
             self._logged_at = now
             print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)

@@ -23,6 +23,7 @@ from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
+from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import FLOAT16
 
 _SPEEDS = ("roofline", "expected")
@@ -100,7 +101,7 @@ def acceptance_prediction(
         "targets": [_speculating(shape, target, assumed, context, chance) for target in targets],
         "assumptions": [
             *summarise_assumptions(targets, assumed, shape.kv_format),
-            f"each draft token is accepted at a rate of {chance:.0%} if those before it were",
+            f"each draft token is accepted at a rate of {percent(chance)} if those before it were",
             "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
             *(["FLOP/s of Apple GPUs: nominal, derived from cores and clock"] if any(t.apple for t in targets) else []),
             *(["no gain for chips of unknown FLOP/s: draft tokens need arithmetic"] if _unknown_speed(targets) else []),

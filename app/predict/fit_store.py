@@ -19,6 +19,7 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.config.typed import typed
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import cached_peak
+from headrace.runtime.metrics.units import percent
 
 MIN_POINTS = 3  # any line fits two points
 NOISE = 0.05  # largest deviation of a point from the line, as a fraction
@@ -62,14 +63,14 @@ def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
     if step_cost["fixed_ms"] < 0:
         return "its fixed cost is negative"
     if step_cost["largest_residual"] > NOISE:
-        return f"a point is {step_cost['largest_residual']:.0%} off the line"
+        return f"a point is {percent(step_cost['largest_residual'])} off the line"
     speeds = [
         entry["tokens_per_second"]
         for entry in document["results"]
         if entry["engine"] == "headrace" and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
     ]
     unsure = max((speed["high"] - speed["low"]) / 2 / speed["mean"] for speed in speeds)
-    return f"its rounds disagree by {unsure:.0%}" if unsure > NOISE else None
+    return f"its rounds disagree by {percent(unsure)}" if unsure > NOISE else None
 
 
 def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | None:

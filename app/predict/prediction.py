@@ -14,6 +14,7 @@ from headrace.app.predict.published import Assumptions, error_line
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 
 # The part of memory that macOS gives the GPU by default (recommendedMaxWorkingSetSize): 10,922 MB of 16 GB, 21,845 of
@@ -181,14 +182,14 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
     if any(target.apple and target.fit is None for target in targets):
         ultra = assumed.ultra_efficiency or assumed.efficiency
         lines.append(
-            f"Apple GPUs: bytes / ({assumed.efficiency:.0%} of nominal, {ultra:.0%} on an Ultra) + kernels * "
+            f"Apple GPUs: bytes / ({percent(assumed.efficiency)} of nominal, {percent(ultra)} on an Ultra) + kernels * "
             f"{assumed.kernel_s * 1e6:.1f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
             f"{assumed.mixture:.1f}x with experts; from published figures of {assumed.engine}"
         )
         lines.append(error_line(assumed.engine))
         lines.append(
             f"largest context: KV as {kv.name}; macOS gives the GPU two thirds of up to {SMALL_MAC_GB} GB, "
-            f"{LARGE_MAC_SHARE:.0%} of more"
+            f"{percent(LARGE_MAC_SHARE)} of more"
         )
     if any(target.measured and target.busy for target in targets):
         lines.append("the bandwidth was measured while other programs used the CPU: it is higher on an idle machine")

@@ -16,6 +16,7 @@ from headrace.models.registry.catalog import find
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.machine import chips
 from headrace.runtime.metrics.cost import quantized_bytes
+from headrace.runtime.metrics.units import percent
 
 ENGINE = "mlx-lm"
 """Engine whose published figures apply to Macs that were not measured."""
@@ -125,10 +126,11 @@ def held_out(engine: str) -> dict[str, HeldOut]:
 def error_line(engine: str) -> str:
     """Return the errors of the predictions for an engine's published figures, by class."""
     names = {"dense": "dense", "small": "below 1 GB a step", "mixture": "mixtures", "all": "all"}
-    parts = [
-        f"{names[kind]} {errors.median:.1%} ({errors.figures}, {errors.least:+.0%} to {errors.most:+.0%})"
-        for kind, errors in held_out(engine).items()
-    ]
+    parts = []
+    for kind, errors in held_out(engine).items():
+        least = percent(errors.least, is_signed=True)
+        most = percent(errors.most, is_signed=True)
+        parts.append(f"{names[kind]} {percent(errors.median, 1)} ({errors.figures}, {least} to {most})")
     return f"median error on published speeds of sources that were left out of the fit: {', '.join(parts)}"
 
 

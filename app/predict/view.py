@@ -9,7 +9,7 @@ from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import console
 from headrace.app.predict.uses import STAR, legend
-from headrace.runtime.metrics.units import format_bytes, speed_text
+from headrace.runtime.metrics.units import format_bytes, percent, speed_text
 
 _FITS = {True: "yes", False: "no", None: "?"}
 
@@ -129,7 +129,7 @@ def _pays_from(target: Document, drafts: int) -> str:
     if not target["guesses"]:
         return "–"
     break_even = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
-    return "never" if break_even is None else f"{break_even:.0%}"
+    return "never" if break_even is None else percent(break_even)
 
 
 def show_fit(document: Document) -> None:

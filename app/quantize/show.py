@@ -1,6 +1,8 @@
 """The result of `headrace quantize` for people."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
 
@@ -8,7 +10,7 @@ from headrace.app.output.document import Document
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import table_width
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
 _LABEL = 18
 
@@ -54,12 +56,12 @@ def figure_rows(document: Document) -> list[tuple[str, str]]:
             f"{predicted['context']:,} tokens",
         ),
         ("Measured", f"{document['measured_tokens_per_second']:.1f} tok/s here, at the begin of a context"),
-        ("KL", f"{kl['value']:.4f} nats{_interval(kl, '.4f')} from the given weights"),
-        ("Top-1 agreement", f"{top1['value']:.1%}{_interval(top1, '.1%')}"),
+        ("KL", f"{kl['value']:.4f} nats{_interval(kl, partial(decimals, digits=4))} from the given weights"),
+        ("Top-1 agreement", f"{percent(top1['value'], 1)}{_interval(top1, partial(percent, digits=1))}"),
         ("Scored", f"{document['scored_tokens']:,} tokens of text that chose nothing; 95 % intervals"),
     ]
 
 
-def _interval(figure: Document, form: str) -> str:
+def _interval(figure: Document, form: Callable[[float], str]) -> str:
     """Return the interval in brackets; nothing if the text was too short for one."""
-    return "" if figure["low"] is None else f" ({figure['low']:{form}} to {figure['high']:{form}})"
+    return "" if figure["low"] is None else f" ({form(figure['low'])} to {form(figure['high'])})"

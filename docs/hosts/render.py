@@ -20,6 +20,7 @@ from headrace.app.predict.published import assumptions
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import find
+from headrace.runtime.metrics.units import percent
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "hosts.md"
@@ -86,7 +87,7 @@ def computed(row: Mapping[str, Any]) -> tuple[float, float | None]:
 
 
 def _error(speed: float | None, row: Mapping[str, Any]) -> str:
-    return "" if speed is None else f"{speed / row['speed'] - 1:+.0%}".replace("%", " %")
+    return "" if speed is None else percent(speed / row["speed"] - 1, is_signed=True)
 
 
 def _fastest(read: StepShape, chip: str, memory: int, count: int, link: Link) -> HostsPrediction:

@@ -91,9 +91,12 @@ def decimals(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def percent(value: float | None) -> str:
-    """Format a share in a table: `83%`."""
-    return "" if value is None else f"{value:.0%}"
+def percent(value: float | None, digits: int = 0, *, is_signed: bool = False) -> str:
+    """Format a share: `83 %`, with one digit `83.1 %`, signed `+4 %`; "" if it is None."""
+    if value is None:
+        return ""
+    sign = "+" if is_signed else ""
+    return f"{value * 100:{sign}.{digits}f} %"
 
 
 def report_seconds(seconds: float | None) -> str:

@@ -237,9 +237,9 @@ def test_a_point_above_a_roof_has_the_word_for_why() -> None:
     assert limits.why_above(Point(2.0, 19e9)) == ""
     assert "cache" in limits.why_above(Point(2.0, 21e9))
     assert "compute" in limits.why_above(Point(96.0, 71e9))
-    assert limits.limit_of(Point(2.0, 10e9)) == "memory limits it, 50% used; arithmetic from 5 FLOP/B"
-    assert limits.limit_of(Point(10.0, 10e9)) == "arithmetic limits it, 20% used"
-    assert Roofs(10e9, None, None).limit_of(Point(2.0, 10e9)) == "memory limits it, 50% used"
+    assert limits.limit_of(Point(2.0, 10e9)) == "memory limits it, 50 % used; arithmetic from 5 FLOP/B"
+    assert limits.limit_of(Point(10.0, 10e9)) == "arithmetic limits it, 20 % used"
+    assert Roofs(10e9, None, None).limit_of(Point(2.0, 10e9)) == "memory limits it, 50 % used"
     assert Roofs(None, None, None).limit_of(Point(2.0, 10e9)) == ""
     metrics = LiveMetrics()
     assert roofs(metrics.machine) == Roofs(None, None, None)

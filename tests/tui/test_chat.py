@@ -876,7 +876,7 @@ def test_a_selected_answer_shows_all_its_figures(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         plain = "4 tokens · 167 tok/s · first token after 0.05 s"
-        full = "4 tokens · 167 tok/s · TTFT 50.0 ms · MBU 31%"
+        full = "4 tokens · 167 tok/s · TTFT 50.0 ms · MBU 31 %"
         assert plain in it.text()
         await it.press("ctrl+up")
         await it.until(lambda: full in it.text() and plain not in it.text())

@@ -326,5 +326,5 @@ def test_a_bar_of_mbu_stands_on_both_sides_or_on_none(width: int) -> None:
     for figures in (Figures(9, 80.0, 0.05, 0.4, 33, 0), Figures(9, 80.0, 12.25, 0.4, 12_000, 11_264)):
         lines._figures = figures
         drawn.append(lines.lines(lines.metrics, width, 4)[1].plain)
-    assert all(len(line) <= width and "MBU  40%" in line for line in drawn)
+    assert all(len(line) <= width and "MBU  40 %" in line for line in drawn)
     assert len({"█" in line for line in drawn}) == 1

@@ -41,7 +41,7 @@ def test_a_download_shows_its_model_size_and_speed(play, size: tuple[int, int]) 
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "27.0 MiB of 108 MiB" in it.text())
         assert "downloading" in it.text()
-        assert "25%" in it.text()
+        assert "25 %" in it.text()
         await it.until(lambda: "to download" in it.text() or engine.here.append(28 * MIB))
         await it.press(*"hi")
         assert it.prompt.text == "hi"

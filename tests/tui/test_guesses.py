@@ -177,7 +177,7 @@ def test_the_decode_view_shows_the_gain_of_draft_tokens(play, size: tuple[int, i
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
         assert "a step, 2.33 tokens" in it.text()
-        assert "67% of draft tokens were accepted" in it.app.screen.why  # type: ignore[attr-defined]
+        assert "67 % of draft tokens were accepted" in it.app.screen.why  # type: ignore[attr-defined]
 
     play(scenario, ScriptedEngine().script(Script(["one ", "two ", "three ", "four "], guessed=2)), size=size)
 

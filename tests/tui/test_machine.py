@@ -35,9 +35,9 @@ def test_load_memory_swap_power_and_temperature_are_shown() -> None:
     assert lines[1].endswith(" 2.00 GiB of 8.00 GiB")
     assert lines[2] == "swap 0 B · 23.4 W · 61 °C"
     gpu = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(310.0, 61.0, 0.87, 2 << 30, 80 << 30))
-    assert _lines(gpu, 1)[1].endswith(" 87%, 2.00 GiB of 80.0 GiB")
+    assert _lines(gpu, 1)[1].endswith(" 87 %, 2.00 GiB of 80.0 GiB")
     mac = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(gpu_share=0.5, gpu_memory_used=6 << 30))
-    assert _lines(mac, 1)[1].endswith(" 50%, 6.00 GiB")
+    assert _lines(mac, 1)[1].endswith(" 50 %, 6.00 GiB")
 
 
 def _spent(joules: float, seconds: float = 2.0) -> Load:
@@ -96,12 +96,12 @@ def test_unknown_figures_are_left_out() -> None:
 
 def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     metrics = LiveMetrics()
-    metrics.ready(ModelFacts(name="m", ranks=("rank 0 (a): 67% of each layer", "rank 1 (b): 33%")), MachineFacts())
+    metrics.ready(ModelFacts(name="m", ranks=("rank 0 (a): 67 % of each layer", "rank 1 (b): 33 %")), MachineFacts())
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 50, 6)]
-    assert lines[:2] == ["rank 0 (a) 67% of each layer", "rank 1 (b) 33%"]
+    assert lines[:2] == ["rank 0 (a) 67 % of each layer", "rank 1 (b) 33 %"]
     metrics.steps.append(replace(record(0, 5), ranks=(RankTimes(2e-3, 1e-3, 5e-4), RankTimes(3e-3, 0, 5e-4))))
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]
-    assert lines[0] == "rank 0 (a) 2.0 + 1.0 waiting + 0.5 ms · 67% of each layer"
+    assert lines[0] == "rank 0 (a) 2.0 + 1.0 waiting + 0.5 ms · 67 % of each layer"
     for _ in range(2):
         metrics.set_load(CROWDED)
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]

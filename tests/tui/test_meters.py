@@ -8,6 +8,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
+from headrace.runtime.metrics.units import percent
 from tests.app.scripted_engine import CARD, record
 
 NAMES = ["speed", "step", "cache", "memory"]
@@ -49,10 +50,10 @@ def test_each_meter_has_its_whole(width: int) -> None:
     assert "16.0 tok/s" in speed
     most = metrics.figures.roofline_rate
     assert most is not None
-    assert f"{16 / most:.0%}".replace("%", " %") + f" of {most:.0f}" in speed
+    assert percent(16 / most) + f" of {most:.0f}" in speed
     assert "62.5 ms p50" in step
-    assert f"{metrics.fill.used_bytes / metrics.model.kv_bytes_at_limit:.0%}".replace("%", " % of ") in cache
-    assert f"{metrics.mbu:.0%}".replace("%", " % of 16.9") in memory
+    assert f"{percent(metrics.fill.used_bytes / metrics.model.kv_bytes_at_limit)} of " in cache
+    assert f"{percent(metrics.mbu)} of 16.9" in memory
     assert "of a step is not reading" in last
 
 
@@ -60,7 +61,7 @@ def test_each_meter_has_its_whole(width: int) -> None:
 def test_mbu_stays_a_percentage_while_other_programs_run(width: int) -> None:
     metrics = started()
     metrics.stepped([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])
-    share = f"{metrics.mbu:.0%}".replace("%", " %")
+    share = percent(metrics.mbu)
     for _ in range(2):
         metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
     lines = drawn(metrics, width)

@@ -37,7 +37,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     section = SequencesSection(metrics)
     lines = [line.plain for line in section.lines(metrics, 70, 7)]
     assert lines[0].split() == ["state", "tokens", "tok/s", "cached", "last", "words"]
-    assert lines[1].split()[:6] == ["1", "◌", "prefill", "16%", "–", "1"]
+    assert lines[1].split()[:7] == ["1", "◌", "prefill", "16", "%", "–", "1"]
     assert lines[2].split()[:6] == ["2", "●", "decode", "20", "138", "12"]
     assert lines[2].endswith("mill wheel turns")
     assert "\x1b" not in lines[2]
@@ -58,7 +58,7 @@ def test_prefix_hits_are_of_all_answers_and_of_each() -> None:
         [Turn.of(number, summary(20, reused, 5), "stop") for number, reused in ((1, 0), (2, 20), (3, 10))]
     )
     lines = [line.plain for line in SequencesSection(metrics).lines(metrics, 70, 12)]
-    assert lines[-1] == "prefix hits 50% of the prompt tokens of 3 answers  ▁█▅"
+    assert lines[-1] == "prefix hits 50 % of the prompt tokens of 3 answers  ▁█▅"
 
 
 def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.bench.measure.result import Result
 from headrace.app.output.document import Document
 from headrace.runtime.metrics.telemetry import RankTimes
-from headrace.runtime.metrics.units import format_link
+from headrace.runtime.metrics.units import format_link, percent
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks
@@ -46,9 +46,11 @@ def hosts_notes(account: Document | None) -> list[str]:
     """Return the account in a line."""
     if account is None:
         return []
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in zip(account["ranks"], account["shares"], strict=True))
+    ranks = zip(account["ranks"], account["shares"], strict=True)
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in ranks)
     link = f"link {format_link(account['latency_us'], account['bandwidth_gb_s'])} over TCP"
-    lost = f"; about {account['link_share']:.0%} of a step on it, computed" if account["link_share"] is not None else ""
+    link_share = account["link_share"]
+    lost = "" if link_share is None else f"; about {percent(link_share)} of a step on it, computed"
     by_rank = "; ".join(
         f"{name} {each['compute_s'] * 1e3:.1f} ms computing, {each['wait_s'] * 1e3:.1f} waiting for ranks, "
         f"{each['collective_s'] * 1e3:.1f} the rest"

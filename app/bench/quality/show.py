@@ -10,7 +10,7 @@ from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
 from headrace.app.output.document import Document, csv_table, flat, markdown_table
 from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, percent
 
 _Cell = Callable[[Document], str]
 
@@ -70,8 +70,8 @@ def _columns() -> list[tuple[str, int, _Cell]]:
         ("95 %", 4, lambda entry: _interval(entry["kl_mean"], _nats)),
         ("KL p99", 1, lambda entry: _nats(entry["kl_p99"]["value"])),
         ("95 %", 7, lambda entry: _interval(entry["kl_p99"], _nats)),
-        ("top-1 equal", 2, lambda entry: f"{entry['top1_agreement']['value']:.1%}"),
-        ("95 %", 6, lambda entry: _interval(entry["top1_agreement"], lambda value: f"{value:.1%}")),
+        ("top-1 equal", 2, lambda entry: percent(entry["top1_agreement"]["value"], 1)),
+        ("95 %", 6, lambda entry: _interval(entry["top1_agreement"], lambda value: percent(value, 1))),
         ("perplexity", 3, lambda entry: f"{entry['perplexity_ratio']['value']:.4f}x"),
         ("95 %", 5, lambda entry: _interval(entry["perplexity_ratio"], lambda value: f"{value:.4f}")),
         ("tok/s", 9, lambda entry: _speed(entry["tokens_per_second"])),

@@ -70,7 +70,7 @@ class ResultColumn:
 
 
 def mbu_cell(entry: Entry) -> str:
-    """Format MBU: `83%`, or `busy` if other programs slowed the test down."""
+    """Format MBU: `83 %`, or `busy` if other programs slowed the test down."""
     return "busy" if entry.get("busy") else percent(entry["mbu"])
 
 
@@ -134,7 +134,7 @@ def _memory(entry: Entry) -> str:
 
 
 def _drift(entry: Entry) -> str:
-    return "" if entry["drift"] is None else f"{entry['drift']:+.0%}"
+    return "" if entry["drift"] is None else percent(entry["drift"], is_signed=True)
 
 
 def _csv_only(*keys: str, of: str = "") -> tuple[ResultColumn, ...]:

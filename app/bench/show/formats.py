@@ -95,7 +95,7 @@ def step_cost_line(fit: Document) -> str:
     line = f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s"
     if len(fit["points"]) == 2:
         return f"{line}, through 2 points (more depths would check it)"
-    return f"{line}, off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
+    return f"{line}, off by at most {percent(fit['largest_residual'], 1)} at {len(fit['points'])} points"
 
 
 def explanation_line(document: Document) -> str:
@@ -140,7 +140,7 @@ def arrival_line(entry: Document) -> str:
     return (
         f"{label(entry)} ({entry['engine']}): ITL p95 from {arrival['itl_p95_before_ms']:.1f} to "
         f"{arrival['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
-        f"prefill {speed:.0f} tok/s, {share['mean']:.0%} of its speed alone{bracketed(share, percent)}"
+        f"prefill {speed:.0f} tok/s, {percent(share['mean'])} of its speed alone{bracketed(share, percent)}"
     )
 
 
@@ -162,7 +162,7 @@ def break_even_line(costs: Document) -> str:
 
 
 def _break_even(row: Document) -> str:
-    return "never" if row["break_even"] is None else f"from {row['break_even']:.0%}"
+    return "never" if row["break_even"] is None else f"from {percent(row['break_even'])}"
 
 
 def identity_line(identity: Document) -> str:

@@ -9,7 +9,7 @@ from headrace.app.bench.compare.history import History
 from headrace.app.bench.show.phrases import label
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import console, table_width
-from headrace.runtime.metrics.units import speed_text
+from headrace.runtime.metrics.units import percent, speed_text
 
 Runs = list[tuple[int, dict[str, Any]]]
 
@@ -59,7 +59,7 @@ def _series_columns(series: dict[tuple[str, str], list[float]]) -> list[Column]:
         Column("", [Text(device, style="dim") for _, device in series], right=False, leaves=2),
         Column("", [Text(blocks(speeds), style="cyan") for speeds in series.values()], right=False, leaves=1),
         Column("", [speed_text(speeds[-1]) for speeds in series.values()]),
-        Column("", [f"{speeds[-1] / speeds[0] - 1:+.1%}" for speeds in series.values()]),
+        Column("", [percent(speeds[-1] / speeds[0] - 1, 1, is_signed=True) for speeds in series.values()]),
     ]
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace.app.bench.measure.session import Progress, Results, Show
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import can_redraw, console
-from headrace.runtime.metrics.units import format_long
+from headrace.runtime.metrics.units import format_long, percent
 
 _LINE_SECONDS = 10.0  # interval between log lines of one round
 
@@ -59,7 +59,7 @@ def _view(progress: Progress, results: Results, width: int) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     line.add_row(
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
-        Text(f"{progress.done / max(progress.total, 1):4.0%}"),
+        Text(f"{percent(progress.done / max(progress.total, 1)):>5}"),
         Text(f"{_stage(progress)} · {_left(progress.left_s)}", style="dim"),
     )
     now = Text(progress.doing, style="cyan", overflow="ellipsis", no_wrap=True)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from headrace.app.answer.sentence import StepFigures, other_cores
 from headrace.app.output.document import Document
-from headrace.runtime.metrics.units import decimals, format_joules
+from headrace.runtime.metrics.units import decimals, format_joules, percent
 
 _BAR = 24
 _BARS_FROM = 76  # columns
@@ -70,7 +70,8 @@ def profile_rows(profile: dict[str, Any], width: int) -> list[tuple[str, Text]]:
     for name, milliseconds in profile["parts_ms"].items():
         filled = round(milliseconds / total * _BAR)
         bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim")) if width >= _BARS_FROM else ()
-        rows.append(("", Text.assemble(f"{name:<19}", *bar, f" {milliseconds:7.3f} ms {milliseconds / total:5.0%}")))
+        figures = f" {milliseconds:7.3f} ms {percent(milliseconds / total):>6}"
+        rows.append(("", Text.assemble(f"{name:<19}", *bar, figures)))
     return rows
 
 
@@ -80,7 +81,7 @@ def headline(profile: dict[str, Any]) -> str:
     doubt = ": too far apart to trust, measure again on a quieter machine" if apart else ""
     return (
         f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
-        f"{profile['synchronous_step_ms']:.2f} ms ({profile['closure']:+.0%}), "
+        f"{profile['synchronous_step_ms']:.2f} ms ({percent(profile['closure'], is_signed=True)}), "
         f"in the loop {profile['step_ms']:.2f} ms{doubt}"
     )
 

@@ -24,6 +24,7 @@ from headrace.app.bench.show.formats import (
 from headrace.app.bench.show.phrases import above_one, below_one, energy_line, label, profile_rows
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
+from headrace.runtime.metrics.units import percent
 
 
 def show(document: dict[str, Any]) -> None:
@@ -92,6 +93,7 @@ def _test_notes(results: list[dict[str, Any]]) -> list[str]:
         worst = max(drifts, key=lambda entry: abs(entry["drift"]))
         lines.append(
             f"speed drifted over the run in {len(drifts)} of {len(results)} tests, "
-            f"most in {label(worst)} ({worst['engine']}): {worst['drift']:+.0%} from the first third to the last"
+            f"most in {label(worst)} ({worst['engine']}): {percent(worst['drift'], is_signed=True)} "
+            "from the first third to the last"
         )
     return lines

@@ -10,7 +10,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import RankTimes
-from headrace.runtime.metrics.units import format_bytes, format_joules, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
 
 _LABEL = 5
 _TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for
@@ -70,7 +70,7 @@ def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Co
         held = readings.gpu_memory_used
         total = f" of {format_bytes(readings.gpu_memory_total)}" if readings.gpu_memory_total else ""
         memory = f", {format_bytes(held)}{total}" if held is not None else ""
-        lines.append(_two("GPU", readings.gpu_share, 0.0, f" {readings.gpu_share:.0%}{memory}", width))
+        lines.append(_two("GPU", readings.gpu_share, 0.0, f" {percent(readings.gpu_share)}{memory}", width))
     total = f" {format_bytes(used)} of {format_bytes(load.memory_total)}"
     lines.append(_two("RAM", used / load.memory_total if load.memory_total else 0.0, 0.0, total, width))
     facts = [f"swap {format_bytes(load.swap_used)}"]

@@ -9,7 +9,7 @@ from headrace.app.answer.sentence import cause, sentence
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, bar, fitting, spread
-from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, percent, three_digits
 
 _LABEL, _VALUE = 7, 12  # cells
 _NOTES = ((70, 28), (50, 20), (0, 17))  # cells of the text right of a bar, from a width on
@@ -87,7 +87,7 @@ def _first_that_fits(texts: Sequence[str], width: int) -> str:
 
 def _percent(share: float) -> str:
     """Return a share in five cells, so that the text after it stays in its place: ` 31 %`."""
-    return f"{f'{share * 100:.0f} %':>5}"
+    return f"{percent(share):>5}"
 
 
 def _speed(metrics: LiveMetrics) -> Meter:
@@ -182,7 +182,7 @@ def _details(metrics: LiveMetrics) -> list[str]:
     """Return texts on the phase, the most important first."""
     model = metrics.model
     if metrics.phase == "load":
-        share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
+        share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
         return [f"{metrics.load_stage}{share}"]
     if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"

@@ -11,7 +11,7 @@ from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting, segments
 from headrace.runtime.metrics.telemetry import PoolStats
-from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
 _SEQUENCES = (("", 3), ("state", 10), ("tokens", 7), ("tok/s", 7), ("cached", 7))
 _TURNS = (
@@ -63,7 +63,7 @@ class SequencesSection(Section):
 
 
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
-    read = f"{row.prefill_done / row.prefill_total:.0%}" if row.prefill_total else ""
+    read = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
     count = read if row.phase == "prefill" else f"{row.tokens:,}"
     cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.tokens_per_second), f"{row.reused:,}"]
     text = "".join(
@@ -116,7 +116,7 @@ def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
     if not known:
         return []
     cached = sum(turn.reused_tokens for turn in known) / sum(turn.prompt_tokens for turn in known)
-    text = f"prefix hits {cached:.0%} of the prompt tokens of {len(known)} answers  "
+    text = f"prefix hits {percent(cached)} of the prompt tokens of {len(known)} answers  "
     shares = [turn.reused_tokens / turn.prompt_tokens for turn in known[-max(0, width - len(text)) :]]
     marks = "".join(_EIGHTHS[round(min(1.0, share) * (len(_EIGHTHS) - 1))] for share in shares)
     return [Content.assemble((text, "$quiet"), (marks, "$primary")).truncate(width)]

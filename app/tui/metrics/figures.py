@@ -13,6 +13,7 @@ from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
+from headrace.runtime.metrics.units import percent
 
 STALL = 3.0  # a step this many times slower than the median is a stall
 MIN_STEPS = 8  # before that many steps a median says little
@@ -187,7 +188,7 @@ class Roofs:
         if not self.memory or not point.intensity:
             return ""
         limit = step_limit(1.0, point.intensity, self.memory, self.compute)
-        used = f"{limit.roof} limits it, {point.flops * limit.seconds / point.intensity:.0%} used"
+        used = f"{limit.roof} limits it, {percent(point.flops * limit.seconds / point.intensity)} used"
         if limit.roof == "memory" and self.compute:
             return f"{used}; arithmetic from {self.compute / self.memory:.3g} FLOP/B"
         return used

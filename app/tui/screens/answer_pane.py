@@ -18,7 +18,7 @@ from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines, bar, spread
-from headrace.runtime.metrics.units import three_digits
+from headrace.runtime.metrics.units import percent, three_digits
 
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
@@ -87,7 +87,7 @@ class FigureLines(Lines):
         cached = Content.styled(f", {figures.reused:,} of {figures.prompt:,} cached", "$quiet")
         whole = ttft + cached if figures.reused else ttft
         mbu = mbu_text(figures.mbu, busy=figures.busy)
-        share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>4}")
+        share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>5}")
         if width >= _BAR_FROM:
             share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
         return spread(whole if whole.cell_length + share.cell_length < width else ttft, share, width)
@@ -205,7 +205,7 @@ class AnswerPane(Vertical):
         if side.phase == "queued":
             return "… queued", "$quiet"
         if side.phase == "loading":
-            share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
+            share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
             return f"◌ {sanitise(metrics.load_stage) or 'starting the engine'}{share}", "$text-accent"
         if side.phase in ("waiting", "prefill"):
             done = f": {metrics.prefill_done} of {metrics.prefill_total} tokens" if metrics.prefill_total else ""

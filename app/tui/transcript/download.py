@@ -8,7 +8,7 @@ from textual.content import Content
 
 from headrace.app.engine.events import LoadProgress
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.metrics.units import format_bytes, format_roughly
+from headrace.runtime.metrics.units import format_bytes, format_roughly, percent
 
 if TYPE_CHECKING:
     from headrace.app.chat.download_plan import (
@@ -109,7 +109,7 @@ class DownloadProgress:
                 Content.assemble(
                     ("━" * cells, "$accent"),
                     ("─" * (_BAR - cells), "$faint"),
-                    f" {self._now.done / self._now.total:.0%}",
+                    f" {percent(self._now.done / self._now.total)}",
                 )
             )
         lines += [

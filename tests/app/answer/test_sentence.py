@@ -26,7 +26,7 @@ def test_draft_tokens_and_sequences_are_named() -> None:
     of = StepFigures(
         step_bytes=97 * MIB, step_s=2e-3, tokens=1.9, proposed=100, accepted=62, memory_gb_s=60.0, sequences=1.0
     )
-    assert sentence(of).startswith("Each step reads 97.0 MiB and gives 1.9 tokens: 62% of draft tokens were accepted.")
+    assert sentence(of).startswith("Each step reads 97.0 MiB and gives 1.9 tokens: 62 % of draft tokens were accepted.")
     together = StepFigures(step_bytes=99 * MIB, step_s=2e-3, tokens=4.0, sequences=4.0, memory_gb_s=60.0)
     assert sentence(together).startswith("Each step reads 99.0 MiB and gives 4.0 tokens for 4 sequences.")
     assert "You get 2000:" in sentence(together)

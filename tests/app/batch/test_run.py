@@ -231,9 +231,9 @@ def test_progress_begins_with_the_most_important(model: LoadedModel) -> None:
         parallel=1,
         watch=lambda batch, _tokens: said.append(progress_text(replace(batch.counts(), kv_share=0.37), 312.4, 60.0)),
     )
-    assert said[0] == "0/3 done · 1 running · 2 waiting · 312 tok/s · K/V 37%"
-    assert said[-1] == "3/3 done · 1 failed · 0 running · 0 waiting · 312 tok/s · K/V 37% · 0 s left"
-    assert any("1 running · 0 waiting · 312 tok/s · K/V 37% · 1 min 00 s left" in line for line in said)
+    assert said[0] == "0/3 done · 1 running · 2 waiting · 312 tok/s · K/V 37 %"
+    assert said[-1] == "3/3 done · 1 failed · 0 running · 0 waiting · 312 tok/s · K/V 37 % · 0 s left"
+    assert any("1 running · 0 waiting · 312 tok/s · K/V 37 % · 1 min 00 s left" in line for line in said)
 
 
 CLOCK = {

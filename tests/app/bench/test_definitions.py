@@ -120,7 +120,7 @@ def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
 
     for uses in ((calm, None, taken), (None, None), (calm,)):
         entry = found(*uses)
-        assert (entry["busy"], entry["mbu"], mbu_cell(entry)) == (False, pytest.approx(0.5), "50%")
+        assert (entry["busy"], entry["mbu"], mbu_cell(entry)) == (False, pytest.approx(0.5), "50 %")
     for uses in ((calm, taken), (taken,)):
         entry = found(*uses)
         assert (entry["busy"], entry["mbu"], entry["mbu_paired"], mbu_cell(entry)) == (True, None, None, "busy")

@@ -166,7 +166,7 @@ def test_costs_of_passes_with_several_rows(decoder: Decoder) -> None:
     line = formats.break_even_line(
         {"guesses": [{"guesses": 1, "cost": 1.1, "break_even": 0.1}, {"guesses": 4, "cost": 6, "break_even": None}]}
     )
-    assert line.endswith("1 draft token 1.10x a step, from 10%; 4 draft tokens 6.00x a step, never")
+    assert line.endswith("1 draft token 1.10x a step, from 10 %; 4 draft tokens 6.00x a step, never")
 
 
 def test_the_tables_fit_and_show_the_gain() -> None:

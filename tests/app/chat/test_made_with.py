@@ -60,7 +60,8 @@ def test_all_of_a_selected_answers_account_is_there_however_narrow_the_chat() ->
     entry.detail(True)
     lines = [line.plain for line, kind in entry.rows(LayoutOptions(40)) if kind == "meta"]
     assert (
-        " ".join(lines) == "■ stopped · 355 tokens · 156 tok/s · TTFT 76.7 ms · MBU 25% · 24 of 36 prompt tokens cached"
+        " ".join(lines)
+        == "■ stopped · 355 tokens · 156 tok/s · TTFT 76.7 ms · MBU 25 % · 24 of 36 prompt tokens cached"
     )
     assert max(map(len, lines)) <= 40
 

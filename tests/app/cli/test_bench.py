@@ -354,7 +354,7 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     nvidia = [*guessing, "--chip", "NVIDIA L4", "--json"]
     guessed = json.loads(CliRunner().invoke(predict, nvidia, catch_exceptions=False).stdout)
     assert guessed["targets"][1]["gain"] > 1
-    assert "rate of 80%" in CliRunner().invoke(predict, guessing, catch_exceptions=False).stdout
+    assert "rate of 80 %" in CliRunner().invoke(predict, guessing, catch_exceptions=False).stdout
     for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--users", "1"]):
         assert isinstance(CliRunner().invoke(predict, [*guessing, *wrong]).exception, UsageError)
     explained = CliRunner().invoke(predict, [*arguments, "--explain"], catch_exceptions=False).stdout

@@ -220,7 +220,7 @@ def test_a_mac_names_both_bandwidths() -> None:
     assert "Apple M4 Max, 16 cores (12 performance, 4 efficiency), 40 GPU cores" in text
     assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text
     assert "546 GB/s" in text
-    assert "88% of nominal" in text
+    assert "88 % of nominal" in text
     assert "macOS 26.1 arm64" in text
 
 

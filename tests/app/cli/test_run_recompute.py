@@ -191,7 +191,7 @@ def test_energy_of_a_token_is_shown_where_it_is_known() -> None:
 def test_a_divided_model_has_the_figures_of_rank_0() -> None:
     found = finished([(0.01, 1)] * 9, "length", False)
     assert "ranks" not in dict(table(found))
-    divided = replace(found, model=SimpleNamespace(**vars(MODEL) | {"ranks": ("rank 0 (a): 50%", "rank 1 (b): 50%")}))
+    divided = replace(found, model=SimpleNamespace(**vars(MODEL) | {"ranks": ("rank 0 (a): 50 %", "rank 1 (b): 50 %")}))
     assert dict(table(divided))["ranks"] == "2; bytes, bandwidth, roofline and memory are those of rank 0"
     assert " on rank 0 of 2." in document(divided, with_steps=False)["explanation"]
 

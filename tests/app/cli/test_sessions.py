@@ -86,7 +86,7 @@ def test_show_and_export(home: Path, session: str, tmp_path: Path) -> None:
     assert "<details><summary>Thinking</summary>\n\nhm\n\n</details>" in shown
     assert "*Attached: n.txt*" in shown
     assert "*Not complete: cancelled.*" in shown
-    assert "7 tokens · 150 tok/s · TTFT 50.0 ms · MBU 31% · prompt 20 (12 cached)" in shown
+    assert "7 tokens · 150 tok/s · TTFT 50.0 ms · MBU 31 % · prompt 20 (12 cached)" in shown
     file = tmp_path / "chat.md"
     headrace(home, "sessions", "export", "last", "-o", str(file))
     assert file.read_text() == shown

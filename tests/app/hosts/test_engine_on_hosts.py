@@ -38,7 +38,7 @@ def test_after_a_lost_rank_the_model_runs_on_one_machine(tmp_path: Path, monkeyp
         assert isinstance(ready, Ready)
         assert any("tensor parallel" in note for note in ready.card.notes)
         assert [line.partition(" (")[0] for line in ready.card.ranks] == ["rank 0", "rank 1"]
-        assert "50% of each layer, link" in ready.card.ranks[1]
+        assert "50 % of each layer, link" in ready.card.ranks[1]
         client.submit(Generate(1, HELLO, AnswerOptions(max_tokens=4, logit_bias={IM_END: -100})))
         until(client, Done)
         client.submit(Generate(2, HELLO, AnswerOptions(max_tokens=4000, logit_bias={IM_END: -100})))

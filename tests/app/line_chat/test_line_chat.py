@@ -69,7 +69,7 @@ def contents(chat: LineConversation) -> list[str]:
 
 def test_an_answer_is_appended_with_its_figures(store: SessionStore) -> None:
     printed, chat = chatted(store, "Hi")
-    assert "> Hi\nHello, world.\n(4 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31%)\n> \n" in printed
+    assert "> Hi\nHello, world.\n(4 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %)\n> \n" in printed
     assert not set(printed) & {"\r", "\x1b", "\b"}
     assert contents(chat) == ["Hi", "Hello, world."]
     chat.close()
@@ -87,7 +87,7 @@ def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionSto
     chat = LineConversation(engine, store, store.create(), lines)
     lines.interrupt_when = lambda: lines.printed.endswith("two ")
     run_line_chat(chat)
-    assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31%, stopped)\n" in lines.printed
+    assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %, stopped)\n" in lines.printed
     assert "> /continue\nthree\n(" in lines.printed  # only what is new
     assert contents(chat) == ["count", "one two three"]
 

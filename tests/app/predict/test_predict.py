@@ -129,7 +129,7 @@ def test_the_constants_are_those_the_figures_give(engine: str) -> None:
 def test_the_errors_are_stated_by_class() -> None:
     line = error_line("mlx-lm")
     for kind in ("dense", "below 1 GB a step", "mixtures", "all"):
-        assert re.search(rf"{kind} [\d.]+% \(\d+, [+-]\d+% to [+-]\d+%\)", line)
+        assert re.search(rf"{kind} [\d.]+ % \(\d+, [+-]\d+ % to [+-]\d+ %\)", line)
 
 
 def test_layers_take_longer_with_experts_and_on_older_chips() -> None:
