@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.app.answer.generation import Generation
     from headrace.app.api import Model, load, predict
     from headrace.app.predict.prediction import Prediction
-    from headrace.models.text.answer import Completed, TextChunk
+    from headrace.models.text.events import Completed, TextChunk
     from headrace.runtime.engine.request import CancelFlag
     from headrace.runtime.errors import (
         CheckpointError,
@@ -66,7 +66,7 @@ _HOMES = {
     "app.answer.generation": ("Generation",),
     "app.api": ("Model", "load", "predict"),
     "app.predict.prediction": ("Prediction",),
-    "models.text.answer": ("Completed", "TextChunk"),
+    "models.text.events": ("Completed", "TextChunk"),
     "runtime.engine.request": ("CancelFlag",),
     "runtime.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "runtime.metrics.telemetry": ("StepRecord", "Summary"),

@@ -402,5 +402,5 @@ def test_strict_type_checkers_see_the_types(tmp_path: Path) -> None:
     out, errors, status = mypy.run([*settings, str(program)])
     assert (errors, status) == ("", 0), out
     assert 'Revealed type is "headrace.app.api.Model"' in out
-    assert "headrace.models.text.answer.TextChunk | headrace.models.text.answer.Completed" in out
+    assert "headrace.models.text.events.TextChunk | headrace.models.text.events.Completed" in out
     assert "Any" not in out

@@ -7,7 +7,8 @@ from math import isfinite
 from typing import Any
 
 from headrace.app.answer.repetition import Repetition
-from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
+from headrace.models.text.answer import AnswerText, EndedBy, ended_by
+from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -80,7 +81,8 @@ class Answer:
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking)
-        self.token_text = tokenizer.token_text
+        self.reports: list[TokenReport] = []
+        """Of its tokens so far, if log probabilities were requested."""
         self.calls: list[ToolCall] = []
         """Tool calls so far, in order."""
         self.unchecked_tools: Mapping[str, str] = {}
@@ -107,6 +109,7 @@ class Answer:
                 self._content.append(part.content)
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
+                self.reports += part.reports
                 self._repetition.add(part.step.tokens)
             else:
                 self.finished = part.finished

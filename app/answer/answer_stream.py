@@ -4,7 +4,7 @@ from typing import Any
 
 from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer
 from headrace.app.answer.generation import parsed_value
-from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.errors import EngineError, HeadraceError
 
 

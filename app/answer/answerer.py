@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.loading.load import LoadedModel
-from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.events import Completed, Part
 from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse

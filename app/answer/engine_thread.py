@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
-from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import Failed, PrefillProgress
 from headrace.runtime.errors import EngineError, HeadraceError, expected
 from headrace.runtime.machine import memory

@@ -8,8 +8,8 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
-from headrace.app.answer.token_reports import TokenReport, token_reports
 from headrace.models.text.answer import EndedBy
+from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.config.value_types import shown
 from headrace.runtime.engine.request import FinishReason, TokenLogprobs
@@ -65,7 +65,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
         [token for step in answer.steps for token in step.tokens],
         [found for step in answer.steps for found in step.logprobs or ()],
         answer.unchecked_tools,
-        [report for step in answer.steps for report in token_reports(step, answer.token_text)],
+        answer.reports,
     )
 
 

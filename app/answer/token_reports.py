@@ -1,26 +1,16 @@
-"""Tokens of an answer with their log probabilities, and OpenAI's form of them."""
+"""Log probabilities of tokens: the request for them, and OpenAI's form of the reports."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
-from headrace.runtime.engine.request import Step
 from headrace.runtime.errors import UsageError
 
 MOST = 20
 """Best tokens that are reported with each token, in OpenAI's form."""
 LEAST = -9999.0
 """Stands for a log probability of minus infinity."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenReport:
-    """A token's text and log probability, and the best tokens of its step in order."""
-
-    text: str
-    logprob: float
-    top: Sequence[tuple[str, float]]
 
 
 def read_logprobs(wanted: object, top: object) -> int | None:
@@ -30,14 +20,6 @@ def read_logprobs(wanted: object, top: object) -> int | None:
     if count and not on:
         raise UsageError("top_logprobs needs logprobs: true")
     return count if on else None
-
-
-def token_reports(step: Step, text_of: Callable[[int], str]) -> list[TokenReport]:
-    """Return the reports of a step's tokens; none if they were not requested. text_of: returns the text of a token."""
-    return [
-        TokenReport(text_of(token), found.chosen, [(text_of(other), value) for other, value in found.top])
-        for token, found in zip(step.tokens, step.logprobs or (), strict=False)
-    ]
 
 
 def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:

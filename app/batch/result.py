@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
-from headrace.app.answer.token_reports import chat_logprobs, token_reports
+from headrace.app.answer.token_reports import chat_logprobs
 from headrace.app.answer.usage import openai_usage, token_counts
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.openai_form import PREFIX, response
@@ -43,8 +43,7 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
     message |= {"content": answer.text or None, "tool_calls": calls} if calls else {}
     content: dict[str, Any] = {"message": message} if chat else {"text": answer.text}
-    text_of = model.tokenizer.token_text
-    reports = [report for step in answer.steps for report in token_reports(step, text_of)]
+    reports = answer.reports
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{line.digest}",
         "object": line.form,

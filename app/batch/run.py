@@ -17,8 +17,8 @@ from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.output import Output
 from headrace.app.batch.progress import Counts
 from headrace.app.batch.result import failure, result
-from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
+from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import CancelFlag, Failed
 from headrace.runtime.errors import HeadraceError
 

@@ -27,7 +27,7 @@ from headrace.models.loading.decoder_choice import context_length
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.models.text.answer import Part
+from headrace.models.text.events import Part
 from headrace.runtime.engine.request import PrefillProgress
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.machine.hardware import machine

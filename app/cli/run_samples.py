@@ -23,7 +23,7 @@ from headrace.app.cli.run_session import RunSession
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.versions import versions
-from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import CancelFlag, Failed
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.sampling.params import SEEDS

@@ -16,7 +16,7 @@ from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.models.loading.load import LoadedModel
-from headrace.models.text.answer import Completed, Part, TextChunk
+from headrace.models.text.events import Completed, Part, TextChunk
 from headrace.runtime.errors import SessionError
 
 if TYPE_CHECKING:  # imported only for an answer that is stored

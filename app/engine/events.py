@@ -15,8 +15,8 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
-    from headrace.app.answer.token_reports import TokenReport
     from headrace.app.predict.uses import Recommendation
+    from headrace.models.text.events import TokenReport
     from headrace.models.text.tools.call import CallDelta, ToolCall
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State

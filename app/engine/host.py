@@ -13,7 +13,6 @@ import mlx.core as mx
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
-from headrace.app.answer.token_reports import token_reports
 from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec, PrefetchPrompt
@@ -40,8 +39,8 @@ from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
 from headrace.models.registry.store import Store
-from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
+from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
@@ -240,7 +239,7 @@ class EngineHost:
                     self._batch.add(len(event.step.tokens))
                     running.outbox.text_s = self._text_s * max(1, several)
                     running.outbox.watched = self.timed_every > 0
-                    running.outbox.add(event, token_reports(event.step, self._loaded.tokenizer.token_text))
+                    running.outbox.add(event)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))

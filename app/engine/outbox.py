@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answer_steps import StepText
-from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Event
-from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.events import Completed, TextChunk, TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -57,18 +56,18 @@ class Outbox:
         self._sent = self._records_sent = float("-inf")
         self._has_output = False
 
-    def add(self, part: TextChunk | Completed, tokens: Sequence[TokenReport] = ()) -> None:
-        """Add a step with the reports of its tokens, or the end of the answer, and send if it is time."""
+    def add(self, part: TextChunk | Completed) -> None:
+        """Add a step, or the end of the answer, and send if it is time."""
         now = time.monotonic()
         text = part.text
         if isinstance(part, TextChunk):
             record: StepRecord | None = part.step.record
             step = StepText(part.pieces, part.step.record.accepted, part.rejected)
+            self._tokens.extend(part.reports)
         else:
             record = part.finished.stop_record
             step = StepText((text,))
         self._call_deltas.extend(part.call_deltas)
-        self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
         if (text or record is not None) and self.watched:

@@ -7,7 +7,6 @@ import time
 from secrets import token_hex
 from typing import Any
 
-from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, refused
@@ -17,6 +16,7 @@ from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
 from headrace.app.server.structure import format_options
 from headrace.app.server.usage import request_usage
+from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Text, Whole, shown
 
 MAX_LOGPROBS = 5

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal
 
-from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
+from headrace.models.text.events import TokenReport
 
 Kind = Literal["thinking", "content"]
 

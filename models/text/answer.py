@@ -4,51 +4,17 @@ The text is the model's, unsanitised: sanitise it before printing (`app.output.s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.thinking import ThinkingSplitter
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
-from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
 
-
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """One step, and the text that it completed (often empty: half a character, half a stop string).
-
-    step: without the tokens after a stop string. thinking, content: the text by its kind, without tags and without line
-    ends next to them; text that may be half a tag comes here later than in `text`. pieces: the text that each of its
-    tokens completed; they join to `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it
-    completed; their markup is not in the text. call_deltas: arguments of calls, where they can be told before a call is
-    complete.
-    """
-
-    text: str
-    step: Step
-    thinking: str = ""
-    content: str = ""
-    pieces: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
-    calls: tuple[ToolCall, ...] = ()
-    call_deltas: tuple[CallDelta, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """The end of an answer; the texts and `calls` are the rest that was held back."""
-
-    text: str
-    finished: Finished
-    thinking: str = ""
-    content: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    call_deltas: tuple[CallDelta, ...] = ()
-
-
-Part = PrefillProgress | TextChunk | Completed
 EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
 
 
@@ -138,7 +104,16 @@ class AnswerText:
                 break
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
         kinds = self._splitter.without_tags(section, content)
-        return TextChunk("".join(pieces), step, *kinds, tuple(pieces), rejected, tuple(calls), self._call_deltas())
+        return TextChunk(
+            "".join(pieces),
+            step,
+            *kinds,
+            tuple(pieces),
+            rejected,
+            tuple(calls),
+            self._call_deltas(),
+            self._reports(step) if step.logprobs is not None else (),
+        )
 
     def _end(self, finished: Finished) -> Completed:
         text = ""
@@ -159,6 +134,13 @@ class AnswerText:
             finished = replace(finished, reason="stop", stop_id=None)
         kinds = self._splitter.without_tags(section, content)
         return Completed(text, finished, *kinds, calls, self._call_deltas())
+
+    def _reports(self, step: Step) -> tuple[TokenReport, ...]:
+        text_of = self._tokenizer.token_text
+        return tuple(
+            TokenReport(text_of(token), found.chosen, [(text_of(other), value) for other, value in found.top])
+            for token, found in zip(step.tokens, step.logprobs or (), strict=False)
+        )
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:
         return self._tools.take_deltas() if self._tools is not None else ()

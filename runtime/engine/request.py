@@ -5,14 +5,16 @@ Every generation ends with exactly one `Finished`, or with `Failed` after an err
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
-from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.sampling.params import SamplingParams
-from headrace.runtime.sampling.section_limit import SectionLimit
-from headrace.runtime.speculation.proposer import Speculation
+
+if TYPE_CHECKING:  # they import MLX, and processes that only read events do without it
+    from headrace.runtime.sampling.constraint import Grammar
+    from headrace.runtime.sampling.section_limit import SectionLimit
+    from headrace.runtime.speculation.proposer import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -47,9 +49,9 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
-    speculate: Speculation = "auto"  # proposers of draft tokens; the answer does not depend on it
-    section: SectionLimit | None = None  # whose end is forced
-    grammar: Grammar | None = None  # of the output
+    speculate: "Speculation" = "auto"  # proposers of draft tokens; the answer does not depend on it
+    section: "SectionLimit | None" = None  # whose end is forced
+    grammar: "Grammar | None" = None  # of the output
 
     def check(self, vocab_size: int, context_limit: int) -> None:
         """Raise UsageError for malformed values, ContextLimitError for a prompt longer than the context limit."""

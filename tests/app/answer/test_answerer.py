@@ -10,7 +10,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import LoadedModel, load_model
-from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import Failed
 from headrace.runtime.errors import EngineError, UsageError

@@ -12,8 +12,8 @@ from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.answer.tools import read_tools
 from headrace.models.loading.load import LoadedModel, load_model
-from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE, ThinkingForm, ThinkingStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError

@@ -457,7 +457,7 @@ def test_polling_and_sending_do_not_block_while_the_engine_hangs(ready: EngineCl
 
 def test_the_client_needs_no_mlx() -> None:
     script = (
-        "import sys, headrace.app.engine.client, headrace.app.chat.conversation\n"
+        "import sys, headrace.app.engine.client, headrace.app.chat.conversation, headrace.models.text.events\n"
         "assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

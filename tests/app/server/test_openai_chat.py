@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server import responses
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
+from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.config.value_types import Number
 from tests.summaries import make_summary

@@ -15,6 +15,7 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
     from typing import Any
 
     import headrace.models.text.answer as module
+    from headrace.models.text.events import Completed, Part, TextChunk
 
     numbers = itertools.count()
     folder = Path(os.environ["HEADRACE_HOME"]) / "trace"
@@ -26,9 +27,9 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
             name = f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}"
             self._file = (folder / name).open("wb", buffering=0)
 
-        def part(self, event: Any) -> module.Part:
+        def part(self, event: Any) -> Part:
             part = super().part(event)
-            if isinstance(part, module.TextChunk | module.Completed) and part.text:
+            if isinstance(part, TextChunk | Completed) and part.text:
                 self._file.write(json.dumps(part.text).encode() + b"\n")
             return part
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.models.text.answer import AnswerText, Completed, TextChunk
+from headrace.models.text.answer import AnswerText
+from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.engine.request import Finished, FinishReason, Request, Step, TokenLogprobs
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -20,6 +21,8 @@ class Letters:
 
     def add(self, token: int) -> str:
         return chr(ord("a") + token)
+
+    token_text = add
 
     def finish(self, *, cut: bool = False) -> str:  # noqa: ARG002
         return ""
@@ -40,6 +43,7 @@ def test_a_step_of_several_tokens_is_one_chunk() -> None:
     assert isinstance(part, TextChunk)
     assert (part.text, part.step) == ("abc", said)
     assert (part.pieces, part.rejected) == (("a", "b", "c"), ())
+    assert [(report.text, report.logprob) for report in part.reports] == [("a", 0.0), ("b", -1.0), ("c", -2.0)]
 
 
 def test_a_chunk_has_the_texts_of_rejected_draft_tokens() -> None:
@@ -98,7 +102,7 @@ def letters() -> Any:
 @pytest.mark.parametrize("thinks", [False, True])
 def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
     pieces = ["" if thinks else "<think>", "a stop", " here</thi", "nk>and ", "then st", "op. More"]
-    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer: Any = SimpleNamespace(decode=str, token_text=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     text = AnswerText(tokenizer, Request([1]), ["stop"], thinks=thinks)
     said = ""
@@ -129,7 +133,7 @@ def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
 def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_closing_tag(
     stops: tuple[str, ...], thinks: bool, pieces: list[str], tokens: int
 ) -> None:
-    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer: Any = SimpleNamespace(decode=str, token_text=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     answer = AnswerText(tokenizer, Request([1]), stops, thinks=thinks)
     summary: Any = None
@@ -143,7 +147,7 @@ def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_clo
 
 
 def test_a_stop_string_does_not_count_in_half_a_closing_tag() -> None:
-    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer: Any = SimpleNamespace(decode=str, token_text=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=lambda _: "<think>hm</t", finish=lambda **_: "")
     answer = AnswerText(tokenizer, Request([1]), ["</t"])
     answer.part(step(0))
