@@ -32,7 +32,7 @@ class Prompt:
 
     opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
     chat: it was made by the chat template. tools: those that the model may call. begun: text of the answer that the
-    prompt ends with, behind any thinking.
+    prompt ends with, behind any thinking. has_kinds: thinking is told apart from content; else all text is content.
     started: when the request was submitted, on the monotonic clock; by default when the prompt is made.
     """
 
@@ -42,6 +42,7 @@ class Prompt:
     chat: bool = False
     begun: str = ""
     tools: ToolUse | None = None
+    has_kinds: bool = True
     started: float = field(default_factory=time.monotonic)
     tokenize_s: float = 0.0
 
@@ -80,7 +81,7 @@ class Answer:
         self._energy_meter: EnergyMeter | None = None
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
-        self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking)
+        self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
         self.reports: list[TokenReport] = []
         """Of its tokens so far, if log probabilities were requested."""
         self.calls: list[ToolCall] = []

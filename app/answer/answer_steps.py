@@ -5,9 +5,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.runtime.metrics.telemetry import StepRecord
+
+if TYPE_CHECKING:  # the chat's first frame does not import it
+    from headrace.models.text.events import Completed, TextChunk
 
 _MAX_BYTES = 1 << 26  # of a stored document, unpacked
 
@@ -23,6 +26,11 @@ class StepText(NamedTuple):
     pieces: tuple[str, ...]
     accepted: int = 0
     rejected: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, part: "TextChunk | Completed") -> "StepText":
+        """Return the text of a step, or of the end of an answer."""
+        return cls(part.pieces, 0 if part.record is None else part.record.accepted, part.rejected)
 
     @property
     def text(self) -> str:

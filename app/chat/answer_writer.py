@@ -110,7 +110,7 @@ class AnswerWriter:
         if turn.answer is None and turn.sampling is not None:
             turn.sampling = settings_used(turn.sampling, card)
         if event.text:
-            turn.grow(event.text, self.model_name)
+            turn.grow(event, self.model_name)
             self._show(turn)
 
     def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:

@@ -76,7 +76,7 @@ class ParallelAnswer:
         turn.handle(event)
         self.phase, self.context_tokens = turn.phase, turn.context_tokens
         if isinstance(event, Delta) and event.text:
-            turn.grow(event.text)
+            turn.grow(event)
             if turn.answer is not None:
                 self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
 

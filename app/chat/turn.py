@@ -16,6 +16,7 @@ from headrace.app.engine.events import Delta, Prefill, Repeats
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
+from headrace.models.text.thinking import ThinkingTags
 from headrace.runtime.errors import SessionError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -63,6 +64,7 @@ class Turn:
         self.sampling: Mapping[str, Any] | None = None
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
+        self._tags = ThinkingTags()
         self._model = model
         self._system = system
         self._store = store
@@ -83,16 +85,21 @@ class Turn:
             self.phase = "answering"
             if not self._has_text and event.text:
                 self._has_text = True
-                self.steps.start = self._old_length + len(event.text) - sum(len(step.text) for step in event.steps)
-            self.steps.add(event.steps, event.records)
-            if event.records:
-                self.context_tokens = event.records[-1].context
+                self.steps.start = self._old_length + len(event.opening)
+            records = event.records
+            self.steps.add(event.steps, records)
+            if records:
+                self.context_tokens = records[-1].context
 
-    def grow(self, text: str, model: str | None = None) -> None:
-        """Append text to the answer. Raises SessionError if the message cannot be created."""
+    def grow(self, delta: Delta, model: str | None = None) -> None:
+        """Append a delta's text to the answer, thinking within tags. Raises SessionError if it cannot be created."""
+        text = self._tags.add(delta.thinking, delta.content) if delta.by_kind else delta.text
         if self.summarising:
             self.summary += text
-            return
+        elif text:
+            self._append(text, model)
+
+    def _append(self, text: str, model: str | None = None) -> None:
         text = storable(text)
         self._unsaved += text
         self._model = model or self._model
@@ -116,7 +123,7 @@ class Turn:
         """
         has_answer = self._unsaved or (summary is not None and reason != "cancelled")  # an empty one, too
         if self.answer is None and has_answer:
-            self.grow("")
+            self._append("")
         self._save()
         if self.answer is not None:
             unchanged = self.continuing and len(self.answer.content) == self._old_length

@@ -103,13 +103,10 @@ class RunSession:
             assert turn is not None
             turn.handle(delta)
             with suppress(SessionError):  # raised at the end, which tries again
-                if delta.text:
-                    turn.grow(delta.text, model.name)
+                turn.grow(delta, model.name)
                 turn.save()
 
-        outbox = Outbox(
-            0, answer, store_delta, thinks=False, text_s=_STORE_S
-        )  # a session stores thinking within the text
+        outbox = Outbox(0, answer, store_delta, text_s=_STORE_S)
         try:
             for part in parts:
                 if turn is None:

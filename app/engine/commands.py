@@ -103,7 +103,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time one decode step in `every` by part, from now on; 0: none, and send no steps. Taken during an answer, too."""
+    """Time one decode step in `every` by part, from now on; 0: none. Taken during an answer, too."""
 
     every: int
 

@@ -16,8 +16,7 @@ from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.predict.uses import Recommendation
-    from headrace.models.text.events import TokenReport
-    from headrace.models.text.tools.call import CallDelta, ToolCall
+    from headrace.models.text.events import Completed, TextChunk
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State
     from headrace.runtime.machine.peaks import Peak
@@ -132,27 +131,39 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text of an answer, perhaps none, and the records of its steps.
+    """Parts of an answer since the last delta, in order, as the `Answerer` gave them.
 
-    ttft_s: seconds from the request to the first text; None before that. steps: the text of each step since the last
-    one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
-    of the tokens since the last delta, if requested. calls: of tools, completed since the last delta, behind the text.
-    call_deltas: arguments that have come of calls, those of the completed ones included. itl_s: inter-token latencies
-    of `records`, also where the records themselves are not sent (`TimeSteps`). thinking, content: the text by its kind,
-    as in `TextChunk`, with all text of a model that does not think as content; empty from another program's server.
+    ttft_s: seconds from the request to the first text; None before that. opening: text of the chat template, before
+    that of the parts. by_kind: they are of a server's stream, which tells the kinds of the text alone: not its tags,
+    nor the steps that made it.
     """
 
     id: int
-    text: str
-    records: Sequence[StepRecord]
+    parts: Sequence["TextChunk | Completed"]
     ttft_s: float | None = None
-    steps: Sequence[StepText] = ()
-    tokens: Sequence["TokenReport"] = ()
-    calls: Sequence["ToolCall"] = ()
-    call_deltas: Sequence["CallDelta"] = ()
-    itl_s: Sequence[float] = ()
-    thinking: str = ""
-    content: str = ""
+    opening: str = ""
+    by_kind: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.opening + "".join(part.text for part in self.parts)
+
+    @property
+    def thinking(self) -> str:
+        return "".join(part.thinking for part in self.parts)
+
+    @property
+    def content(self) -> str:
+        return "".join(part.content for part in self.parts)
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return [part.record for part in self.parts if part.record is not None]
+
+    @property
+    def steps(self) -> list[StepText]:
+        """The text of each step, where it is known."""
+        return [] if self.by_kind else [StepText.of(part) for part in self.parts if part.record or part.text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,10 @@ class EngineHost:
             begun=so_far.answer,
             started=command.submitted,
             tokenize_s=tokenized - began,
+            has_kinds=self._answerer.chat_prompt.thinks and not so_far.is_open,
         )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
-        thinks = self._answerer.chat_prompt.thinks and not so_far.is_open
-        outbox = Outbox(command.id, answer, send, thinks=thinks, text_s=self._text_s)
+        outbox = Outbox(command.id, answer, send, text_s=self._text_s)
 
         def start() -> None:
             self._disk_cache.load(ids)
@@ -238,7 +238,6 @@ class EngineHost:
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
                     running.outbox.text_s = self._text_s * max(1, several)
-                    running.outbox.watched = self.timed_every > 0
                     running.outbox.add(event)
                     if answer.repeats and not running.repeats:
                         running.repeats = True

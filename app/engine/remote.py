@@ -154,7 +154,7 @@ class RemoteEngine:
             time.sleep(_LOOK_S)
         if number != self._current or command.id not in self._open:
             return
-        answer = RemoteAnswer(command, thinks=self.card is not None and self.card.thinks, own=self._own)
+        answer = RemoteAnswer(command, own=self._own)
         connection = self._address.connection(_SILENCE_S)
         with self._changes:
             self._running[command.id] = connection
@@ -166,7 +166,8 @@ class RemoteEngine:
                 if data != "[DONE]":
                     for event in answer.take(json.loads(data)):
                         self._events.put((number, event))
-            self._events.put((number, answer.end()))
+            for event in answer.end():
+                self._events.put((number, event))
         except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError) as error:
             self._events.put((number, Failed(command.id, _reason(error), None)))
         finally:

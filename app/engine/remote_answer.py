@@ -1,29 +1,33 @@
-"""One answer from a server's stream of chunks: text as the chat stores it, and figures."""
+"""One answer from a server's stream of chunks: its text by kind, and figures."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import AnswerEvent, Delta, Done, Event
 from headrace.app.engine.http_address import ServerError
-from headrace.app.engine.telemetry import event_of
-from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.app.engine.telemetry import event_of, textless
+from headrace.models.text.events import Completed, TextChunk
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
+
+P = TypeVar("P", TextChunk, Completed)
 
 
 class RemoteAnswer:
-    """Chunks in, events out. thinks: thinking becomes a <think> section of the text. own: the server reports steps."""
+    """Chunks in, events out. own: the server is headrace's and reports the steps after their text."""
 
-    def __init__(self, command: Generate, *, thinks: bool, own: bool) -> None:
+    def __init__(self, command: Generate, *, own: bool) -> None:
         self._id = command.id
-        self._thinks = thinks
         self._own_server = own
         self._ttft_s: float | None = None
         self._last = command.submitted  # when the latest text came
         self._latencies: list[float] = []
         self._pieces = 0
-        self._thinking = False
+        self._thinking = ""  # text whose steps are not reported yet
+        self._content = ""
         self._usage: Mapping[str, Any] = {}
         self._cut = False  # by a limit
         self._done: Done | None = None  # of headrace's own server
@@ -35,38 +39,47 @@ class RemoteAnswer:
         self._usage = chunk.get("usage") or self._usage
         if own := chunk.get("headrace"):
             return self._own(own)
-        text = ""
         for choice in chunk["choices"]:
             self._cut = self._cut or choice.get("finish_reason") == "length"
             delta = choice.get("delta") or {}
-            text += self._text(delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content"))
-        return [self._delta(text)] if text else []
+            self._thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
+            self._content += delta.get("content") or ""
+        has_text = self._thinking or self._content
+        return [self._delta([self._record()])] if has_text and not self._own_server else []
 
-    def end(self) -> Event:
+    def end(self) -> list[Event]:
         """Return the end of the answer, after the last chunk."""
-        if self._done is not None:
-            return self._done
-        return Done(self._id, "length" if self._cut else "stop", self._summary(), False)
+        done = self._done or Done(self._id, "length" if self._cut else "stop", self._summary(), False)
+        if not self._thinking and not self._content:
+            return [done]
+        rest = Completed("", Finished(done.reason, done.summary))
+        return [Delta(self._id, [self._with_text(rest)], self._ttft_s, by_kind=True), done]
 
     def _own(self, own: Mapping[str, Any]) -> list[Event]:
         """Return the event that headrace's own server reports."""
-        found = event_of(str(own["event"]), {**own["data"], "id": self._id})
-        if isinstance(found, Done):
-            self._done = found
+        event = event_of(str(own["event"]), {**own["data"], "id": self._id})
+        if isinstance(event, Done):
+            self._done = event
             return []
-        return [found] if isinstance(found, AnswerEvent) else []
+        if isinstance(event, Delta):
+            self._ttft_s = event.ttft_s
+            return [self._delta(event.records)]
+        return [event] if isinstance(event, AnswerEvent) else []
 
-    def _text(self, reasoning: str | None, content: str | None) -> str:
-        text = ""
-        if reasoning and self._thinks:
-            text += ("" if self._thinking else f"{OPEN}\n") + reasoning
-            self._thinking = True
-        if content:
-            text += (f"\n{CLOSE}\n\n" if self._thinking else "") + content
-            self._thinking = False
-        return text
+    def _delta(self, records: Sequence[StepRecord]) -> Delta:
+        """Return the text that has come, with the records of its steps."""
+        first, *others = map(textless, records)
+        return Delta(self._id, [self._with_text(first), *others], self._ttft_s, by_kind=True)
 
-    def _delta(self, text: str) -> Delta:
+    def _with_text(self, part: P) -> P:
+        thinking = self._thinking
+        content = self._content
+        self._thinking = ""
+        self._content = ""
+        return replace(part, text=thinking + content, thinking=thinking, content=content)
+
+    def _record(self) -> StepRecord:
+        """Return the record of another server's step: the text that has come since the last one."""
         now = time.monotonic()
         latency = now - self._last
         self._last = now
@@ -74,9 +87,8 @@ class RemoteAnswer:
             self._ttft_s = latency
         else:
             self._latencies.append(latency)
-        record = StepRecord(self._pieces, 0, latency, 0, 0, 0, 0, 0, 0, 0)
         self._pieces += 1
-        return Delta(self._id, text, () if self._own_server else (record,), self._ttft_s)
+        return StepRecord(self._pieces - 1, 0, latency, 0, 0, 0, 0, 0, 0, 0)
 
     def _summary(self) -> Summary:
         tokens = int(self._usage.get("completion_tokens") or self._pieces)

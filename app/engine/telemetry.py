@@ -5,7 +5,9 @@ from typing import Any
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
+from headrace.models.text.events import TextChunk
 from headrace.runtime.config.typed import typed
+from headrace.runtime.engine.request import Step
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 
@@ -44,7 +46,8 @@ def event_of(name: str, found: dict[str, Any]) -> Event | None:
         case "prefill":
             return typed(Prefill, found)
         case "steps":
-            return Delta(found["id"], "", typed(list[StepRecord], found["steps"]), found["ttft_s"])
+            records = typed(list[StepRecord], found["steps"])
+            return Delta(found["id"], [textless(record) for record in records], found["ttft_s"], by_kind=True)
         case "done":
             return Done(found["id"], found["reason"], typed(Summary, found["summary"]), False)
         case "failed":
@@ -58,6 +61,11 @@ def event_of(name: str, found: dict[str, Any]) -> Event | None:
         case "died":
             return Died("the engine stopped")
     return None
+
+
+def textless(record: StepRecord) -> TextChunk:
+    """Return a step that is known by its record alone."""
+    return TextChunk("", Step((), record))
 
 
 def _card(card: ModelCard) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class ServedEngine:
         self._client.limit_kv(total)
 
     def _instruct(self) -> None:
-        """Tell the engine process, also a new one, its limit, and whether anyone reads step records."""
+        """Tell the engine process, also a new one, its limit, and whether anyone reads the times of parts of steps."""
         if self._is_unloading:  # another thread has the client
             return
         self._client.time_steps(TIMED_EVERY if self._watchers else 0)

@@ -62,8 +62,9 @@ class Metrics:
         """Count an event of an engine."""
         match event:
             case Delta():
-                for latency in event.itl_s:
-                    self._itl.observe(latency)
+                for record in event.records:
+                    for latency in record.itl_s:
+                        self._itl.observe(latency)
             case Done():
                 self._count(event)
             case BatchStatus():

@@ -17,7 +17,7 @@ from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, read, refuse
 from headrace.app.server.form import COMMENT, data
-from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 from headrace.app.server.structure import format_options
 from headrace.app.server.tools import chat_tools, custom_input, custom_names
 from headrace.app.server.usage import request_usage
@@ -119,7 +119,8 @@ class ChatForm:
                 for index, call in enumerate(answer.calls)
                 if call.name in self._call.custom
             ]
-        reports = chat_logprobs(event.tokens) if isinstance(event, Delta) and event.tokens else None
+        tokens = token_reports(event) if isinstance(event, Delta) else []
+        reports = chat_logprobs(tokens) if tokens else None
         chunks = [self._chunk(choice, delta) for delta in deltas or ([{"content": ""}] if reports else [])]
         if reports:
             chunks[0]["choices"][0]["logprobs"] = reports

@@ -14,6 +14,7 @@ from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, read, refuse
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
+from headrace.app.server.parts import token_reports
 from headrace.app.server.structure import format_options
 from headrace.app.server.usage import request_usage
 from headrace.models.text.events import TokenReport
@@ -78,15 +79,20 @@ class CompletionForm:
         if own := prefix_of(self._call, event):
             self._own |= own
             return data([{**self._head, "choices": [], "headrace": own}])
-        if isinstance(event, Delta) and (event.text or event.tokens):
-            position = sum(map(len, self._texts[choice]))
-            self._texts[choice].append(event.text)
-            self._tokens[choice].extend(event.tokens)
-            return data([self._chunk(choice, event.text, _reports(event.tokens, position) if event.tokens else None)])
+        if isinstance(event, Delta):
+            return self._text(choice, event.text, token_reports(event))
         if isinstance(event, Done):
             self._done[choice] = event
             return data([self._chunk(choice, "", None, event.reason)])
         return b""
+
+    def _text(self, choice: int, text: str, tokens: list[TokenReport]) -> bytes:
+        if not text and not tokens:
+            return b""
+        position = sum(map(len, self._texts[choice]))
+        self._texts[choice].append(text)
+        self._tokens[choice].extend(tokens)
+        return data([self._chunk(choice, text, _reports(tokens, position) if tokens else None)])
 
     def end(self) -> bytes:
         """Return the chunk with the usage, if asked for, and the end mark."""

@@ -1,13 +1,14 @@
 """Parts of a streamed answer: thinking, content and tool calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal
 
 from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
-from headrace.models.text.events import TokenReport
+from headrace.models.text.events import TextChunk, TokenReport
+from headrace.models.text.tools.call import CallDelta
 
 Kind = Literal["thinking", "content"]
 
@@ -42,6 +43,20 @@ class CallPart:
 Part = TextPart | CallPart
 
 
+def token_reports(delta: Delta) -> list[TokenReport]:
+    """Return the log probabilities of a delta's tokens, if they were requested."""
+    return [report for part in delta.parts if isinstance(part, TextChunk) for report in part.reports]
+
+
+def joined(deltas: Iterable[CallDelta]) -> dict[int, CallDelta]:
+    """Return one delta a call, by the calls' indices."""
+    whole: dict[int, CallDelta] = {}
+    for delta in deltas:
+        before = whole[delta.index].text if delta.index in whole else ""
+        whole[delta.index] = CallDelta(delta.index, delta.name, before + delta.text)
+    return whole
+
+
 class AnswerParts:
     """One answer so far. done: its end."""
 
@@ -58,17 +73,18 @@ class AnswerParts:
         if isinstance(event, Done):
             self.done = event
             return []
-        self.tokens.extend(event.tokens)
-        self._thinking.append(event.thinking)
-        self._content.append(event.content)
-        texts = (TextPart("thinking", event.thinking), TextPart("content", event.content))
+        thinking = event.thinking
+        content = event.content
+        self.tokens.extend(token_reports(event))
+        self._thinking.append(thinking)
+        self._content.append(content)
+        texts = (TextPart("thinking", thinking), TextPart("content", content))
         return [*(part for part in texts if part.text), *self._call_parts(event)]
 
     def _call_parts(self, event: Delta) -> Iterator[CallPart]:
         """Yield the parts of calls in order: arguments that have come, or a whole call where none came before."""
-        deltas = {delta.index: delta for delta in event.call_deltas}
-        done = len(self.calls)
-        calls = dict(enumerate(event.calls, done))
+        deltas = joined(delta for part in event.parts for delta in part.call_deltas)
+        calls = dict(enumerate((call for part in event.parts for call in part.calls), len(self.calls)))
         for index in sorted(deltas.keys() | calls.keys()):
             first = index not in self._ids
             identifier = self._ids.setdefault(index, f"call_{token_hex(12)}")

@@ -45,9 +45,13 @@ class AnswerText:
         tools: ToolStream | None = None,
         *,
         thinks: bool = False,
+        has_kinds: bool = True,
     ) -> None:
-        """tools: separates calls from text. thinks: the prompt has begun a thinking section, in which no stop string
-        counts. Raises UsageError for an empty stop string.
+        """Raises UsageError for an empty stop string.
+
+        tools: separates calls from text.
+        thinks: the prompt has begun a thinking section, in which no stop string counts.
+        has_kinds: thinking is told apart from content; else all text is content.
         """
         self._request = request
         self._tokenizer = tokenizer
@@ -56,6 +60,7 @@ class AnswerText:
         self._matcher = StopMatcher(stops)
         self._has_stops = len(stops) > 0
         self._splitter = ThinkingSplitter(thinks=thinks)
+        self._has_kinds = has_kinds
         self._count = 0  # tokens of the answer
         self._section_count = 0  # those before the end of the thinking section
 
@@ -103,9 +108,10 @@ class AnswerText:
                 step = _truncated(step, used)
                 break
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
-        kinds = self._splitter.without_tags(section, content)
+        text = "".join(pieces)
+        kinds = self._splitter.without_tags(section, content) if self._has_kinds else ("", text)
         return TextChunk(
-            "".join(pieces),
+            text,
             step,
             *kinds,
             tuple(pieces),
@@ -132,7 +138,7 @@ class AnswerText:
             text = section + content if self._has_stops else text
         if self.stop_string is not None:
             finished = replace(finished, reason="stop", stop_id=None)
-        kinds = self._splitter.without_tags(section, content)
+        kinds = self._splitter.without_tags(section, content) if self._has_kinds else ("", text)
         return Completed(text, finished, *kinds, calls, self._call_deltas())
 
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:

@@ -108,3 +108,21 @@ class ThinkingSplitter:
         self._has_thinking = self._has_thinking or end > 0
         self._has_content = self._has_content or content != ""
         return thinking[:end], content
+
+
+class ThinkingTags:
+    """Tags around the thinking of a growing answer whose thinking and content came apart, as a session stores it."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def add(self, thinking: str, content: str) -> str:
+        """Return the next text of the answer, tags included."""
+        text = ""
+        if thinking:
+            text = thinking if self._is_open else f"{OPEN}\n{thinking}"
+            self._is_open = True
+        if content:
+            text += f"\n{CLOSE}\n\n{content}" if self._is_open else content
+            self._is_open = False
+        return text

@@ -5,7 +5,7 @@ Every generation ends with exactly one `Finished`, or with `Failed` after an err
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
@@ -100,6 +100,10 @@ class Step:
     record: StepRecord
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, if requested
     rejected: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[type["Step"], tuple[Any, ...]]:
+        """Pickle as a tuple, as `StepRecord` does."""
+        return Step, (self.tokens, self.record, self.logprobs, self.rejected)
 
 
 @dataclass(frozen=True, slots=True)

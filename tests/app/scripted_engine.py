@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.client import State as EngineState
 from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
@@ -30,7 +29,8 @@ from headrace.app.engine.events import (
     Repeats,
 )
 from headrace.app.engine.model_card import ModelCard
-from headrace.runtime.engine.request import FinishReason
+from headrace.models.text.events import TextChunk
+from headrace.runtime.engine.request import FinishReason, Step
 from headrace.runtime.engine.sequence import State
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
@@ -265,16 +265,20 @@ class ScriptedEngine:
         said = 0
         for piece in script.pieces:
             while len(script.pieces) - said <= script.hold and not (command.id in self._cancelled or self._released):
-                yield Delta(command.id, "", ())
+                yield Delta(command.id, ())
             if command.id in self._cancelled:
                 break
             step = record(said, script.prompt_tokens + said, len(self._playing))
             guessed = script.guessed * (said % 2)  # in every other step
-            text = StepText((piece,))
+            pieces: tuple[str, ...] = (piece,)
+            rejected: tuple[str, ...] = ()
             if guessed:
-                step = replace(step, proposed=guessed + 1, accepted=guessed, source="ngram")
-                text = StepText((*piece[:guessed], piece[guessed:]), min(guessed, len(piece)), (script.rejected,))
-            yield Delta(command.id, piece, (step,), steps=(text,))
+                accepted = min(guessed, len(piece))
+                step = replace(step, proposed=guessed + 1, accepted=accepted, source="ngram")
+                pieces = (*piece[:guessed], piece[guessed:])
+                rejected = (script.rejected,)
+            chunk = TextChunk(piece, Step((said,), step), content=piece, pieces=pieces, rejected=rejected)
+            yield Delta(command.id, [chunk])
             said += 1
             if script.repeats and said == 1:
                 yield Repeats(command.id)

@@ -14,7 +14,7 @@ from textual.markup import parse_style
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.chat.commands import COMMANDS, Invocation, matching, parse_command, unknown_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.engine.events import Delta, Prefill
+from headrace.app.engine.events import Prefill
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.drawing import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
@@ -36,6 +36,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
+from tests.deltas import delta
 from tests.summaries import make_summary
 from tests.tui.conftest import Driver
 
@@ -273,8 +274,8 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     """In the order of their lengths, as many as fit; while the answer runs, its prefill is what remains."""
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), Delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
-    feed(metrics, [Delta(1, "Hi", [], ttft_s=1.05)])
+    feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
+    feed(metrics, [delta(1, "Hi", [], ttft_s=1.05)])
     assert state(metrics, 80).plain.endswith("  first token 1.05 s")
     assert "First token after 1.05 s: 37 computed, wait 976 ms, prefill 60.0 ms" in whole_why(metrics)
     ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
@@ -292,7 +293,7 @@ def test_prefill_time_is_the_same_during_decoding_and_at_the_end() -> None:
     metrics.ready(*facts(CARD))
     metrics.submitted()
     feed(metrics, [Prefill(1, 37, 37, 0, 0.1, 0.2, prefill_s=0.6)])
-    feed(metrics, [Delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
+    feed(metrics, [delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
     during = metrics.first_token
     metrics.finished(
         replace(summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05), "stop"

@@ -14,6 +14,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
+from tests.deltas import delta
 
 
 def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str) -> BatchStatus:
@@ -21,8 +22,8 @@ def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str)
     return BatchStatus(by_id, tokens, at, batches, 1 << 20, 1 << 30, 4 << 20, PoolStats(6, 2, 3, 1))  # type: ignore[arg-type]
 
 
-def delta(number: int, steps: range, batch: int) -> Delta:
-    return Delta(number, "x", tuple(record(step, 20 + step, batch) for step in steps))
+def stepped(number: int, steps: range, batch: int) -> Delta:
+    return delta(number, "x", tuple(record(step, 20 + step, batch) for step in steps))
 
 
 def done(number: int, said: int, reason: str = "stop") -> Done:
@@ -32,8 +33,8 @@ def done(number: int, said: int, reason: str = "stop") -> Done:
 def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
-    words = Delta(9, "and so the \x1b[31mmill\nwheel turns", ())
-    feed(metrics, [Prefill(7, 3, 19, 1), Prefill(9, 19, 19, 12), delta(9, range(20), 2), words, served(1.0, 20)])
+    words = delta(9, "and so the \x1b[31mmill\nwheel turns", ())
+    feed(metrics, [Prefill(7, 3, 19, 1), Prefill(9, 19, 19, 12), stepped(9, range(20), 2), words, served(1.0, 20)])
     section = SequencesSection(metrics)
     lines = [line.plain for line in section.lines(metrics, 70, 7)]
     assert lines[0].split() == ["state", "tokens", "tok/s", "cached", "last", "words"]
@@ -65,7 +66,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
     slow = replace(record(20, 40, 2), latency_s=0.2)
-    feed(metrics, [delta(7, range(20), 2), Delta(7, "x", (slow,)), delta(9, range(5), 2)])
+    feed(metrics, [stepped(7, range(20), 2), delta(7, "x", (slow,)), stepped(9, range(5), 2)])
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     for shown in (metrics, metrics.frozen()):
         window = latency_window(shown.charted, shown.busy_steps, 100)
@@ -76,7 +77,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
 def test_a_row_for_each() -> None:
     several = BatchMetrics((7, 9))
     several.take(Prefill(7, 3, 19, 0))
-    several.take(delta(9, range(4), 2))
+    several.take(stepped(9, range(4), 2))
     first, second = several.rows
     assert (first.number, first.phase, first.prefill_done, first.prefill_total) == (1, "prefill", 3, 19)
     assert (second.number, second.phase, second.tokens, len(second.latencies_s)) == (2, "decode", 4, 3)
@@ -94,9 +95,9 @@ def test_a_row_for_each() -> None:
 def test_weights_are_read_once_for_all_of_a_pass() -> None:
     several = BatchMetrics((1, 2, 3, 4))
     for number in several.ids:
-        several.take(delta(number, range(5), 4))
+        several.take(stepped(number, range(5), 4))
     assert several.weight_bytes_per_token == COST.weight_bytes / 4
-    several.take(delta(1, range(5, 25), 1))  # the others have ended
+    several.take(stepped(1, range(5, 25), 1))  # the others have ended
     assert several.weight_bytes_per_token == COST.weight_bytes * (20 / 4 + 20) / 40
 
 
@@ -113,11 +114,11 @@ def test_speed_is_of_all_together_now_and_over_the_turn() -> None:
 
 def test_only_a_turn_of_several_has_them() -> None:
     metrics = LiveMetrics()
-    feed(metrics, [Prefill(1, 0, 19, 0), delta(1, range(5), 1), done(1, 5)])
+    feed(metrics, [Prefill(1, 0, 19, 0), stepped(1, range(5), 1), done(1, 5)])
     assert metrics.batch is None
     assert metrics.document()["several"] is None
     metrics.begin_batch((2, 3))
-    feed(metrics, [delta(2, range(3), 2), delta(3, range(3), 2)])
+    feed(metrics, [stepped(2, range(3), 2), stepped(3, range(3), 2)])
     assert (metrics.phase, metrics.running, len(metrics.turns)) == ("decode", None, 1)
     frozen = metrics.frozen()
     feed(metrics, [done(2, 3), done(3, 3, "cancelled"), served(2.0, 6)])

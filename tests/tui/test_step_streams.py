@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import sentence
-from headrace.app.engine.events import BatchStatus, Delta
+from headrace.app.engine.events import BatchStatus
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import SECTIONS
 from headrace.app.tui.metrics.feed import facts
@@ -18,6 +18,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, COST, record
+from tests.deltas import delta
 
 LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.floats(1.0, 60.0)
 STEPS = st.lists(
@@ -100,7 +101,7 @@ def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], mac
     for number, (generation, steps) in enumerate(zip(ids, streams, strict=True)):
         states = dict.fromkeys(ids, "decode") | {generation: "preempted"}
         if steps:
-            metrics.handle_batch_event(Delta(generation, "x", tuple(records(steps))))
+            metrics.handle_batch_event(delta(generation, "x", tuple(records(steps))))
         metrics.handle_batch_event(
             BatchStatus(states, 9 * number, float(number), (), 0, 0, 0, None)  # type: ignore[arg-type]
         )
@@ -123,6 +124,6 @@ def test_an_answer_in_a_batch_has_its_own_speed() -> None:
     assert metrics.rate_now == pytest.approx(100)
     metrics.begin_batch([1, 2])
     for generation in (1, 2):
-        metrics.handle_batch_event(Delta(generation, "x", steps, ttft_s=0.2))
+        metrics.handle_batch_event(delta(generation, "x", steps, ttft_s=0.2))
     totals = metrics.totals
     assert (totals.steps, totals.tokens, totals.seconds) == pytest.approx((49, 98, 0.49))

@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
-from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Prefill, Ready
+from headrace.app.engine.events import BatchStatus, Died, Done, Event, Prefill, Ready
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
 from tests.app.scripted_engine import CARD, record
+from tests.deltas import delta
 from tests.summaries import make_summary
 
 
@@ -30,7 +31,7 @@ class Reader:
 
 
 def answer(number: int, *, ended: bool = True) -> list[Event]:
-    events: list[Event] = [Prefill(number, 9, 9, 3), Delta(number, "", [record(0, 10, 2), record(1, 11, 2)], 0.05)]
+    events: list[Event] = [Prefill(number, 9, 9, 3), delta(number, "", [record(0, 10, 2), record(1, 11, 2)], 0.05)]
     return [*events, Done(number, "stop", make_summary(), False)] if ended else events
 
 

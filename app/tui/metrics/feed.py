@@ -31,8 +31,8 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
                 metrics.died()
         elif isinstance(event, Delta):
             metrics.texts += event.steps
-            if event.records:
-                metrics.stepped(event.records)
+            if records := event.records:
+                metrics.stepped(records)
             if event.ttft_s is not None:
                 metrics.first_text(event.ttft_s)
         elif isinstance(event, Prefill):

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.engine.commands import ModelSpec
-from headrace.app.engine.events import Delta, Died, Done, Event, LoadProgress
+from headrace.app.engine.events import Died, Done, Event, LoadProgress
 from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from tests.app.scripted_engine import record, summary
+from tests.deltas import delta
 from tests.patience import PATIENCE_S
 
 MESSAGES = st.lists(
@@ -195,9 +196,9 @@ def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         outlet = EventSender(theirs)
-        deltas = [Delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
-        for delta in deltas:  # far more than a socket holds
-            outlet.send(delta)
+        deltas = [delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
+        for sent in deltas:  # far more than a socket holds
+            outlet.send(sent)
         done = Done(1, "stop", summary(10, 0, 4000), False)
         incoming = Unpacker()
         seen = list[Event]()
@@ -205,8 +206,8 @@ def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
             try:
                 seen += incoming.feed(ours.recv(1 << 16, socket.MSG_DONTWAIT))
             except BlockingIOError:
-                outlet.send(Delta(1, "", ()))  # the next one takes along what waits
-                deltas.append(Delta(1, "", ()))
+                outlet.send(delta(1))  # the next one takes along what waits
+                deltas.append(delta(1))
         outlet.send(done)
         while done not in seen:
             seen += incoming.feed(ours.recv(1 << 16))

@@ -18,10 +18,10 @@ def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: st
     """Return the deltas of an answer whose tokens complete these pieces."""
     tokenizer: Any = SimpleNamespace(decode=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
-    text = AnswerText(tokenizer, Request([1]), thinks=bool(opening))
+    text = AnswerText(tokenizer, Request([1]), thinks=bool(opening), has_kinds=thinks)
     answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), first_output_s=0.5)
     sent: list[Any] = []
-    outbox = Outbox(1, answer, sent.append, thinks=thinks, text_s=text_s)
+    outbox = Outbox(1, answer, sent.append, text_s=text_s)
     summary: Any = None
     for event in (*(Step((token,), RECORD) for token in range(len(pieces))), Finished("length", summary)):
         part: Any = text.part(event)

@@ -174,8 +174,9 @@ def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch
     events: list[Event] = []
     engine.submit(Generate(1, HELLO, AnswerOptions(temperature=0.5, thinking=True)))
     done = until(engine, Done, events)
-    text = "".join(event.text for event in events if isinstance(event, Delta))
-    assert text == "<think>\nhm\n</think>\n\nSo be it."
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [(event.thinking, event.content) for event in deltas] == [("hm", ""), ("", "So "), ("", "be it.")]
+    assert all(event.by_kind and not event.steps for event in deltas), "a server tells no steps"
     assert (done.reason, done.summary.completion_tokens, done.summary.reused_tokens) == ("length", 5, 4)
     assert done.summary.ttft_s is not None
     body = Other.bodies[-1]

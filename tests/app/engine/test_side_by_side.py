@@ -112,22 +112,17 @@ def test_status_covers_all_running_requests(host: EngineHost, monkeypatch: pytes
     assert last.kv_used_bytes == 0  # given back
 
 
-def test_steps_are_sent_while_they_are_watched(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched: list[Event] = []
-    text = alone(host, 1)
-    begin(host, asked(1), CancelFlag(), watched.append)
-    run(host, watched)
-    monkeypatch.setattr(host, "timed_every", 0)
-    unwatched: list[Event] = []
-    begin(host, asked(1), CancelFlag(), unwatched.append)
-    run(host, unwatched)
-    for events, tokens in ((watched, 20), (unwatched, 0)):
-        deltas = [event for event in events if isinstance(event, Delta)]
-        records = [record for delta in deltas for record in delta.records]
-        assert sum(record.tokens for record in records) == tokens
-        assert len(records) == sum(len(delta.steps) for delta in deltas)
-        assert sum(len(delta.itl_s) for delta in deltas) == 19
-        assert said(events, 1) == text
+@pytest.mark.parametrize("timed_every", [16, 0])
+def test_all_steps_are_sent(host: EngineHost, monkeypatch: pytest.MonkeyPatch, timed_every: int) -> None:
+    monkeypatch.setattr(host, "timed_every", timed_every)
+    events: list[Event] = []
+    begin(host, asked(1), CancelFlag(), events.append)
+    run(host, events)
+    deltas = [event for event in events if isinstance(event, Delta)]
+    records = [record for delta in deltas for record in delta.records]
+    assert sum(record.tokens for record in records) == 20
+    assert len(records) == sum(len(delta.steps) for delta in deltas)
+    assert said(events, 1) == alone(host, 1) != ""
 
 
 class Broken:

@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.engine.events import Delta
 from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced
 from headrace.runtime.metrics.telemetry import StepParts, StepRecord
 from tests.app.scripted_engine import CARD, record
+from tests.deltas import delta
 
 METADATA = {"process_name", "thread_name"}
 
@@ -113,7 +113,7 @@ def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:
     metrics.begin_batch([1, 2])
     for generation in (1, 2):
         records = [record(n, 20 + n, batch=2) for n in range(9)]
-        metrics.handle_batch_event(Delta(generation, "x", records, ttft_s=0.2))
+        metrics.handle_batch_event(delta(generation, "x", records, ttft_s=0.2))
     several = traced(metrics)
     assert [sequence.name for sequence in several] == ["sequence 1", "sequence 2"]
     assert math.isclose(several[0].steps_from_s, 0.2 - several[0].steps[0].latency_s)

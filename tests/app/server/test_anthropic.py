@@ -12,6 +12,7 @@ from headrace.app.server.anthropic import MessageForm, read_call
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.models.text.tools.call import CallDelta, ToolCall
+from tests.deltas import delta
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -140,9 +141,9 @@ def done(reason: Any = "stop", stop_string: str | None = None) -> Done:
 def test_events_and_the_message_agree() -> None:
     given = [
         Prefill(1, 0, 7, 12),
-        Delta(1, "<think>hm", (), thinking="hm"),
-        Delta(1, "</think>So", (), content="So"),
-        Delta(1, " it is.", (), content=" it is."),
+        delta(1, "<think>hm", (), thinking="hm"),
+        delta(1, "</think>So", (), content="So"),
+        delta(1, " it is.", (), content=" it is."),
         done(),
     ]
     streamed = MessageForm(call(stream=True), "tiny")
@@ -176,21 +177,21 @@ def test_events_and_the_message_agree() -> None:
 )
 def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
     form = MessageForm(call(), "tiny")
-    form.take(0, Delta(1, "a", (), content="a"))
+    form.take(0, delta(1, "a", (), content="a"))
     form.take(0, end)
     assert (form.document()["stop_reason"], form.document()["stop_sequence"]) == (reason, sequence)
 
 
-WHOLE = (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
+WHOLE = (delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
 IN_PARTS = (
-    Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
-    Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
+    delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
+    delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
 )
 
 
 @pytest.mark.parametrize("made", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None:
-    given = [Delta(1, "So: ", (), content="So: "), *made, done()]
+    given = [delta(1, "So: ", (), content="So: "), *made, done()]
     form = MessageForm(call(stream=True), "tiny")
     whole = MessageForm(call(), "tiny")
     found = events(b"".join(form.take(0, event) for event in given))
@@ -210,7 +211,7 @@ def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None
 
 def test_a_cut_call_has_its_arguments_as_text() -> None:
     form = MessageForm(call(), "tiny")
-    for event in (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1'),)), done("length")):
+    for event in (delta(1, "", (), calls=(ToolCall("count", '{"n": 1'),)), done("length")):
         form.take(0, event)
     document = form.document()
     assert document["stop_reason"] == "max_tokens"

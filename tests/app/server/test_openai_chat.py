@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.engine.events import Done, Prefill
 from headrace.app.server import responses
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
@@ -14,6 +14,8 @@ from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.config.value_types import Number
+from tests.app.scripted_engine import record
+from tests.deltas import delta
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -229,8 +231,8 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
 
 def test_arguments_of_calls_come_in_parts() -> None:
     calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
-    first = Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),))
-    rest = Delta(1, "", (), calls=calls, call_deltas=(CallDelta(0, "count", '": 1}'), CallDelta(1, "count", "{}")))
+    first = delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),))
+    rest = delta(1, "", (), calls=calls, call_deltas=(CallDelta(0, "count", '": 1}'), CallDelta(1, "count", "{}")))
     parted = form(stream=True, tools=TOOLS)
     found = [one["choices"][0]["delta"] for one in chunks(parted.take(0, first) + parted.take(0, rest))]
     made = [call for delta in found for call in delta["tool_calls"]]
@@ -243,9 +245,9 @@ def test_arguments_of_calls_come_in_parts() -> None:
 def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
     events = [
-        Delta(1, "So: ", (), content="So: "),
-        Delta(1, "", (), calls=calls[:1]),
-        Delta(1, "", (), calls=calls[1:]),
+        delta(1, "So: ", (), content="So: "),
+        delta(1, "", (), calls=calls[:1]),
+        delta(1, "", (), calls=calls[1:]),
     ]
     streamed = form(stream=True, tools=TOOLS)
     whole = form(tools=TOOLS)
@@ -266,7 +268,7 @@ def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     assert [call["function"] for call in choice["message"]["tool_calls"]] == [call["function"] for call in made]
     cut = form(tools=TOOLS)
     cut.take(0, events[1])
-    cut.take(0, Delta(1, "", (), calls=(ToolCall("count", '{"n'),)))
+    cut.take(0, delta(1, "", (), calls=(ToolCall("count", '{"n'),)))
     cut.take(0, done("length"))
     (choice,) = cut.document()["choices"]
     assert choice["finish_reason"] == "length"
@@ -284,9 +286,9 @@ def done(reason: Any = "stop", **more: Any) -> Done:
 def test_chunks_join_to_the_document() -> None:
     events = [
         Prefill(1, 5, 10, 2),
-        Delta(1, "<think>\nhm", (), thinking="hm"),
-        Delta(1, "</think>\n\nSo", (), content="So"),
-        Delta(1, " it is.", (), content=" it is."),
+        delta(1, "<think>\nhm", (), thinking="hm"),
+        delta(1, "</think>\n\nSo", (), content="So"),
+        delta(1, " it is.", (), content=" it is."),
         done(seed=4, thinking_tokens=2),
     ]
     streamed = form(stream=True, stream_options={"include_usage": True})
@@ -319,7 +321,7 @@ def test_chunks_join_to_the_document() -> None:
 def test_choices_are_apart() -> None:
     two = form(n=2)
     for choice, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
-        two.take(choice, Delta(choice, text, (), content=text))
+        two.take(choice, delta(choice, text, (), content=text))
     two.take(1, done("length"))
     two.take(0, done())
     document = two.document()
@@ -332,7 +334,7 @@ def test_choices_are_apart() -> None:
 def test_log_probabilities() -> None:
     tokens = [TokenReport("é", -0.5, [("é", -0.5), ("\ufffd", -2.0)])]
     one = form(logprobs=True, top_logprobs=2)
-    (chunk,) = chunks(one.take(0, Delta(1, "", (), tokens=tokens)))  # its text is held back
+    (chunk,) = chunks(one.take(0, delta(1, "", [record(0, 9)], reports=tokens)))  # its text is held back
     (report,) = chunk["choices"][0]["logprobs"]["content"]
     assert (report["token"], report["logprob"], report["bytes"]) == ("é", -0.5, [0xC3, 0xA9])
     assert report["top_logprobs"][1] == {"token": "\ufffd", "logprob": -2.0, "bytes": None}
@@ -420,8 +422,8 @@ def test_a_custom_tool_is_called_with_one_text() -> None:
     streamed = form(tools=[CUSTOM], stream=True)
     whole_call = ToolCall("patch", '{"input": "a\\nb"}')
     events = [
-        Delta(1, "", (), call_deltas=(CallDelta(0, "patch", '{"input": "a'),)),
-        Delta(1, "", (), calls=(whole_call,), call_deltas=(CallDelta(0, "patch", '\\nb"}'),)),
+        delta(1, "", (), call_deltas=(CallDelta(0, "patch", '{"input": "a'),)),
+        delta(1, "", (), calls=(whole_call,), call_deltas=(CallDelta(0, "patch", '\\nb"}'),)),
         done(),
     ]
     sent = b"".join(streamed.take(0, event) for event in events)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from headrace.app.engine.events import Delta, Done, Event, Failed, Prefill
+from headrace.app.engine.events import Done, Event, Failed, Prefill
 from headrace.app.server import respond
 from headrace.app.server.answering import Answering
 from headrace.app.server.errors import ApiError
 from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.app.server.respond import LeftError, StreamResponse, while_connected
+from tests.deltas import delta
 from tests.summaries import make_summary
 
 CALL = read_call({"messages": [{"role": "user", "content": "hello"}], "stream": True})
@@ -43,15 +44,15 @@ def pieces(events: list[tuple[float, Event | ApiError]], keep_alive_s: float) ->
 
 def test_keep_alives_go_by_the_clock_also_during_a_prefill() -> None:
     prefill = [(0.02, Prefill(1, done, 30, 0)) for done in range(30)]
-    found = pieces([*prefill, (0.0, Delta(1, "a", (), content="a")), (0.0, DONE)], 0.1)
+    found = pieces([*prefill, (0.0, delta(1, "a", (), content="a")), (0.0, DONE)], 0.1)
     assert 2 <= found.count(b": keep-alive\n\n") <= 8
     assert found[-1].endswith(b"data: [DONE]\n\n")
-    assert pieces([(0.0, Delta(1, "a", (), content="a")), (0.0, DONE)], 60.0).count(b": keep-alive\n\n") == 0
+    assert pieces([(0.0, delta(1, "a", (), content="a")), (0.0, DONE)], 60.0).count(b": keep-alive\n\n") == 0
 
 
 @pytest.mark.parametrize("error", [ApiError(500, "it broke", "x"), Failed(1, "/secret/path", None)])
 def test_an_error_ends_the_stream_as_an_object(error: Event | ApiError) -> None:
-    found = b"".join(pieces([(0.0, Delta(1, "a", (), content="a")), (0.0, error)], 60.0))
+    found = b"".join(pieces([(0.0, delta(1, "a", (), content="a")), (0.0, error)], 60.0))
     assert b'"error":{' in found
     assert b"secret" not in found
     assert found.endswith(b"data: [DONE]\n\n")

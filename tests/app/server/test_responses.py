@@ -13,6 +13,7 @@ from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.errors import UsageError
+from tests.deltas import delta
 from tests.summaries import make_summary
 
 
@@ -93,16 +94,16 @@ def test_tools_and_their_items() -> None:
             call(tools=[{"type": "web_search"}], tool_choice=choice)
 
 
-WHOLE = (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
+WHOLE = (delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
 IN_PARTS = (
-    Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
-    Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
+    delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
+    delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
 )
 
 
 @pytest.mark.parametrize("calls", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_calls_of_tools_are_items(calls: Sequence[Delta]) -> None:
-    given = [Delta(1, "So: ", (), content="So: "), *calls, done()]
+    given = [delta(1, "So: ", (), content="So: "), *calls, done()]
     form = ResponseForm(call(stream=True), "tiny")
     found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
     names = [one["type"].removeprefix("response.") for one in found]
@@ -151,9 +152,9 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
 def test_events_and_the_response_agree(reason: str, status: str) -> None:
     given = [
-        Delta(1, "<think>hm", (), thinking="hm"),
-        Delta(1, "</think>So", (), content="So"),
-        Delta(1, " it is.", (), content=" it is."),
+        delta(1, "<think>hm", (), thinking="hm"),
+        delta(1, "</think>So", (), content="So"),
+        delta(1, " it is.", (), content=" it is."),
         done(reason),
     ]
     form = ResponseForm(call(stream=True), "tiny")
@@ -199,7 +200,7 @@ def test_codexs_tools_are_offered_and_called_as_they_are() -> None:
     assert "start: /x/" in given.tools.definitions[0]["function"]["description"]
     form = ResponseForm(given, "tiny")
     calls = (ToolCall("patch", '{"input": "x"}'), ToolCall("mcp__look", "{}"))
-    sent = form.begin() + form.take(0, Delta(1, "", (), calls=calls)) + form.take(0, done()) + form.end()
+    sent = form.begin() + form.take(0, delta(1, "", (), calls=calls)) + form.take(0, done()) + form.end()
     patch, look = events(sent)[-1]["response"]["output"]
     assert (patch["type"], patch["name"], patch["input"], patch["status"]) == (
         "custom_tool_call", "patch", "x", "completed",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.text.thinking import CLOSE, OPEN, Parts, ThinkingSplitter, split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, Parts, ThinkingSplitter, ThinkingTags, split_thinking
 
 pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", " ", "é", "x < y"]), max_size=12)
 
@@ -82,3 +82,12 @@ def test_a_splitter_gives_the_parts_of_the_whole_text_in_pieces_of_any_size(text
 def test_only_text_that_may_be_dropped_is_held_back(text: str, thinking: str) -> None:
     splitter = ThinkingSplitter()
     assert splitter.without_tags(*splitter.feed(text)) == (thinking, "")
+
+
+@pytest.mark.parametrize("pieces", [[("hm", ""), ("m", "S"), ("", "o.")], [("hm", "")], [("", "So.")]])
+def test_tags_around_thinking_are_found_again(pieces: list[tuple[str, str]]) -> None:
+    tags = ThinkingTags()
+    text = "".join(tags.add(thinking, content) for thinking, content in pieces)
+    thinking = "".join(thinking for thinking, _ in pieces)
+    content = "".join(content for _, content in pieces)
+    assert split_thinking(text) == Parts(thinking or None, content, is_open=not content)

@@ -1,0 +1,26 @@
+"""Deltas of answers for tests, of the text and the records of their steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.engine.events import Delta
+from headrace.models.text.events import Completed, TextChunk
+from headrace.runtime.engine.request import Finished, Step
+from headrace.runtime.metrics.telemetry import StepRecord
+
+
+def delta(
+    generation: int,
+    text: str = "",
+    records: Sequence[StepRecord] = (),
+    ttft_s: float | None = None,
+    **more: Any,
+) -> Delta:
+    """Return a delta. The text, and `more` of its step, are of the first step; of the answer's end without records."""
+    summary: Any = None
+    if not records:
+        return Delta(generation, [Completed(text, Finished("stop", summary), **more)], ttft_s)
+    first, *others = records
+    parts = [TextChunk(text, Step((0,), first), pieces=(text,), **more)]
+    parts += [TextChunk("", Step((0,), record), pieces=("",)) for record in others]
+    return Delta(generation, parts, ttft_s)
