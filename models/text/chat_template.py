@@ -29,6 +29,9 @@ _PROBE = "probeone"
 # control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
+# Vocabularies without these tokens. Templates that add them to a text fail where they are undefined.
+_NO_TOKENS = {"bos_token": "", "eos_token": ""}
+
 
 class ChatTemplate:
     """The named templates of one checkpoint: `default`, and sometimes `tool_use`."""
@@ -38,7 +41,8 @@ class ChatTemplate:
         if not sources:
             raise CheckpointError("a chat template needs at least one source")
         self.sources = dict(sources)
-        self._special_tokens = {name: TemplateText(text) for name, text in (special_tokens or {}).items()}
+        named = {**_NO_TOKENS, **(special_tokens or {})}
+        self._special_tokens = {name: TemplateText(text) for name, text in named.items()}
         self._compiled: dict[str, jinja2.Template] = {}
 
     def compile(self) -> None:

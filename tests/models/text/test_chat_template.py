@@ -35,6 +35,10 @@ def test_variables_reach_the_template() -> None:
     assert template.render([USER], mood="glad") == "<s>gladTrue"
 
 
+def test_a_template_may_add_a_token_that_the_vocabulary_has_not() -> None:
+    assert ChatTemplate({"default": "{{ bos_token + messages[0].content + eos_token }}"}).render([USER]) == "hi"
+
+
 def test_tools_choose_the_tool_template() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | tojson }}"})
     assert template.render([USER]) == template.render([USER], tools=[]) == "plain"
