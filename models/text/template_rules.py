@@ -258,7 +258,8 @@ class TemplateRules:
     @cached_property
     def takes_user_after_result(self) -> bool:
         """True if a user message may follow the result of a tool."""
-        return self._shows(_user("one"), self._calls("two"), _result("three"), _user("four"))
+        call = self._calls("two") if self.takes_calls else _answer("two")
+        return self._shows(_user("one"), call, _result("three"), _user("four"))
 
     @cached_property
     def takes_any_ids(self) -> bool:

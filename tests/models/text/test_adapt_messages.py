@@ -306,6 +306,8 @@ def test_calls_that_a_template_drops_are_written_in_the_answer() -> None:
     ]
     written = '<assistant>Let me see.\n{"name": "look", "arguments": {"at": "argument1"}}\n'
     assert written + "<tool>sunny" in _render(TEMPLATES["no calls"], messages)
+    later = [*messages, {"role": "user", "content": "next"}]
+    assert written + "<tool>sunny\n<user>next" in _render(TEMPLATES["no calls"], later)
     assert written + "<user>Result of look:\nsunny" in _render(TEMPLATES["no calls, no results"], messages)
 
 
