@@ -6,7 +6,7 @@
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -16,13 +16,15 @@ from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, whole_calls
 from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.json_value import UnfinishedError
+from headrace.models.text.tools.tagged import python_constants
 
 MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
 _OFFER = "<|tool_list_start|>"
 _LONGEST = 1 << 20  # characters of calls that are parsed
 _CONSTANTS = {"true": True, "false": False, "null": None}  # as models write them that think of JSON
-_LIST_BEGIN = re.compile(r"\s*\[\s*([A-Za-z_][\w.]*|)\s*(\(?)", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+_LIST_BEGIN = re.compile(r"\s*\[\s*([\w.:/-]*)\s*(\(?)", re.ASCII)
+_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\((?P<arguments>.*)\)\s*", re.ASCII | re.DOTALL)
+_PARAMETER = re.compile(r"[^\s=(),\"']+")
 
 
 def fits(tokenizer: Tokenizer) -> bool:
@@ -101,6 +103,57 @@ def _read(text: str) -> Reading:
 
 def _end_of_list(text: str, start: int) -> int:
     """Return the place after the bracket that closes the one at `start`. Raises UnfinishedError before it has come."""
+    end = next((position for position, char in _outer_characters(text, start) if char in ")]}"), None)
+    if end is not None:
+        return end + 1
+    raise UnfinishedError
+
+
+def _written(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_written_value(value)}" for name, value in arguments.items())
+
+
+def _written_value(value: Any) -> str:
+    """Return a JSON value as Python, its texts in double quotes."""
+    match value:
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case list():
+            return f"[{', '.join(map(_written_value, value))}]"
+        case dict():
+            pairs = (f"{_written_value(key)}: {_written_value(item)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    return repr(value)
+
+
+def _calls(body: str) -> tuple[ToolCall, ...]:
+    """Return the calls in a list of Python's; none if it is something else.
+
+    Names of tools and parameters need not be Python's: `list-tabs(from="x")`.
+    """
+    if len(body) > _LONGEST:
+        return ()
+    body = body.strip()
+    items = body[1:-1] if body.startswith("[") and body.endswith("]") else body
+    try:
+        return tuple(map(_call, _parts(items)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
+def _parts(text: str) -> list[str]:
+    """Return the parts of a text between its commas, without those in quotes and brackets. The last may be empty."""
+    parts: list[str] = []
+    start = 0
+    for position, char in _outer_characters(text):
+        if char == ",":
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]] if text[start:].strip() else parts
+
+
+def _outer_characters(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield the places and characters outside of quotes and brackets; of a bracket the closing one."""
     depth = 0
     quote = ""
     is_escaped = False
@@ -115,41 +168,25 @@ def _end_of_list(text: str, start: int) -> int:
             quote = char
         elif char in "([{":
             depth += 1
+            continue
         elif char in ")]}":
             depth -= 1
-            if depth == 0:
-                return position + 1
-    raise UnfinishedError
+        if not quote and depth == 0:
+            yield position, char
 
 
-def _written(arguments: Mapping[str, Any]) -> str:
-    values = {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-        for name, value in arguments.items()
-    }
-    return ", ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _calls(body: str) -> tuple[ToolCall, ...]:
-    """Return the calls in a list of Python's; none if it is something else."""
-    if len(body) > _LONGEST:
-        return ()
-    try:
-        tree = ast.parse(body.strip(), mode="eval").body
-        return tuple(map(_call, tree.elts if isinstance(tree, ast.List) else [tree]))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-
-
-def _call(node: ast.expr) -> ToolCall:
-    """Return one call. Raises ValueError for anything else."""
-    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError("no call with named arguments")
-    name = ast.unparse(node.func)
-    if _NAME.fullmatch(name) is None:
-        raise ValueError("no name")
-    arguments = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+def _call(text: str) -> ToolCall:
+    """Return one call. Raises ValueError or SyntaxError for anything else."""
+    head = _CALL.fullmatch(text)
+    if head is None:
+        raise ValueError("no call")
+    arguments: dict[str, Any] = {}
+    for part in _parts(head["arguments"]):
+        name, equals, value = part.partition("=")
+        if not equals or not _PARAMETER.fullmatch(name.strip()):
+            raise ValueError("no named argument")
+        arguments[name.strip()] = _value(ast.parse(value.strip(), mode="eval").body)
+    return ToolCall(head["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _value(node: ast.expr) -> Any:
@@ -181,8 +218,7 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
     for index, (name, schema) in enumerate(tool.properties.items()):
         value = f"value{number}x{index}"
         written[name] = f"{quoted(f'{name}=')} {value}"
-        if isinstance(schema, Mapping) and schema.get("type") == "boolean" and "enum" not in schema:
-            rules.append(f'{value}: "True" | "False" | "true" | "false"')
-        else:
-            rules.append(f"{value}: %json {schema_json(tool.schema_of(name))}")
+        is_fixed = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
+        constants = "" if is_fixed else python_constants(tool.kinds(name))
+        rules += [f"{value}: json{value}{constants}", f"json{value}: %json {schema_json(tool.schema_of(name))}"]
     return [*ordered_rules(str(number), written, tool.required, ", "), *rules]

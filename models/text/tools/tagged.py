@@ -104,12 +104,15 @@ def _value(rule: str, kinds: Set[str], tool: Tool, name: str, after: str) -> lis
         return [f"{rule}: ({' | '.join(map(quoted, written))}) {after}"]
     if "string" in kinds:  # of other types, too, where nothing tells them apart
         return text_rules(rule, after, schema if kinds == {"string"} else None)
-    python = "".join(f' | "{text}"' for kind, texts in _PYTHON_CONSTANTS.items() if kind in kinds for text in texts)
-    return [f"{rule}: (json{rule}{python}) {after}", f"json{rule}: %json {schema_json(schema)}"]
+    return [f"{rule}: (json{rule}{python_constants(kinds)}) {after}", f"json{rule}: %json {schema_json(schema)}"]
+
+
+def python_constants(kinds: Set[str]) -> str:
+    """Return Lark of further choices for values of some types: constants as templates without `tojson` print them."""
+    return "".join(f' | "{text}"' for kind, texts in _PYTHON_CONSTANTS.items() if kind in kinds for text in texts)
 
 
 _PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
-"""As templates write them that print arguments without `tojson`."""
 
 
 def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:

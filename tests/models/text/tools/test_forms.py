@@ -223,6 +223,11 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
             [("a.b", {"x": [1, -2.5, True, None], "y": {"k": ["v", None]}})],
         ),
         (
+            '<|tool_call_start|>[list-tabs(from="a, b=(", file-path=[1]), 2nd.tool:x()]<|tool_call_end|>',
+            "",
+            [("list-tabs", {"from": "a, b=(", "file-path": [1]}), ("2nd.tool:x", {})],
+        ),
+        (
             "<|tool_call_start|>[__import__('os')]<|tool_call_end|>",
             "<|tool_call_start|>[__import__('os')]<|tool_call_end|>",
             [],
