@@ -34,8 +34,9 @@ class Generic(ToolForm):
             start = text.strip()
             growing = any(opening.startswith(start) for opening in _OPENINGS) or start in _OPENINGS
             return None if growing and not final else Reading(1)
+        first = text.find(",") + 1 if text.lstrip().startswith(",") else 0  # between calls
         try:
-            value, place = leading_value(text, fence.end() if fence else 0)
+            value, place = leading_value(text, fence.end() if fence else first)
         except UnfinishedError:
             return Reading(1) if final else None
         except ValueError:

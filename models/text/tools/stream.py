@@ -163,7 +163,9 @@ class ToolStream:
         """Return the place of the first call's beginning; None, and the length of text that begins none."""
         held = self._held
         start = len(held) - len(held.lstrip())
-        if self._form.bare and (self._at_start or self._after_call) and held[start : start + 1] in ("{", "[", "`"):
+        first = held[start : start + 1]
+        may_begin = first in ("{", "[", "`") or (first == "," and self._after_call)  # Phi-4-mini's calls have commas
+        if self._form.bare and (self._at_start or self._after_call) and may_begin:
             return 0, 0
         places = [place for begin in self._begins if (place := held.find(begin)) >= 0]
         if places:

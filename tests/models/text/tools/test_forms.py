@@ -235,6 +235,11 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
     ],
     "generic": [
         (f'{{"name": "get_weather", "arguments": {PARIS}}}', "", [("get_weather", PARIS)]),
+        (
+            f'{{"name": "get_weather", "arguments": {PARIS}}},{{"name": "time", "arguments": {{}}}}, {{"a": 1}}',
+            ', {"a": 1}',
+            [("get_weather", PARIS), ("time", {})],
+        ),
         (f'```json\n{{"name": "get_weather", "arguments": {TRICKY_TEXT}}}\n```', "", [("get_weather", TRICKY)]),
         ('[{"name": "time", "arguments": {}}]', "", [("time", {})]),
         ('```python\nprint({"name": "time"})\n```', '```python\nprint({"name": "time"})\n```', []),
