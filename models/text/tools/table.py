@@ -46,8 +46,9 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "muse": (("to=self<|message|>",), lambda marks, tools, _: Muse(marks, tools)),
     "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
-    "llama 4": (("<|header_start|>",), lambda marks, tools, source: _llama_4(marks, tools, source)),
+    "llama 4": (("<|header_start|>",), lambda marks, tools, _: llama.Llama(marks, tools, llama.TAGS_4)),
     "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
+    "python list": ((f"[{NAMES[0]}(",), lambda marks, tools, source: _python_list(marks, tools, source)),
     "generic": ((), lambda marks, tools, _: Generic(marks, list(tools))),
 }
 """Name -> texts that the template has to contain, and the form."""
@@ -155,8 +156,9 @@ def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | No
     return text[: min((end for end in ends if end > 0), default=len(text))]
 
 
-def _llama_4(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    return llama.Llama(marks, tools, llama.TAGS_4, writes_lists=f"{NAMES[0]}(" in source)
+def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    tags = llama.TAGS_4 if "<|header_start|>" in source else llama.TAGS_3
+    return llama.Llama(marks, tools, tags, writes_lists=True)
 
 
 def _mistral(marks: Marks, source: str) -> ToolForm:

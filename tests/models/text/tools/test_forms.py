@@ -233,6 +233,14 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
             [],
         ),
     ],
+    "python list": [
+        (
+            '[get_weather(city="a, b)]=(", days=3), time()]',
+            "",
+            [("get_weather", {"city": "a, b)]=(", "days": 3}), ("time", {})],
+        ),
+        ("[1, 2] is a list", "[1, 2] is a list", []),
+    ],
     "generic": [
         (f'{{"name": "get_weather", "arguments": {PARIS}}}', "", [("get_weather", PARIS)]),
         (
@@ -306,7 +314,9 @@ def test_calls_are_read_character_by_character(name: str, answer: str, text: str
     assert (found, [(call.name, json.loads(call.arguments)) for call in read]) == (text, _expected(calls))
 
 
-IN_PARTS = sorted(RECORDED.keys() - {"pythonic", "qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"})
+IN_PARTS = sorted(
+    RECORDED.keys() - {"pythonic", "python list", "qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"}
+)
 """Forms whose arguments are JSON."""
 
 
@@ -381,6 +391,7 @@ CUT = {
     "gemma": '<|tool_call>call:get_weather{days:3,city:<|"|>Par',
     "function gemma": "<start_function_call>call:get_weather{days:3,city:<escape>Par",
     "pythonic": '<|tool_call_start|>[get_weather(days=3, city="Par',
+    "python list": '[get_weather(days=3, city="Par',
 }
 
 
@@ -451,6 +462,7 @@ def test_half_a_call_of_a_whole_answer_is_text() -> None:
         ("<｜tool▁calls▁begin｜>", "deepseek"),
         ("<|tool_call|>", "granite"),
         ("<|tool_call_start|>[x()]<|tool_call_end|>", "pythonic"),
+        ("[probe_tool_x(a=1)]", "python list"),
         ("{{ messages }}", "generic"),
     ],
 )
@@ -540,10 +552,11 @@ def test_forced_calls_fit_the_tool(
                 assert choice in ("required", call.name)
 
 
+UNMARKED = ("functionary", "llama", "llama 4", "python list", "muse", "generic")
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize(
-    "name", [name for name in FORMS if name not in ("functionary", "llama", "llama 4", "muse", "generic")]
-)
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in UNMARKED])
 def test_an_optional_call_is_constrained_from_its_markup_on(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

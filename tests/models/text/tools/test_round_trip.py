@@ -131,7 +131,7 @@ CASES = {
     "a list as Python writes it": Case(
         "{# <|header_start|> #}[" + _EACH + "{{ call.function.name }}(" + _ITEMS + "{{ key }}={{ value | tojson }}"
         "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]",
-        "llama 4",
+        "python list",
     ),
     "a recipient that the prompt begins": Case(
         _EACH + ">>>{{ call.function.name }}\n{{ call.function.arguments | tojson }}{% endfor %}",
