@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PAIRS = (
     ("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("◁think▷", "◁/think▷"),  # Kimi

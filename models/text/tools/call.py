@@ -2,11 +2,11 @@
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-_CONSTANTS = {"True": True, "False": False, "None": None}
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 _LONGEST_LITERAL = 1 << 20  # characters
 
 
@@ -122,6 +122,29 @@ def referenced(reference: str, document: Mapping[str, Any]) -> object:
     return schema
 
 
+def part_of(schema: object, name: str | None, document: Mapping[str, Any], depth: int = 0) -> object:
+    """Return the schema of a property, or of a list's items if `name` is None; None if the schema tells nothing.
+
+    document: the schema that references point into. depth: of references and choices so far.
+    """
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        return part_of(referenced(reference, document), name, document, depth + 1)
+    properties = schema.get("properties")
+    if name is None:
+        part = schema.get("items")
+    elif isinstance(properties, Mapping) and name in properties:
+        part = properties[name]
+    else:
+        part = schema.get("additionalProperties")
+    if isinstance(part, Mapping):
+        return part
+    choices = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ()]
+    parts = (part_of(each, name, document, depth + 1) for each in choices)
+    return next((part for part in parts if part is not None), None)
+
+
 def kind_of(value: object) -> str:
     """Return the type of a JSON value."""
     match value:
@@ -189,7 +212,11 @@ def typed_value(tool: Tool | None, parameter: str, text: str) -> Any:
     It is JSON, or a literal of Python's, if the schema allows a value of that type there; else it is the text itself.
     """
     is_known = tool is not None and parameter in tool.properties
-    kinds = tool.kinds(parameter) if tool is not None and is_known else KINDS
+    return typed_text(tool.kinds(parameter) if tool is not None and is_known else KINDS, text)
+
+
+def typed_text(kinds: Set[str], text: str) -> Any:
+    """Return the value of one of some types that is written as plain text. See `typed_value`."""
     if kinds == {"string"}:
         return text
     try:
@@ -207,8 +234,8 @@ def _python_value(text: str) -> Any:
     Templates that print arguments without `tojson` write these.
     """
     plain = text.strip()
-    if plain in _CONSTANTS:
-        return _CONSTANTS[plain]
+    if plain in PYTHON_CONSTANTS:
+        return PYTHON_CONSTANTS[plain]
     if plain[:1] not in ("[", "{") or len(plain) > _LONGEST_LITERAL:
         return text
     try:

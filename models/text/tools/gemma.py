@@ -6,14 +6,15 @@
 
 import json
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall, kind_of, kinds_of, referenced
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
+from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.tagged import text_rules
+from headrace.models.text.tools.value_rules import ValueRules
 
 MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
 OLDER = ("<start_function_call>", "<end_function_call>", "<escape>")
@@ -130,83 +131,45 @@ class Gemma(ToolForm):
         return [f'call{number}: {quoted(f"call:{tool.name}{{")} {pairs} "}}"', *values.rules]
 
 
-class _ValueRules:
-    """Rules of values by their schemas. Objects and lists whose schema tells no more may have any values."""
+class _ValueRules(ValueRules):
+    """See `ValueRules`. quote: Lark of the mark around a text."""
+
+    separator = ","
+    of_kind: Mapping[str, str] = {
+        "string": "text",
+        "number": "NUMBER",
+        "boolean": '"true" | "false"',
+        "null": '"null"',
+        "array": "items",
+        "object": "pairs",
+    }
 
     def __init__(self, quote: str, document: Mapping[str, Any]) -> None:
-        """quote: Lark of the mark around a text. document: the schema that references point into."""
-        self.rules: list[str] = []
+        super().__init__(document)
         self._quote = quote
-        self._document = document
-        self._definitions = {key: document[key] for key in ("$defs", "definitions") if key in document}
 
-    def pairs(self, name: str, properties: Mapping[str, Any], required: Container[str], depth: int) -> str:
-        """Add the rules of an object's pairs; return the first of them."""
-        written: dict[str, str] = {}
-        # The template sorts the keys.
-        for index, (key, schema) in enumerate(sorted(properties.items(), key=lambda pair: pair[0].lower())):
-            value = f"value{name}x{index}"
-            self._add(value, schema, depth)
-            written[key] = f"{quoted(f'{key}:')} {value}"
-        self.rules += ordered_rules(name, written, required, ",")
-        return f"first{name}x0"
+    def order(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(sorted(properties.items(), key=lambda pair: pair[0].lower()))  # as the template does
 
-    def _add(self, rule: str, schema: Any, depth: int) -> None:
-        """Add the rules of a value."""
-        for _ in range(_MAX_DEPTH):
-            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-                break
-            schema = referenced(schema["$ref"], self._document)
-        about: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-        kinds = kinds_of(about, self._document)
-        choices = [about["const"]] if "const" in about else about.get("enum")
-        union = about.get("anyOf") or about.get("oneOf")
-        if isinstance(choices, list) and choices and all(kind_of(each) in _SCALARS for each in choices):
-            self.rules.append(f"{rule}: {' | '.join(map(self._scalar, choices))}")
-        elif isinstance(union, list) and "type" not in about and depth < _MAX_DEPTH:
-            for number, each in enumerate(union):
-                self._add(f"{rule}u{number}", each, depth + 1)
-            self.rules.append(f"{rule}: {' | '.join(f'{rule}u{number}' for number in range(len(union)))}")
-        elif kinds == {"string"}:
-            self.rules += [f"{rule}: {self._quote} inner{rule}", *text_rules(f"inner{rule}", self._quote, about)]
-        elif kinds <= _SCALARS - {"string"}:
-            self.rules.append(f"{rule}: %json {schema_json({**about, **self._definitions})}")
-        elif kinds == {"object"} and about.get("properties") and depth < _MAX_DEPTH:
-            required = about.get("required")
-            names = required if isinstance(required, list) else ()
-            pairs = self.pairs(f"{rule}o", about["properties"], names, depth + 1)
-            self.rules.append(f'{rule}: "{{" {pairs} "}}"')
-        elif kinds == {"array"} and isinstance(about.get("items"), Mapping) and depth < _MAX_DEPTH:
-            self._add_items(rule, about, depth)
-        else:
-            self.rules.append(f"{rule}: {' | '.join(_RULE_OF_KIND[kind] for kind in sorted(kinds))}")
+    def pair(self, key: str, value: str) -> str:
+        return f"{quoted(f'{key}:')} {value}"
 
-    def _add_items(self, rule: str, about: Mapping[str, Any], depth: int) -> None:
-        """Add the rules of a list."""
-        self._add(f"{rule}i", about["items"], depth + 1)
-        least = about.get("minItems", 0)
-        most = about.get("maxItems")
-        further = f"{{{max(0, least - 1)},{'' if most is None else max(0, most - 1)}}}"
-        items = f'{rule}i ("," {rule}i){further}' if most != 0 else ""
-        self.rules.append(f'{rule}: "[" {items if least else f"({items})?" if items else ""} "]"')
+    def object(self, pairs: str) -> str:
+        return f'"{{" {pairs} "}}"'
 
-    def _scalar(self, value: Any) -> str:
-        """Return a text, a number or a constant as Lark."""
+    def item(self, value: str) -> str:
+        return value
+
+    def list(self, items: str) -> str:
+        return f'"[" {items} "]"'
+
+    def text(self, rule: str, schema: Mapping[str, Any]) -> Sequence[str]:
+        return [f"{rule}: {self._quote} inner{rule}", *text_rules(f"inner{rule}", self._quote, schema)]
+
+    def scalar(self, value: Any) -> str:
         if isinstance(value, str):
             return f"{self._quote} {quoted(value)} {self._quote}"
         return quoted(json.dumps(value))
-
-
-_MAX_DEPTH = 6  # of nested objects and lists; references from schema to schema
-_SCALARS = frozenset(["string", "number", "boolean", "null"])
-_RULE_OF_KIND = {
-    "string": "text",
-    "number": "NUMBER",
-    "boolean": '"true" | "false"',
-    "null": '"null"',
-    "array": "items",
-    "object": "pairs",
-}
 
 
 def _behind(text: str, place: int, char: str = " ") -> int:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from headrace.models.text.recipients import MARK
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral, pythonic
+from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral, nested, pythonic
 from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.functionary import Functionary
@@ -25,7 +25,7 @@ _MARKUP = [
     text
     for markup in (
         *(hermes.MARKUP, glm.MARKUP, granite.MARKUP, llama.MARKUP, mistral.MARKUP, deepseek.MARKUP),
-        *(gemma.MARKUP, gemma.OLDER, pythonic.MARKUP),
+        *(gemma.MARKUP, gemma.OLDER, pythonic.MARKUP, nested.MARKUP),
     )
     for text in markup
 ]
@@ -39,6 +39,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "mistral": (("[TOOL_CALLS]",), lambda marks, _, source: _mistral(marks, source)),
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
     "function gemma": (("<start_function_call>",), lambda marks, tools, _: gemma.Gemma(marks, tools, gemma.OLDER)),
+    "nested": ((nested.BEGIN,), lambda marks, tools, _: nested.Nested(marks, tools)),
     "glm": (("<arg_key>",), lambda marks, tools, _: glm.GLM(marks, tools)),
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),

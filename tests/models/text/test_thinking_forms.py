@@ -26,6 +26,7 @@ FAMILIES = {
     "muse": (MUSE, MUSE_TEMPLATE, " to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     "mistral": (["[THINK]", "[/THINK]"], "{% for m in messages %}{{ m.content }}{% endfor %}", "[THINK]", "[/THINK]"),
     "gemma": (["<|channel>", "<channel|>"], "{{ messages[-1].content }}", "<|channel>thought\n", "\n<channel|>"),
+    "minimax": (["<mm:think>", "</mm:think>"], "{{ messages[-1].content }}", "<mm:think>", "</mm:think>"),
     "seed": (["<seed:think>", "</seed:think>"], "{{ messages[-1].content }}", "<seed:think>", "</seed:think>"),
 }  # fmt: skip
 

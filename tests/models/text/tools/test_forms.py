@@ -47,6 +47,8 @@ PARIS = '{"city": "Paris", "days": 3}'
 TRICKY = {"city": 'a "}]</x> é\n{', "days": 3}
 TRICKY_TEXT = json.dumps(TRICKY, ensure_ascii=False)
 
+M3 = "]<]minimax[>["
+
 # Form -> answers as models of the family write them, and the text and calls in each.
 RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
     "hermes": [
@@ -241,6 +243,21 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
         ),
         ("[1, 2] is a list", "[1, 2] is a list", []),
     ],
+    "nested": [
+        (
+            f'Hm.{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<city>New\nYork <b>{M3}</city>{M3}<days>3'
+            f'{M3}</days>{M3}</invoke>\n{M3}<invoke name="time">{M3}</invoke>\n{M3}</tool_call>',
+            "Hm.",
+            [("get_weather", {"city": "New\nYork <b>", "days": 3}), ("time", {})],
+        ),
+        (
+            f'{M3}<tool_call>{M3}<invoke name="other">{M3}<list>{M3}<item>1{M3}</item>{M3}<item>{M3}<a>b{M3}</a>'
+            f"{M3}</item>{M3}</list>{M3}<none>{M3}</none>{M3}</invoke>{M3}</tool_call>",
+            "",
+            [("other", {"list": [1, {"a": "b"}], "none": ""})],
+        ),
+        (f"{M3}<tool_call> is markup", f"{M3}<tool_call> is markup", []),
+    ],
     "generic": [
         (f'{{"name": "get_weather", "arguments": {PARIS}}}', "", [("get_weather", PARIS)]),
         (
@@ -315,7 +332,8 @@ def test_calls_are_read_character_by_character(name: str, answer: str, text: str
 
 
 IN_PARTS = sorted(
-    RECORDED.keys() - {"pythonic", "python list", "qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"}
+    RECORDED.keys()
+    - {"pythonic", "python list", "qwen coder", "gemma", "function gemma", "glm", "deepseek tagged", "nested"}
 )
 """Forms whose arguments are JSON."""
 
@@ -392,6 +410,7 @@ CUT = {
     "function gemma": "<start_function_call>call:get_weather{days:3,city:<escape>Par",
     "pythonic": '<|tool_call_start|>[get_weather(days=3, city="Par',
     "python list": '[get_weather(days=3, city="Par',
+    "nested": f'{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<days>3{M3}</days>{M3}<city>Par',
 }
 
 
@@ -462,6 +481,7 @@ def test_half_a_call_of_a_whole_answer_is_text() -> None:
         ("<｜tool▁calls▁begin｜>", "deepseek"),
         ("<|tool_call|>", "granite"),
         ("<|tool_call_start|>[x()]<|tool_call_end|>", "pythonic"),
+        ("]<]minimax[>[<tool_call>", "nested"),
         ("[probe_tool_x(a=1)]", "python list"),
         ("{{ messages }}", "generic"),
     ],
@@ -485,7 +505,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-_ENDS = ("\n</parameter>\n", "</arg_value>\n", '<|"|>', "<escape>", "</｜DSML｜parameter>\n", '"')  # of texts
+_ENDS = (
+    "\n</parameter>\n",
+    "</arg_value>\n",
+    '<|"|>',
+    "<escape>",
+    "</｜DSML｜parameter>\n",
+    f"{M3}</city>",
+    '"',
+)  # of texts
 
 
 def _walk(grammars: Grammars, rules: Any, chance: random.Random) -> list[int]:

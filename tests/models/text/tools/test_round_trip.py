@@ -94,6 +94,7 @@ _WRITTEN_WITHOUT_QUOTES = (
     "{%- elif value is iterable -%}[{% for item in value %}{{ written(item) }}{{ ',' if not loop.last }}{% endfor %}]"
     "{%- else -%}{{ value | tojson }}{%- endif -%}{%- endmacro -%}"
 )
+_MARK = "]<]minimax[>["
 _JSON_CALL = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
 
 CASES = {
@@ -165,6 +166,18 @@ CASES = {
         + "<|tool_call>call:{{ call.function.name }}{{ written(call.function.arguments) }}<tool_call|>{% endfor %}",
         "gemma",
         ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    "tags named by parameters, nested": Case(
+        "{%- macro nested(value) -%}{%- if value is mapping -%}{%- for key, item in value.items() -%}"
+        + _MARK + "<{{ key }}>{{ nested(item) }}" + _MARK + "</{{ key }}>{%- endfor -%}"
+        "{%- elif value is string -%}{{ value }}"
+        "{%- elif value is number or value is boolean or value is none -%}{{ value | tojson }}"
+        "{%- else -%}{%- for item in value -%}" + _MARK + "<item>{{ nested(item) }}" + _MARK + "</item>{%- endfor -%}"
+        "{%- endif -%}{%- endmacro -%}" + _MARK + "<tool_call>\n" + _EACH + _MARK
+        + '<invoke name="{{ call.function.name }}">{{ nested(call.function.arguments) }}' + _MARK
+        + "</invoke>\n{% endfor %}" + _MARK + "</tool_call>",
+        "nested",
+        ("]<]minimax[>[",),
     ),
     "tags that say whether a value is a text": Case(
         "<|tag|>calls>\n" + _EACH + '<|tag|>call name="{{ call.function.name }}">\n' + _ITEMS + "<|tag|>parameter "
