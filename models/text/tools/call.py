@@ -222,6 +222,8 @@ def typed_text(kinds: Set[str], text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
+        if "null" in kinds and kinds != KINDS and text.strip() == "None":
+            return None  # templates without `tojson` print null so, also where a text is allowed
         if "string" in kinds:
             return text
         value = _python_value(text)

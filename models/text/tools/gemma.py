@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.tagged import text_rules
@@ -72,6 +72,8 @@ class Gemma(ToolForm):
             return self._items(text, place + 1)
         if (plain := _PLAIN.match(text, place)) is None:
             raise ValueError("no value")
+        if plain[0].strip() in PYTHON_CONSTANTS:  # as the template prints null
+            return PYTHON_CONSTANTS[plain[0].strip()], plain.end()
         try:
             return json.loads(plain[0]), plain.end()
         except ValueError:
@@ -114,7 +116,7 @@ class Gemma(ToolForm):
             *text_rules("inner", quote),
             "NUMBER: /-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?/",
             "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
-            'any: text | NUMBER | "true" | "false" | "null" | pairs | items',
+            'any: text | NUMBER | "true" | "false" | "null" | "None" | pairs | items',
             'pairs: "{" (KEY ":" any ("," KEY ":" any)*)? "}"',
             'items: "[" (any ("," any)*)? "]"',
         ]
@@ -139,7 +141,7 @@ class _ValueRules(ValueRules):
         "string": "text",
         "number": "NUMBER",
         "boolean": '"true" | "false"',
-        "null": '"null"',
+        "null": '"null" | "None"',
         "array": "items",
         "object": "pairs",
     }

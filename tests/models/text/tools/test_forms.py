@@ -16,7 +16,7 @@ from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import Tool, ToolCall, typed_value
 from headrace.models.text.tools.form import Marks
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import _MARKUP, FORMS, form_name, form_of
@@ -146,6 +146,7 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
         ("[a list] of [TOOLS]", "[a list] of [TOOLS]", []),
     ],
     "gemma": [
+        ("<|tool_call>call:get_weather{city:None}<tool_call|>", "", [("get_weather", {"city": None})]),
         (
             '<|tool_call>call:get_weather{city:<|"|>Par, is}<|"|>,days:3}<tool_call|>',
             "",
@@ -374,6 +375,13 @@ def test_each_character_of_arguments_is_a_part(name: str) -> None:
         deltas += [delta.text for delta in stream.take_deltas()]
     assert len(deltas) > 10
     assert set(map(len, deltas)) == {1}
+
+
+def test_nothing_as_python_prints_it_is_null_where_the_schema_allows_it() -> None:
+    tool = Tool("look", {"properties": {"note": {"type": ["string", "null"]}, "text": {"type": "string"}}})
+    assert typed_value(tool, "note", "None") is None
+    assert typed_value(tool, "note", "Nonesuch") == "Nonesuch"
+    assert [typed_value(tool, name, "None") for name in ("text", "unknown")] == ["None", "None"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
