@@ -19,7 +19,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
-_EFFORT = "reasoning_effort"  # takes a level: GPT-OSS, Mistral Small 4
+_EFFORTS = ("reasoning_effort", "thinking_effort")  # take a level: GPT-OSS, Mistral Small 4; Kimi K3
 _BUDGET = "thinking_budget"
 # Variables that turn thinking on or off in one family's template or another, and both values.
 _SWITCHES: dict[str, tuple[Any, Any]] = {
@@ -31,7 +31,7 @@ _SWITCHES: dict[str, tuple[Any, Any]] = {
     "thinking_budget": (-1, 0),  # Seed-OSS
 }
 # Hints that clients send to any model; a template without them has nothing to change.
-_HINTS = frozenset([*_SWITCHES, _EFFORT, "preserve_thinking", "clear_thinking"])
+_HINTS = frozenset([*_SWITCHES, *_EFFORTS, "preserve_thinking", "clear_thinking"])
 _TAIL = 8  # tokens at the end of a prompt that can contain an opening tag
 
 
@@ -48,8 +48,8 @@ class ChatPrompt:
         if template is not None:
             self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
-        self._has_levels = re.search(rf"\b{_EFFORT}\b", sources) is not None
-        self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
+        self._effort = next((name for name in _EFFORTS if re.search(rf"\b{name}\b", sources)), "")
+        self._off_level = self.has_levels and re.search(r"""["']none["']""", sources) is not None
 
     def encode(
         self,
@@ -103,7 +103,7 @@ class ChatPrompt:
     @property
     def has_levels(self) -> bool:
         """True if the template knows levels of thinking."""
-        return self._has_levels
+        return self._effort != ""
 
     def may_think(self, thinking: Thinking | None) -> bool:
         """Return whether an answer may begin with thinking. Harmony's answers always have channels."""
@@ -149,10 +149,10 @@ class ChatPrompt:
         """Return the template's variables for a kind of thinking. Raises UsageError for one that it does not know."""
         variables = {name: _SWITCHES[name][0 if thinking else 1] for name in self._switches}
         if isinstance(thinking, bool):
-            return variables or ({_EFFORT: "none"} if self._off_level and not thinking else {})
+            return variables or ({self._effort: "none"} if self._off_level and not thinking else {})
         if isinstance(thinking, str):
-            if self._has_levels:
-                return variables | {_EFFORT: self._nearest_level(thinking)}
+            if self.has_levels:
+                return variables | {self._effort: self._nearest_level(thinking)}
             if self.thinks:
                 return variables
             raise UsageError(f"thinking {thinking}: the model does not think", "leave it out, or say off")
@@ -164,7 +164,7 @@ class ChatPrompt:
         """Return the level that the template takes, the nearest one to `level`."""
         distance = {each: abs(LEVELS.index(each) - LEVELS.index(level)) for each in LEVELS}
         ordered = sorted(LEVELS, key=distance.__getitem__)
-        return next((each for each in ordered if self._rules[False].accepts({_EFFORT: each})), level)
+        return next((each for each in ordered if self._rules[False].accepts({self._effort: each})), level)
 
     def _known(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return variables of the template. Raises UsageError for one that neither it nor another model's reads."""
@@ -178,8 +178,8 @@ class ChatPrompt:
                 f"it reads: {names}",
             )
         known = {name: value for name, value in variables.items() if name in read}
-        if known.get(_EFFORT) in LEVELS:
-            known[_EFFORT] = self._nearest_level(known[_EFFORT])
+        if known.get(self._effort) in LEVELS:
+            known[self._effort] = self._nearest_level(known[self._effort])
         return known
 
     def opening(self, prompt: Sequence[int]) -> str:

@@ -133,6 +133,7 @@ def test_each_template_is_switched_by_its_own_variable(tmp_path: Path, written: 
     ("written", "level", "budget"),
     [
         ("{{ reasoning_effort }}", "high.", "."),
+        ("{{ thinking_effort }}", "high.", "."),
         ("{{ enable_thinking }}{{ reasoning_effort }}", "Truehigh.", "True."),
         ("{{ thinking_budget }}", "-1.", "300."),
         ("{{ thinking_mode }}", "enabled.", "enabled."),
