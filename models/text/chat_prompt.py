@@ -187,6 +187,9 @@ class ChatPrompt:
         if not self.thinks:
             return ""
         form = self._tokenizer.thinking_form
+        if form is not None and form.has_tags:
+            tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
+            return f"{OPEN}\n" if tail.endswith(form.opening) else ""
         if form is not None and not form.has_channels:
             marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]
             return f"{OPEN}\n" if marks[-1:] == ["open"] else ""

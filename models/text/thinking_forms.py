@@ -8,6 +8,7 @@ drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the cha
     the same, with a name           Gemma 4: <|channel>thought, a line break ... <channel|>
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
     recipients (Muse)                to=self<|message|> ... <|eom|>, then the same with `to=user`
+    tags (Kimi K3)                  <|open|>think<|sep|> ... <|close|>think<|sep|>, then the same with `response`
 """
 
 import re
@@ -35,6 +36,8 @@ _END = "<|end|>"
 _START = "<|start|>"
 _END_OF_MESSAGE = "<|eom|>"
 _THINKER, _USER = "self", "user"  # recipients
+_TAGS = ("<|open|>", "<|close|>", "<|sep|>")
+_THOUGHT, _RESPONSE, _WHOLE = "think", "response", "message"  # names of tags
 _OPENED = f"{OPEN}\n"
 _CLOSED = f"\n{CLOSE}\n\n"
 CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
@@ -52,11 +55,18 @@ class ThinkingForm:
     name: str = ""  # text behind the opening token, up to its line break
 
     has_recipients: bool = False  # messages have recipients instead of channels
+    end_of_text: str = ""  # between the text of an answer and its calls, where tags are around both
+    end_of_answer: str = ""  # after `end_of_text` in an answer without calls
+
+    @property
+    def has_tags(self) -> bool:
+        """True where tags are around thinking, text and calls, and the prompt has begun one: Kimi K3."""
+        return self.end_of_text != ""
 
     @property
     def has_channels(self) -> bool:
         """True where an answer is a message with a head of its own, too: Harmony, Muse."""
-        return len(self.ids) > 2
+        return len(self.ids) > 2 and not self.has_tags
 
     @property
     def answer_head(self) -> str:
@@ -74,7 +84,11 @@ class ThinkingForm:
         is_open: the prompt has begun the section.
         """
         parts = split_thinking(answer)
+        if self.has_tags and not is_open:
+            return [(parts.answer, False)]
         if parts.thinking is None:
+            if self.has_tags:
+                return [(self.closing, True), (answer, False)]
             head = [(self.answer_head, True)] if self.has_channels else []
             return [*head, (answer, False)]
         begun = [] if is_open else [(self.opening, True), (self.name, False)]
@@ -95,6 +109,14 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
     if len(recipients) == 3 and len(harmony) == 2:
         answer = f"{_END_OF_MESSAGE}{_START}assistant to={_USER}{_MESSAGE}"
         return ThinkingForm(recipients, f" to={_THINKER}{_MESSAGE}", answer, has_recipients=True)
+    tags = {index: text for text in _TAGS if (index := id_of(text)) is not None}
+    if len(tags) == 3:
+        begin, end, after_name = _TAGS
+        opening = f"{begin}{_THOUGHT}{after_name}"
+        closing = f"{end}{_THOUGHT}{after_name}{begin}{_RESPONSE}{after_name}"
+        end_of_text = f"{end}{_RESPONSE}{after_name}"
+        end_of_answer = f"{end}{_WHOLE}{after_name}"
+        return ThinkingForm(tags, opening, closing, end_of_text=end_of_text, end_of_answer=end_of_answer)
     for opening, closing in _PAIRS:
         first = id_of(opening)
         last = id_of(closing)
@@ -204,3 +226,46 @@ class ThinkingStream:
         if before != thinks:
             self._blank = "" if thinks else None
         return "" if before == thinks or thinks or is_empty else _CLOSED
+
+
+class TaggedStream(ThinkingStream):
+    """Detokenizer of answers whose parts have tags. Tags around thinking and text are left out, those of calls stay."""
+
+    def __init__(self, inner: "Detokenizer", form: ThinkingForm, *, calls: bool = False, thinks: bool = False) -> None:
+        super().__init__(inner, form, calls=calls, thinks=thinks)
+        self._ids = {text: index for index, text in form.ids.items()}
+        self._begin = ""  # control token of the tag whose name is being written
+        self._has_ended = False  # the text
+        self._has_calls = False
+
+    def _add(self, token_id: int, mark: str | None) -> str:
+        text = self._inner.add(token_id)
+        if self._has_calls:
+            return text
+        if mark is None:
+            if self._header is None:
+                return text
+            self._header += text
+            return ""
+        if mark != _TAGS[2]:
+            self._begin = mark
+            self._header = ""
+            return ""
+        name = self._header or ""
+        self._header = None
+        is_opening = self._begin == _TAGS[0]
+        if name == _THOUGHT:
+            return self._turn(is_opening)
+        if name in (_RESPONSE, _WHOLE):
+            self._has_ended = name == _RESPONSE and not is_opening
+            return self._turn(False)
+        self._has_calls = self._calls
+        if not self._calls:
+            return f"{self._turn(False)}{name}"
+        # Calls are read with the end of the text before them, as the template writes them.
+        end_of_text = (_TAGS[1], _RESPONSE, _TAGS[2]) if self._has_ended else ()
+        written = (*end_of_text, self._begin, name)
+        return self._turn(False) + "".join(map(self._text_of, written)) + text
+
+    def _text_of(self, part: str) -> str:
+        return self._inner.add(self._ids[part]) if part in self._ids else part

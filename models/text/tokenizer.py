@@ -21,7 +21,7 @@ from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.recipients import RecipientStream, has_recipients
 from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
-from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
+from headrace.models.text.thinking_forms import TaggedStream, ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
 from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
@@ -190,7 +190,10 @@ class Tokenizer:
             return RecipientStream(stream, calls=marks is not None)
         if asks_for_tags(self.template_source):
             return ResponseStream(stream, thinks=thinks)
-        return stream if form is None else ThinkingStream(stream, form, calls=marks is not None, thinks=thinks)
+        if form is None:
+            return stream
+        kind = TaggedStream if form.has_tags else ThinkingStream
+        return kind(stream, form, calls=marks is not None, thinks=thinks)
 
     def same_vocabulary(self, other: "Tokenizer") -> bool:
         """Return whether both have the same tokens under the same ids."""

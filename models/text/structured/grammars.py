@@ -180,6 +180,9 @@ class Grammars:
         if thinks == "no":
             return [space]
         form = self._tokenizer.thinking_form
+        if form is not None and form.has_tags:
+            section = f"TEXT {self.literal(form.closing)}"
+            return [section if thinks == "open" else f"({self.literal(form.opening)} {section})?"]
         if form is not None and form.has_recipients:
             return ["thought*", f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
         if self._has_channels:

@@ -49,6 +49,8 @@ class ToolForm(ABC):
     separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`.
     parallel: a forced answer may have several calls.
     markup: the texts around the parts of calls; None if they are JSON objects alone.
+    end_of_text: the beginning of `rule_begin` that a text without calls has after it, too; "" for none.
+    end_of_answer: after `end_of_text` in an answer without calls.
     """
 
     begins: Sequence[str] = ()
@@ -58,6 +60,8 @@ class ToolForm(ABC):
     separator: str | None = None
     parallel: bool = True
     markup: Markup | None = None
+    end_of_text: str = ""
+    end_of_answer: str = ""
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:

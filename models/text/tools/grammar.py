@@ -44,6 +44,9 @@ def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: Tool
         return [f'answer: calls | {begin} "final" {literal("<|message|>")} TEXT']
     if not form.rule_begin:
         return ["answer: calls"]
+    if form.end_of_text:
+        call = f"{literal(form.rule_begin.removeprefix(form.end_of_text))} rest"
+        return [f"answer: TEXT ({literal(form.end_of_text)} ({call} | {literal(form.end_of_answer)})?)?"]
     times = "*" if use.parallel else "?"
     if "<[" in begin:  # text before the first control token belongs to TEXT, where a lone `<` is nothing special
         return [f"answer: (TEXT {begin[begin.index('<[') :]} rest){times} TEXT"]

@@ -88,6 +88,10 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     marks = Marks(texts, tokenizer.token_id, tokenizer.detokenizers.special)
     form = FORMS[name][1](marks, use.tools, source) if markup is None else Written(marks, use.tools, markup)
     form.parallel = use.parallel
+    thinking = tokenizer.thinking_form
+    if thinking is not None and thinking.has_tags and form.rule_begin.startswith(thinking.end_of_text):
+        form.end_of_text = thinking.end_of_text
+        form.end_of_answer = thinking.end_of_answer
     written = _written(tokenizer).markup
     if markup is None and form.separator is not None and written is not None and written.between_calls is not None:
         form.separator = written.between_calls
