@@ -25,7 +25,7 @@ def calls_grammar(grammars: Grammars, use: ToolUse, form: ToolForm) -> tuple[Cal
         unchecked = {tool.name: _UNMARKED for tool in use.callable}
     for tool in use.callable if use.is_forced or form.rule_begin else ():
         if (reason := grammars.refusal(tool.schema)) is None:
-            tools[tool.name] = replace(tool, parameters=json.loads(schema_text(tool.schema)))
+            tools[tool.name] = replace(tool, parameters=json.loads(schema_text(tool.schema, masks_spell_keys=False)))
             continue
         if use.is_forced or tool.strict:
             raise UsageError(f"tool {tool.name}: {reason}")

@@ -7,6 +7,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import Any, Literal
@@ -68,10 +69,12 @@ class Grammars:
         key = source, thinks, begun, calls
         if (grammar := self._compiled.get(key)) is None:
             kind = source.kind if source is not None else "tools"
+            json_tokens = self._json_tokens(thinks, begun) if kind == "schema" and calls is None else None
+            if source is not None and kind == "schema" and json_tokens is None:
+                source = replace(source, text=schema_text(json.loads(source.text), masks_spell_keys=False))
             matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
             if begun and not matcher.consume_tokens(self.trie(begun)):
                 raise UsageError(f"the answer so far does not fit the {kind}")
-            json_tokens = self._json_tokens(thinks) if kind == "schema" and calls is None and not begun else None
             grammar = MatcherGrammar(matcher, self._vocab_size, self.trie.ends, json_tokens)
         with self._lock:  # several threads may compile
             self._compiled[key] = grammar
@@ -81,9 +84,9 @@ class Grammars:
         return grammar
 
     def refusal(self, schema: Mapping[str, Any]) -> str | None:
-        """Return the reason for which a schema cannot be honoured; None if it can."""
+        """Return the reason for which a schema of a tool's arguments cannot be honoured; None if it can."""
         try:
-            self.compile(GrammarSource("schema", schema_text(schema)))
+            self.compile(GrammarSource("schema", schema_text(schema, masks_spell_keys=False)))
         except UsageError as error:
             return str(error)
         return None
@@ -105,10 +108,10 @@ class Grammars:
         """The vocabulary. Raises UsageError if it cannot be constrained."""
         return TokenTrie(self._tokenizer, self._vocab_size)
 
-    def _json_tokens(self, thinks: Thinks) -> JsonTokens | None:
+    def _json_tokens(self, thinks: Thinks, begun: str) -> JsonTokens | None:
         """Return the vocabulary of an answer of JSON; None if no token marks its beginning."""
         if thinks == "no":
-            return self._vocabulary
+            return self._vocabulary.after_text(begun)
         index = self._tokenizer.token_id("<|message|>") if self._has_channels else self._thinking_marks[1]
         return None if index is None else self._vocabulary.beginning_behind(index)
 
@@ -235,6 +238,8 @@ def _plain(error: str, kind: Kind) -> str:
         return f"{place}{found[1]}"
     if (found := _UNIMPLEMENTED.search(error)) is not None:
         return f"{found[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
+    if "patternProperty regexes" in error:
+        return "overlapping patterns of keys, or open objects in allOf, cannot be guaranteed; close the objects"
     if "NoExtension" in error:
         return "no answer fits it"
     return first_line(error).partition(". Enable '")[0]

@@ -99,6 +99,7 @@ class JsonTokens:
     """A vocabulary, by the bytes of its tokens. JSON begins with the answer."""
 
     _begins: int | None = None  # a token behind which it begins instead
+    _first = JsonPlace()
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
@@ -117,9 +118,15 @@ class JsonTokens:
         other._begins = token
         return other
 
+    def after_text(self, text: str) -> "JsonTokens":
+        """Return the same vocabulary for answers that go on from a text."""
+        other = copy(self)
+        other._first = JsonPlace().after(text.encode())
+        return other
+
     def start(self) -> JsonPlace | None:
         """Return the place before an answer; None before its JSON."""
-        return JsonPlace() if self._begins is None else None
+        return self._first if self._begins is None else None
 
     def after(self, place: JsonPlace | None, tokens: Iterable[int]) -> JsonPlace | None:
         """Return the place behind more tokens."""

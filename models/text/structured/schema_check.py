@@ -37,6 +37,7 @@ _REFUSED = (
     "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$defs", "definitions"}
 _NO_GAIN = "leave it out or say it another way"
 _QUOTED = re.compile(r'["\\]')  # matched wrongly in the pattern of a key by llguidance 1.9
 _CLOSE = "add additionalProperties: false"
@@ -44,9 +45,11 @@ _LOOKAROUND = re.compile(r"\(\?<?[=!]")
 _ANY: tuple[object, ...] = (True, {}, None)
 
 
-def schema_text(schema: Mapping[str, Any] | bool) -> str:
+def schema_text(schema: Mapping[str, Any] | bool, *, masks_spell_keys: bool = True) -> str:
     """Return a schema as JSON text for llguidance.
 
+    masks_spell_keys: the masks of the answer forbid other spellings of a key (`json_scan`). Without them, the pattern
+    of an open object's other keys does, and open objects that `allOf` joins are refused by llguidance.
     Raises UsageError, with the place of the fault, for one that is too large or cannot be honoured wholly.
     """
     parts = list(_walk(schema))
@@ -55,9 +58,10 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
     if schema is False:
         raise UsageError("schema: false allows no answer")
     # A closed object leaves answers out. That is safe but where schemas have to fit together, or to exclude each other.
-    closes = not any(key in ("allOf", "oneOf") for _, key, _ in parts)
+    closes = not any(_joins(part) for _, _, part in parts if isinstance(part, Mapping))
+    rewriting = _Rewriting(closes, masks_spell_keys)
     try:
-        text = json.dumps(_Rewriting(closes).schema(schema, "#"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(rewriting.schema(schema, "#"), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError("the schema has a lone surrogate, which no text contains") from None
@@ -69,10 +73,12 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
 
 
 class _Rewriting:
-    """Schemas of one document. place: a JSON pointer. closes: objects have the properties that are named."""
+    """Schemas of one document. place: a JSON pointer."""
 
-    def __init__(self, closes: bool) -> None:
+    def __init__(self, closes: bool, masks_spell_keys: bool) -> None:
+        """closes: objects have the properties that are named. masks_spell_keys: see `schema_text`."""
         self._closes = closes
+        self._stays_open = masks_spell_keys and not closes
 
     def schema(self, schema: Any, place: str) -> Any:
         """Return a schema, and those within it, rewritten. Raises UsageError."""
@@ -101,9 +107,10 @@ class _Rewriting:
         patterns = schema.get("patternProperties")
         if "propertyNames" in schema:
             _take_names(schema, place)
-        if not self._closes or not (names or patterns) or schema.get("additionalProperties") is False:
+        if self._stays_open or not (names or patterns) or schema.get("additionalProperties") is False:
             return
-        if "additionalProperties" not in schema and not any(key in schema for key in ("anyOf", "$ref")):
+        can_close = self._closes and "additionalProperties" not in schema
+        if can_close and not any(key in schema for key in ("anyOf", "$ref")):
             schema["properties"] = dict.fromkeys(names, True) | schema.get("properties", {})
             schema["additionalProperties"] = False
         elif patterns:
@@ -115,6 +122,13 @@ class _Rewriting:
         elif _is_object(schema) or "properties" in schema:
             schema["patternProperties"] = {_other_than(names): schema.get("additionalProperties", True)}
             schema["additionalProperties"] = False
+
+
+def _joins(schema: Mapping[str, Any]) -> bool:
+    """Return whether an answer has to fit several parts of a schema, or one alone of several."""
+    joined = schema.get("allOf", ())
+    is_one = isinstance(joined, list | tuple) and len(joined) <= 1
+    return "oneOf" in schema or not is_one or (bool(joined) and not schema.keys() <= _NOTES | {"allOf"})
 
 
 def _check(schema: Mapping[str, Any], place: str) -> None:

@@ -37,9 +37,9 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return Grammars(tokenizer, tokenizer.vocab_size)
 
 
-def takes(grammars: Grammars, schema: Any, text: str) -> bool:
-    """Return whether an answer is allowed."""
-    grammar = grammars.compile(GrammarSource("schema", schema_text(schema)))
+def takes(grammars: Grammars, schema: Any, text: str, *, masks_spell_keys: bool = True) -> bool:
+    """Return whether an answer is allowed, apart from what masks forbid besides."""
+    grammar = grammars.compile(GrammarSource("schema", schema_text(schema, masks_spell_keys=masks_spell_keys)))
     tokens = [*grammars.trie(text), grammars.trie.ends[0]]
     return grammar.start().allowed(tokens) == len(tokens)
 
@@ -111,6 +111,55 @@ def test_a_key_has_one_spelling_where_objects_stay_open(grammars: Grammars) -> N
         row = np.array(matcher.masks([]))[0]
         allowed[part] = {character for character in '\\u/n"06' if row[grammars.trie(character)[0]]}
     assert allowed == {'{"b': set('\\u/n"06'), "\\": set('\\u"n'), "u": {"0"}}
+
+
+OPEN = {"type": "object", "properties": {"a": INTEGER}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [OPEN | {"required": ["a"]}, {"type": "array"}]},
+        OPEN | {"properties": {"a": INTEGER, "b": {"oneOf": [INTEGER, TEXT]}}},
+        {"allOf": [OPEN, {"required": ["a"]}]},
+        OPEN | {"allOf": [{"required": ["a"]}]},
+    ],
+)
+def test_a_key_has_one_spelling_in_arguments_of_calls(grammars: Grammars, schema: Mapping[str, Any]) -> None:
+    """Their grammar alone has to say so: masks know the keys of whole answers only."""
+    for text, is_allowed in (('{"a":1,"c":"x"}', True), ('{"a":1,"\\u0061":"x"}', False), ('{"a":"x"}', False)):
+        assert takes(grammars, schema, text, masks_spell_keys=False) == is_allowed, text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [OPEN, {"type": "object", "properties": {"b": TEXT}}]},
+        OPEN | {"patternProperties": {"^x": INTEGER}, "oneOf": [{"required": ["a"]}]},
+    ],
+)
+def test_open_objects_whose_keys_cannot_be_told_apart_are_refused_in_calls(
+    grammars: Grammars, schema: Mapping[str, Any]
+) -> None:
+    refusal = grammars.refusal(schema)
+    assert refusal is not None
+    assert "cannot be guaranteed" in refusal
+    grammars.compile(GrammarSource("schema", schema_text(schema)))
+
+
+def test_a_key_has_one_spelling_in_an_answer_that_goes_on(grammars: Grammars) -> None:
+    schema = {"oneOf": [OPEN, {"type": "array"}]}
+    matcher = grammars.compile(GrammarSource("schema", schema_text(schema)), begun='{"').start()
+    matcher.accept(grammars.trie("\\"))
+    assert not np.array(matcher.masks([]))[0][grammars.trie("/")[0]]
+    matcher.accept(grammars.trie("u"))
+    assert not np.array(matcher.masks([]))[0][grammars.trie("6")[0]]
+
+
+def test_an_object_of_one_part_is_closed_like_any_other() -> None:
+    """pydantic 1 writes each nested class so."""
+    schema = {"properties": {"a": {"title": "A", "allOf": [{"$ref": "#/$defs/x"}]}}, "$defs": {"x": OPEN}}
+    assert json.loads(schema_text(schema))["$defs"]["x"]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
