@@ -30,8 +30,11 @@ _IMPORTED = (
     "headrace.app.cli.predict", "headrace.app.cli.run", "headrace.app.cli.run_answer", "headrace.app.cli.sessions",
     "headrace.app.cli.verify", "headrace.models.loading.load", "headrace.runtime.engine.engine",
 )  # fmt: skip
+_IMPORTS_HUB = "mlx_lm.utils"  # imports huggingface_hub, which reads its variables then
 # Variables that the interpreter, the dynamic linker or an imported library reads at its start.
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "TOKENIZERS_", "HF_", "LANG", "LC_")
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "TOKENIZERS_", "LANG", "LC_")
+_READ_BY_HUB = ("HF_",)
+_FIRST_ENVIRONMENT = dict(os.environ)
 _MESSAGE = 1 << 20
 
 
@@ -40,13 +43,9 @@ def headrace(
     home: Path | None = None,
     stdin: bytes = b"",
     code: int | None = None,
-    fork: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run headrace to its end. Raises AssertionError if it exits with another code than `code`.
-
-    fork: also with other variables of those read at the start; the first command with these has to import everything.
-    """
+    """Run headrace to its end. Raises AssertionError if it exits with another code than `code`."""
     command = [*map(str, arguments)]
     variables = {**os.environ, **environment}
     if home is not None:
@@ -55,9 +54,12 @@ def headrace(
         given.write(stdin)
         given.seek(0)
         files = (given, out, errors)
-        read_at_start = _at_start(variables)
-        if sys.platform == "linux" and (fork or read_at_start == _at_start(_first_environment())):
-            starter = _starter(frozenset(read_at_start.items()))
+        if sys.platform == "linux" and _chosen(variables, _READ_AT_START) == _chosen(
+            _FIRST_ENVIRONMENT, _READ_AT_START
+        ):
+            starter = _starter(
+                imports_hub=_chosen(variables, _READ_BY_HUB) == _chosen(_FIRST_ENVIRONMENT, _READ_BY_HUB)
+            )
             returned = starter.run(command, variables, [file.fileno() for file in files])
         else:
             returned = subprocess.run(
@@ -71,33 +73,32 @@ def headrace(
     return subprocess.CompletedProcess([*HEADRACE, *command], returned, *texts)
 
 
-def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+def _chosen(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables whose names begin in one of these ways."""
+    return {name: value for name, value in environment.items() if name.startswith(beginnings)}
 
 
 @functools.cache
-def _first_environment() -> dict[str, str]:
-    return dict(os.environ)
-
-
-@functools.cache
-def _starter(read_at_start: frozenset[tuple[str, str]]) -> "_Starter":
-    return _Starter(dict(read_at_start))
+def _starter(*, imports_hub: bool) -> "_Starter":
+    return _Starter(imports_hub)
 
 
 class _Starter:
-    """The process that forks one command at a time. It ends with its socket."""
+    """The process that forks one command at a time. It ends with its socket.
 
-    def __init__(self, read_at_start: Mapping[str, str]) -> None:
-        others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
+    imports_hub: it has imported what reads the variables of huggingface_hub, so that its commands cannot have others.
+    """
+
+    def __init__(self, imports_hub: bool) -> None:
+        imported = [name for name in _IMPORTED if imports_hub or name != _IMPORTS_HUB]
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from tests.commands import serve; serve({theirs.fileno()})"],
+                [sys.executable, "-c", f"from tests.commands import serve; serve({theirs.fileno()}, {imported})"],
                 pass_fds=[theirs.fileno()],
                 cwd=Path(__file__).parents[1],
-                env={**others, **read_at_start, "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
+                env={**_FIRST_ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
             )
         atexit.register(self._end)
 
@@ -124,11 +125,11 @@ class _Starter:
                 self._socket.settimeout(None)
 
 
-def serve(number: int) -> None:
-    """Fork commands for requests on this socket, until it is closed."""
+def serve(number: int, imported: Sequence[str]) -> None:
+    """Import these modules, and fork commands for requests on this socket, until it is closed."""
     import importlib
 
-    for name in _IMPORTED:
+    for name in imported:
         importlib.import_module(name)
     from tests.steady import measure_bandwidth_briefly
 

@@ -40,7 +40,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def empty_hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The hub cache of tests without a hub: one, so that their commands are forks of one process."""
+    """The hub cache of tests without a hub."""
     return tmp_path_factory.mktemp("hub")
 
 
@@ -78,7 +78,7 @@ def run(store: Store, empty_hub_cache: Path) -> Run:
     assert list(empty_hub_cache.iterdir()) == []
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = headrace("models", *arguments, code=code, fork=os.environ["HF_ENDPOINT"] == NO_HUB)
+        done = headrace("models", *arguments, code=code)
         assert "Traceback" not in done.stderr
         return done
 
