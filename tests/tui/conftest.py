@@ -132,7 +132,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.02)
+    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.04)
     monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
     monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
     monkeypatch.setattr(dialogs, "_QUIET_S", 0.001)
