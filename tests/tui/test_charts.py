@@ -13,7 +13,7 @@ from textual.content import Content
 from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
-from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_lines, colour, latency_chart
+from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_line, colour, latency_chart
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
@@ -155,14 +155,14 @@ def test_the_percentiles_are_those_of_the_steps_that_are_drawn(latencies: list[f
     metrics = LiveMetrics()
     metrics.stepped([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, width, height)]
-    cells = width - 8 - (12 if width >= 44 else 0)
+    cells = width - 9 - (12 if width >= 44 else 0)
     window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells)
     assert window is not None
     assert window.latencies_s == latencies[-2 * cells :]
     assert Percentiles.of(window.latencies_s) == window.of
     (figures,) = [line for line in lines if line.startswith("p50 ") and "p95" in line]
     assert figures.split()[:2] == ["p50", format_milliseconds(window.of.p50)]
-    chart = [line for line in lines[1:] if line[7:8] in ("│", "┤", "┈")]
+    chart = [line for line in lines[1:] if line[8:9] in ("│", "┤", "┈")]
     high = min(window.of.p99 * HEADROOM, 3 * window.of.p50)
     top = even_ticks(high * 1e3, len(chart), 2)[0] / 1e3
     for name, value in (("p50", window.of.p50), ("p95", window.of.p95)):
@@ -177,13 +177,13 @@ def test_colours_tell_the_distance_from_the_median() -> None:
         "$primary",
         "$primary",
         "$primary",
-        "$accent",
+        "$warning",
         "$error",
     ]
     chart = latency_chart(_window([0.010] * 80 + [0.027] * 20), 40, 13)
     styles = [_style(line) for line in chart[:-1]]
-    assert styles == sorted(styles, key=["$error", "$accent", "$primary"].index)
-    assert set(styles) == {"$error", "$accent", "$primary"}
+    assert styles == sorted(styles, key=["$error", "$warning", "$primary"].index)
+    assert set(styles) == {"$error", "$warning", "$primary"}
 
 
 @given(
@@ -354,11 +354,13 @@ def test_a_legend_has_its_first_pieces_in_order(names: list[str], width: int, ma
 
 
 def test_rare_causes_of_stalls_are_summed() -> None:
-    causes = [("garbage collection", 9), ("growth of the KV cache", 4), ("other programs", 2), ("", 1)]
-    (line,) = _cause_lines(causes, 100)
-    assert line.plain.endswith("O 2x other programs  ▲ 1x unknown cause")
-    (line,) = _cause_lines(causes, 52)
-    assert line.plain == "C 9x garbage collection  + 7x other causes"
+    causes = [*["garbage collection"] * 9, *["growth of the KV cache"] * 4, *["other programs"] * 2, ""]
+    wide = _cause_line(causes, 100)
+    assert wide is not None
+    assert wide.plain.endswith("O 2x other programs  ? 1x unknown cause")
+    narrow = _cause_line(causes, 52)
+    assert narrow is not None
+    assert narrow.plain == "C 9x garbage collection  + 7x other causes"
 
 
 @pytest.mark.parametrize("kind", [RooflineSection, ContextSpeedSection])

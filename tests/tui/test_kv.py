@@ -26,7 +26,7 @@ def test_coarse_activations_are_at_the_top_and_in_the_decode_view(play) -> None:
         await it.ask("hello")
         assert "activations 8" in it.text().splitlines()[0]
         await it.press("f2", "7")
-        assert ", activations 8" in it.text()
+        assert it.text().count("activations") == 2
 
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="f16", activations=8)))
 

@@ -8,9 +8,9 @@ from textual.geometry import Region
 from textual.widget import Widget
 
 from headrace.app.config.settings import ScreenSettings, Settings
+from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
-from headrace.app.tui.decode.strip import StripSection
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from tests.app.scripted_engine import Script, ScriptedEngine
@@ -253,7 +253,7 @@ def test_the_decode_view_has_one_column_where_two_are_too_narrow(play) -> None:
             regions = [section.region for section in sections.shown]
             assert len({region.x for region in regions}) == columns
             assert sum(region.area for region in regions) == sections.region.area, "a gap, or one over another"
-            above = (MeterLines, StripSection)
+            above = (MeterLines, LatencySection)
             taken = sum(it.app.screen.query_one(kind).region.height for kind in above)
             assert sections.region.height == height - 3 - taken
             await it.press("tab")

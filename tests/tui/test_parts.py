@@ -342,7 +342,7 @@ def test_frozen_metrics_stay() -> None:
 @pytest.mark.parametrize(
     ("change", "mark", "cause"),
     [
-        ({}, "▲", "unknown cause"),
+        ({}, "?", "unknown cause"),
         ({"fed": 128}, "P", "prefill of another sequence (128 tokens)"),
         ({"gc_s": 0.15}, "C", "garbage collection"),
         ({"kv_allocated_bytes": 1 << 40, "active_memory_bytes": 1 << 40}, "G", "growth of the KV cache"),
@@ -364,7 +364,7 @@ def test_a_stall_is_attributed_to_other_programs() -> None:
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.stepped([replace(record(32, 52), latency_s=0.2)])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
-    assert lines[-1] == "O 1x other programs  ▲ 1x unknown cause"
+    assert lines[-1] == "O 1x other programs  ? 1x unknown cause"
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:

@@ -35,6 +35,9 @@ class ContextSection(Section):
     LEAST = 6
     MOST = 11
 
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.context > 0
+
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         model = metrics.model
         fill = metrics.fill
@@ -49,15 +52,18 @@ class ContextSection(Section):
         each = Content.styled(named if tokens.cell_length + len(named) < width else size, "$quiet")
         parts = origins(metrics)
         limit = max(model.kv_bytes_at_limit, fill.allocated_bytes)  # the last block may end past the last token
-        held = f"{format_bytes(fill.used_bytes)} used, {format_bytes(fill.allocated_bytes)} held"
+        used = f"{format_bytes(fill.used_bytes)} used"
+        held = f"{format_bytes(fill.allocated_bytes)} held"
         of = f" of {format_bytes(limit)}" if model.kv_bytes_at_limit else ""
+        forms = (f"{used}, {held}{of}", f"{held}{of}", held)
+        fill_text = next((form for form in forms if len(form) <= width), held)
         lines = [
             spread(tokens, each, width),
             _bar(parts, model.context_limit, width),
             _legend(parts, width),
             *_miss(metrics.reuse, width, height - 6),
             _reuse(metrics, width),
-            Content.styled(f"{held}{of}", "$quiet").truncate(width, ellipsis=True),
+            Content.styled(fill_text, "$quiet"),
             _until_full(metrics, width),
         ]
         return [line.truncate(width) for line in lines[:height]]

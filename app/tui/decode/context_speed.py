@@ -29,9 +29,12 @@ class ContextSpeedSection(Section):
 
     TITLE = "tok/s by context"
     NAME = "context-speed"
-    LEAST = 8
+    LEAST = 7
     MOST = 60
     CHART = True
+
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.has_steps
 
     def change_key(self, metrics: LiveMetrics) -> object:
         """Ignore changes too small to see in the chart."""

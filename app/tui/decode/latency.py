@@ -1,32 +1,38 @@
 """Step latency as history and histogram on one axis, stalls marked with their cause, and a cursor over the steps.
 
 Two steps a cell, the newest at the right. The percentiles are those of the steps that are drawn. A dotted line at p50
-and a sparser one at p95 cross the chart; `↑` marks a bar cut off at the top.
+and a sparser one at p95 cross the chart; `↑` marks a bar cut off at the top. Below the chart, where nothing else shows
+the answer, is its text around the cursor's step.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from textual import events
 from textual.content import Content
 
 from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
-from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
+from headrace.app.tui.decode.step_text import StepTexts, TokenLines, record_line, text_legend
+from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window, nearness
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, legend
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
-from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds
+from headrace.app.tui.widgets.lines import Section, legend, spread
+from headrace.runtime.metrics.telemetry import Percentiles
+from headrace.runtime.metrics.units import format_milliseconds
 
 HEADROOM = 1.25  # the chart reaches this far above p99, at most up to stalls
+_COLOURS = ("$primary", "$warning", "$error")  # of bars, by `nearness` to the median
+_LEAST_CHART = 3  # lines
+_CAUSES_FROM = 7  # lines from which one names the causes of stalls
+_TEXT_LINES = ((14, 3), (9, 2), (6, 1), (0, 0))  # of the answer, from a height on
 _LEAST = 12  # cells that a chart can be read in
-_AXIS = 8  # cells left of the bars
+_AXIS = 9  # cells left of the bars
 _HISTOGRAM, _HISTOGRAM_FROM = 12, 44  # cells of the histogram, and of a section that has one
 _ROWS_A_TICK = 2
 _CELLS_A_TICK = 10
-_NEAR, _FAR = 1.25, 2.0  # times the median
 _LEAST_S = 1e-6  # height of the chart
 _NUMBERS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
 _MARKS = {"prefill": "P", "growth": "G", "garbage": "C", "other": "O"}  # by the first word of a cause
+_UNKNOWN = "?"
 
 
 class LatencySection(Section):
@@ -38,8 +44,11 @@ class LatencySection(Section):
     MOST = 60
     CHART = True
 
-    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
+    def __init__(self, metrics: LiveMetrics, id: str | None = None, *, with_text: bool = False) -> None:
+        """with_text: show the answer's text, too."""
         super().__init__(metrics, id)
+        self._with_text = with_text
+        self._layout = TokenLines()
         self.cursor: int | None = None
         """Steps back from the newest; None shows no cursor."""
 
@@ -89,23 +98,54 @@ class LatencySection(Section):
         cells = max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
         back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
         window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
-        if window is None or height < 3 or width < _LEAST + _AXIS:
-            return [Content.styled("no steps yet", "$faint")]
-        self.set_subtitle(f"the last {len(window.steps):,} of {self._kept:,} steps" if not back else "")
-        foot = [_percentiles(window, width)]
-        if self.cursor is not None and self.cursor < self._kept:
-            foot = _step_lines(window.steps[-1 - (self.cursor - back)], width)
-        causes = _causes(window)
-        if causes and height >= 7:
-            foot += _cause_lines(causes, width)
+        if window is None:
+            return [Content.styled("no steps yet", "$faint").truncate(width, ellipsis=True)]
+        self.set_subtitle(self._window_text(window))
+        text = self._text(metrics, window, width, height)
+        causes = _cause_line(window.stalls.values(), width)
+        foot = [self._foot(metrics, window, width)]
+        if height < _LEAST_CHART + 1 or width < _LEAST + _AXIS:
+            return foot
+        is_explained = causes is not None and height >= _CAUSES_FROM + len(text)
+        if causes is not None and is_explained:
+            foot.append(causes)
+        elif causes is not None and self.cursor is None and foot[0].cell_length + causes.cell_length < width:
+            foot = [spread(_percentiles(window, width), causes, width)]
+            is_explained = True
         at = None if self.cursor is None else self.cursor - back
-        chart = latency_chart(window, width, height - len(foot) - 1, at)
-        return [self._marks(window, cells, at), *chart, *foot]
+        chart = latency_chart(window, width, height - len(text) - len(foot) - 1, at)
+        return [self._marks(window, cells, at, with_causes=is_explained), *chart, *text, *foot]
 
-    def _marks(self, window: LatencyWindow, cells: int, at: int | None) -> Content:
-        """The line above the chart: ▼ over the cursor, a letter or ▲ where a step stalled."""
+    def _window_text(self, window: LatencyWindow) -> str:
+        """Return the steps that are drawn, of all that are kept."""
+        if self.cursor is None:
+            return f"the last {len(window.steps):,} of {self._kept:,} steps"
+        return f"steps {window.steps[0].index:,} to {window.steps[-1].index:,}"
+
+    def _text(self, metrics: LiveMetrics, window: LatencyWindow, width: int, height: int) -> list[Content]:
+        """Return lines of the answer around the cursor's step or the newest one."""
+        if not self._with_text or metrics.batch is not None or not metrics.texts:
+            return []
+        count = next(lines for least, lines in _TEXT_LINES if height >= least)
+        steps = list(metrics.steps)
+        marked_step = None if self.cursor is None else max(0, len(steps) - 1 - self.cursor)
+        return StepTexts(steps, metrics.texts, window.of.p50, marked_step).lines(self._layout, width, count)
+
+    def _foot(self, metrics: LiveMetrics, window: LatencyWindow, width: int) -> Content:
+        """Return the record of the cursor's step; without a cursor, the percentiles of the steps that are drawn."""
+        if self.cursor is not None and self.cursor < self._kept:
+            step = metrics.charted[-1 - self.cursor]
+            has_text = metrics.batch is None and step.index < len(metrics.texts)
+            return record_line(step, metrics.texts[step.index] if has_text else None, width)
+        percentiles = _percentiles(window, width)
+        if not self._with_text:
+            return percentiles
+        return spread(percentiles, text_legend(has_drafts=metrics.totals.proposed > 0), width)
+
+    def _marks(self, window: LatencyWindow, cells: int, at: int | None, *, with_causes: bool) -> Content:
+        """Return the line above the chart: ▼ over the cursor. with_causes: a letter over steps that stalled."""
         marks = [" "] * cells
-        for place, cause in window.stalls.items():
+        for place, cause in window.stalls.items() if with_causes else ():
             marks[cells - 1 - (len(window.steps) - 1 - place) // 2] = _mark(cause)
         line = Content.styled("".join(marks), "bold $text-error")
         if at is not None and at // 2 < cells:
@@ -162,23 +202,22 @@ def _bar(share: float, width: int, style: str) -> Content:
 
 def colour(latency_s: float, p50: float) -> str:
     """Return the style for a latency, by its distance from the median."""
-    if latency_s <= p50 * _NEAR:
-        return "$primary"
-    return "$accent" if latency_s <= p50 * _FAR else "$error"
+    return _COLOURS[nearness(latency_s, p50)]
 
 
 def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, float]]) -> list[str]:
-    """Return the labels left of each line: percentiles, and round milliseconds at `places`."""
-    milliseconds = [""] * rows
-    percentiles = [""] * rows
+    """Return the labels left of each line: percentiles with their values, else round milliseconds at `places`."""
+    room = _AXIS - 1
+    names = [" " * room] * rows
     for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
-        milliseconds[rows - 1 - line] = label
+        names[rows - 1 - line] = f"{label:>{room}}"
     for value, label in ((of.p95, "p95"), (of.p50, "p50")):
         if rows > 2 and value <= top:
-            percentiles[rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4] = label
-    room = _AXIS - 1
-    found = zip(percentiles, milliseconds, strict=True)
-    return [f"{name if len(number) <= room - 3 else '':<3}{number:>{room - 3}}"[-room:] for name, number in found]
+            row = rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4
+            number = format_milliseconds(value)
+            named = f"{label} {number:>{room - len(label) - 1}}"
+            names[row] = named if len(named) <= room else label.ljust(room)
+    return names
 
 
 def _numbers(newest: int, room: int) -> str:
@@ -190,23 +229,19 @@ def _numbers(newest: int, room: int) -> str:
 
 
 def _mark(cause: str) -> str:
-    return _MARKS.get(cause.split(" ", 1)[0], "▲")
+    return _MARKS.get(cause.split(" ", 1)[0], _UNKNOWN)
 
 
-def _causes(window: LatencyWindow) -> list[tuple[str, int]]:
-    """Return the stalls by cause and their number, the most frequent first."""
-    return Counter(window.stalls.values()).most_common()
-
-
-def _cause_lines(causes: Sequence[tuple[str, int]], width: int) -> list[Content]:
-    """Return a line of the causes; those that do not fit are summed."""
+def _cause_line(stalls: Iterable[str], width: int) -> Content | None:
+    """Return the causes of stalls, the most frequent first; those that do not fit are summed. None: there are none."""
     style = "$text-error"
+    causes = Counter(stalls).most_common()
     pieces = [Content.styled(f"{_mark(cause)} {count}x {cause or 'unknown cause'}", style) for cause, count in causes]
 
     def rest(shown: int) -> Content:
         return Content.styled(f"+ {sum(count for _, count in causes[shown:])}x other causes", style)
 
-    return legend(pieces, rest, width, max_lines=1)
+    return legend(pieces, rest, width, max_lines=1)[0] if pieces else None
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:
@@ -216,22 +251,3 @@ def _percentiles(window: LatencyWindow, width: int) -> Content:
     for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
         pieces += [(f"{name} ", "$quiet"), (f"{format_milliseconds(value)}{gap}", "bold")]
     return Content.assemble(*pieces).truncate(width)
-
-
-def _step_lines(step: StepRecord, width: int) -> list[Content]:
-    """Return one step's record as two lines."""
-    first = Content.assemble(
-        (f"step {step.index}", "bold $text-accent"),
-        ("  context ", "$quiet"),
-        f"{step.context}",
-        ("  latency ", "$quiet"),
-        (format_seconds(step.latency_s), "bold"),
-    )
-    second = Content.assemble(
-        f"{step.achieved_gb_s:.1f} GB/s",
-        ("  KV ", "$quiet"),
-        format_bytes(step.kv_bytes_read),
-        ("  of ", "$quiet"),
-        format_bytes(step.step_bytes),
-    )
-    return [first.truncate(width), second.truncate(width)]

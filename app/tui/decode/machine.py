@@ -7,7 +7,7 @@ from textual.content import Content
 
 from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, bar
+from headrace.app.tui.widgets.lines import Section, bar, folded
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
@@ -22,7 +22,10 @@ class MachineSection(Section):
     TITLE = "machine"
     NAME = "machine"
     LEAST = 4
-    MOST = 9
+    MOST = 10
+
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.has_steps or metrics.batch is not None
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
@@ -51,7 +54,7 @@ class MachineSection(Section):
             Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
         ]
         shown = [line for line in [*contention, *_ranks(metrics), *lines, *about] if line.plain]
-        return [line.truncate(width, ellipsis=True) for line in shown] or [Content.styled("–", "$faint")]
+        return [part for line in shown for part in folded(line, width)] or [Content.styled("–", "$faint")]
 
 
 def contention_text(load: Load, width: int = 120) -> str:

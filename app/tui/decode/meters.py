@@ -16,7 +16,6 @@ _NOTES = ((70, 28), (50, 20), (0, 17))  # cells of the text right of a bar, from
 _LEAST_BAR = 4
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
-_BEFORE = "an answer shows its steps here"
 _STEPS = 256  # newest ones, of the percentiles
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
@@ -120,6 +119,7 @@ def _step(metrics: LiveMetrics) -> Meter:
         f"{spread_of}, the last {count}",
         spread_of,
         f"p95 {p95:>4} p99 {p99:>4}",
+        f"p95 {p95:>4}",
     )
     return Meter("step", f"{format_milliseconds(of.p50)} ms p50", None, (), texts)
 
@@ -187,7 +187,7 @@ def _details(metrics: LiveMetrics) -> list[str]:
     if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
         size = [format_bytes(model.weight_bytes)] if model.weight_bytes else []
-        return [loaded, *size, _BEFORE]
+        return [loaded, *size]
     if metrics.phase == "prefill" and metrics.prefill_total and metrics.batch is None:
         return [f"{metrics.prefill_done:,} of {metrics.prefill_total:,} prompt tokens"]
     why = cause(metrics.figures)

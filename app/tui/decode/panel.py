@@ -13,6 +13,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.geometry import NULL_OFFSET, NULL_SPACING, Region, Size
 from textual.layout import Layout, WidgetPlacement
 from textual.widget import Widget
@@ -40,7 +41,7 @@ SECTIONS: tuple[type[Section], ...] = (
     TurnsSection,
 )
 """The most important first."""
-NUMBERED = (
+NUMBERED: tuple[type[Section], ...] = (
     LatencySection,
     StepSection,
     ContextSection,
@@ -54,6 +55,7 @@ SPARE = tuple(kind.NAME for kind in NUMBERED[3:])
 """Sections on demand: they show where the others have their usual lines, with a digit, and with the Tab key of F2."""
 MORE = (TurnsSection.NAME, ContextSpeedSection.NAME, MachineSection.NAME)
 """Sections that the Tab key puts first."""
+_BEFORE = "An answer shows here, step by step: where its time goes, the latency of each step, the K/V cache."
 _DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
 _USUAL = 13  # lines of a chart
@@ -83,6 +85,12 @@ def section_bindings(*, priority: bool = False) -> list[BindingType]:
     ]
 
 
+def numbered_title(section: Section) -> str:
+    """Return the title of a section after the digit that shows or hides it."""
+    number = next((number for number, kind in enumerate(NUMBERED, start=1) if kind.NAME == section.NAME), None)
+    return section.TITLE if number is None else f"{_DIGITS[number]} {section.TITLE}"
+
+
 class Wanted(NamedTuple):
     """A section to place. least, most: lines. usual: lines that leave room for others. chart: it gains by width.
 
@@ -100,15 +108,16 @@ class Wanted(NamedTuple):
 def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     """Return the place of each section that fits, the first ones first.
 
-    Charts stand right of the others; in one column all stand in their order.
+    Charts stand right of the others, and so does what the left column has no room for. In one column all stand in
+    their order.
     """
     count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
     columns: list[list[Wanted]] = [[] for _ in range(count)]
     rooms = [size.height] * count
     spare = [size.height] * count
     for one in wanted:
-        own = range(1, count) if one.chart and count > 1 else range(1)
-        place = max(own, key=lambda place: rooms[place])
+        right = max(range(1, count), key=lambda place: rooms[place], default=0)
+        place = right if one.chart or one.least > rooms[0] else 0
         if one.least <= rooms[place] and (not one.spare or one.usual <= spare[place]):
             columns[place].append(one)
             rooms[place] -= one.least
@@ -161,19 +170,24 @@ class _Places(Layout):
 class Sections(Widget, can_focus=False):
     """`show` draws metrics, `put_first` chooses the sections that come before the others."""
 
-    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, metrics: LiveMetrics, *, without: Sequence[str] = ()) -> None:
+        """without: names of sections that the screen shows elsewhere."""
+        super().__init__()
         self.metrics = metrics
         self.places: dict[str, Region] = {}
-        self._sections = [kind(metrics) for kind in SECTIONS]
-        for number, kind in enumerate(NUMBERED, start=1):
-            section = self._sections[SECTIONS.index(kind)]
-            section.border_title = f"{_DIGITS[number]} {section.TITLE}"
+        self._sections = [kind(metrics) for kind in SECTIONS if kind.NAME not in without]
+        for section in self._sections:
+            section.border_title = numbered_title(section)
         self._first: tuple[str, ...] = ()
         self._by_plan = _Places()
 
     def compose(self) -> ComposeResult:
         yield from self._sections
+
+    def render(self) -> Content:
+        """Return what stands where no section is: before the first answer."""
+        lines = Content.styled("" if self.places else _BEFORE, "$quiet").wrap(max(1, self.size.width - 4))
+        return Content("\n").join(line.pad_left(2) for line in lines)
 
     @property
     def layout(self) -> Layout:
@@ -216,12 +230,16 @@ class Sections(Widget, can_focus=False):
         metrics = self.metrics
         wanted = []
         for one in self._ordered:
-            if one.applies(metrics):
+            if one.applies(metrics) or one.NAME in self._first:
                 is_spare = one.NAME in SPARE and one.NAME not in self._first
-                wanted.append(Wanted(one.NAME, one.LEAST, min(one.MOST, _USUAL), one.MOST, one.CHART, is_spare))
+                usual = min(one.MOST, _USUAL)
+                is_asked = self._first[:1] == (one.NAME,)  # it gets its usual lines before others get their least
+                least = max(one.LEAST, min(usual, self.size.height)) if is_asked else one.LEAST
+                wanted.append(Wanted(one.NAME, least, usual, one.MOST, one.CHART, is_spare))
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places
+            self.refresh()
             for section in self._sections:
                 section.display = section.NAME in places
             self._sections[0].refresh(layout=True)  # a section: that forgets the places known before

@@ -29,7 +29,7 @@ class RooflineSection(Section):
 
     TITLE = "roofline, FLOP/s (computed)"
     NAME = "roofline"
-    LEAST = 8
+    LEAST = 7
     MOST = 60
     CHART = True
 
@@ -57,7 +57,9 @@ class RooflineSection(Section):
         legend = [now_text, Content.styled(roof_text, "$text-warning"), *others]
         texts = [fitting(legend, width)]
         if now is not None and height >= _EXPLAINED and not why:
-            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {limits.limit_of(now)}").truncate(width))
+            which = limits.limit_of(now)
+            shown = which if len(which) + 2 <= width else which.partition(";")[0]
+            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {shown}").truncate(width))
         drawn = plot(
             [(at, mark, style) for at, mark, style, _ in marks],
             metrics.trail.points,

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import mbu_text
 from headrace.app.tui.metrics.figures import Parts, StepTimes
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar, spread
-from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
 _STYLES = {
     "weights": "$primary",
@@ -35,7 +34,7 @@ class StepSection(Section):
 
     TITLE = "where a step's time goes"
     NAME = "step"
-    LEAST = 8
+    LEAST = 7
     MOST = 16
 
     def applies(self, metrics: LiveMetrics) -> bool:
@@ -44,7 +43,7 @@ class StepSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         times = metrics.step_times
         nbytes = metrics.step_bytes
-        self.set_subtitle(_source(times))
+        self.set_subtitle(_source(times, width))
         if not nbytes:
             return [Content.styled("no model yet", "$quiet")]
         lines = _time_lines(metrics, times, width, height - 1) if times else [Content.styled("no time yet", "$faint")]
@@ -57,21 +56,24 @@ class StepSection(Section):
 
 
 def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
-    share = metrics.mbu
+    share = metrics.memory.share if metrics.mbu is None else metrics.mbu
+    mark = " (busy)" if metrics.busy else ""
     tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
     head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{tokens}", "$quiet"))
-    used = Content.assemble(("MBU ", "$quiet"), (mbu_text(share, busy=metrics.busy), "bold $text-primary"))
+    style = "$quiet" if metrics.busy else "bold $text-primary"
+    used = Content.assemble(("MBU ", "$quiet"), (percent(share) or "–", style), (mark, "$quiet"))
     long_used = used.append(Content.styled(" of the bandwidth", "$quiet")) if share is not None else used
     fits = head.cell_length + long_used.cell_length < width
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
     return [spread(head, long_used if fits else used, width), *bars]
 
 
-def _source(times: StepTimes | None) -> str:
+def _source(times: StepTimes | None, width: int) -> str:
     if times is None:
         return ""
     if not times.timed:
-        return "time of bytes computed, not timed here"
+        text = "time of bytes computed, not timed here"
+        return text if len(text) < width else "computed, not timed here"
     if times.every > 1:
         return f"1 step in {times.every} timed"
     return "every step timed" if times.timed >= times.span else f"{times.timed} of {times.span} steps timed"

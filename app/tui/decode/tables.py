@@ -130,6 +130,9 @@ class TurnsSection(Section):
     LEAST = 5
     MOST = 14
 
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return bool(metrics.turns) or metrics.running is not None
+
     def change_key(self, metrics: LiveMetrics) -> object:
         last = tuple(metrics.turns[-1:])
         return id(metrics), last, len(metrics.turns), metrics.running

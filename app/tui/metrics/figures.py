@@ -16,6 +16,8 @@ from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import percent
 
 STALL = 3.0  # a step this many times slower than the median is a stall
+NEAR = 1.25  # times the median: a slow step
+FAR = 2.0  # times the median: a very slow one
 MIN_STEPS = 8  # before that many steps a median says little
 _TIMED = 16  # newest timed steps that a mean is of
 _GC_SHARE = 0.5  # part of a stall beyond the median that garbage collection has to explain
@@ -125,6 +127,11 @@ def latency_window(
                 beside_others = (step.index, step.latency_s) in crowded
                 stalls[place] = stall_cause(step, before, of.p50, crowded=beside_others)
     return LatencyWindow(shown, of, stalls)
+
+
+def nearness(latency_s: float, p50_s: float) -> int:
+    """Return 0 for a usual latency, 1 for a slow one, 2 for a very slow one."""
+    return int(latency_s > p50_s * NEAR) + int(latency_s > p50_s * FAR)
 
 
 def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, crowded: bool) -> str:

@@ -5,7 +5,6 @@ Letters go to the line. While the figures are frozen it has no focus, and letter
 
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -14,8 +13,7 @@ from textual.screen import Screen
 from headrace.app.output.explanations import Explanation, of_section
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.meters import MeterLines, whole_why
-from headrace.app.tui.decode.panel import MORE, NUMBERED, Sections, section_bindings
-from headrace.app.tui.decode.strip import StripSection
+from headrace.app.tui.decode.panel import MORE, NUMBERED, Sections, numbered_title, section_bindings
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.single_dismissal import SingleDismissal
@@ -24,6 +22,10 @@ from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
+_OTHER_LINES = 8  # of the window: status, meters, the line to ask in, keys
+_LEAST_STEPS = 9  # lines
+_LEAST_SECTIONS = 7  # lines
+_STEPS_SHARE = 0.4  # of the lines in a larger window
 _HEAD = "meters"  # id of the head, whose figures are explained first
 
 
@@ -61,19 +63,22 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         self._frozen = frozen
         self._made = False  # its parts are there
         self._more = False
+        self._hides_steps = False
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
         yield MeterLines(self.metrics, id=_HEAD)
-        yield StripSection(self.metrics)
-        yield Sections(self.metrics)
+        steps = LatencySection(self.metrics, with_text=True)
+        steps.border_title = numbered_title(steps)
+        yield steps
+        yield Sections(self.metrics, without=(LatencySection.NAME,))
         yield self.line
         yield KeyBar()
 
     @property
     def figures(self) -> list[Explanation]:
         """Explanations of the figures on the screen, in the order of its sections."""
-        shown = [_HEAD, StripSection.NAME, *(section.NAME for section in self.query_one(Sections).shown)]
+        shown = [_HEAD, LatencySection.NAME, *(section.NAME for section in self.query_one(Sections).shown)]
         return list(dict.fromkeys(each for name in shown for each in of_section(name)))
 
     @property
@@ -104,24 +109,30 @@ class DecodeScreen(SingleDismissal, Screen[None]):
             self.set_focus(None if self._frozen else self.line)
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
         self.query_one(MeterLines).show(self.metrics, frozen=self._frozen)
-        strip = self.query_one(StripSection)
-        strip.display = strip.applies(self.metrics)
-        strip.show(self.metrics)
+        self._place_steps()
+        self.query_one(LatencySection).show(self.metrics)
         self.query_one(Sections).show(self.metrics)
-        self._mark_word()
 
-    def _mark_word(self) -> None:
-        """Mark the step under the cursor of the latency chart in the text."""
-        self.query_one(StripSection).point_at(self.query_one(LatencySection).cursor)
+    def _place_steps(self) -> None:
+        """Give the steps the upper lines; in a small window all, but for parallel answers, which have a table."""
+        room = self.size.height - _OTHER_LINES
+        is_small = room < _LEAST_STEPS + _LEAST_SECTIONS
+        steps = self.query_one(LatencySection)
+        hidden = self._hides_steps or (is_small and self.metrics.batch is not None)
+        steps.display = steps.applies(self.metrics) and not hidden
+        self.query_one(Sections).display = not (is_small and steps.display)
+        steps.styles.height = room if is_small else max(_LEAST_STEPS, round(room * _STEPS_SHARE))
 
-    def on_mouse_move(self) -> None:
-        self._mark_word()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.query_one(StripSection).fit(event.size.height)
+    def on_resize(self) -> None:
+        if self._made:
+            self._place_steps()
 
     def action_section(self, number: int) -> None:
-        """Show the section of a number before the others, or put it back."""
+        """Show the section of a number before the others, or put it back; show or hide the steps."""
+        if NUMBERED[number - 1] is LatencySection:
+            self._hides_steps = not self._hides_steps
+            self._draw()
+            return
         self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
 
     def action_more(self) -> None:
@@ -135,4 +146,3 @@ class DecodeScreen(SingleDismissal, Screen[None]):
             self.line.cursor_position += by
         else:
             self.query_one(LatencySection).move_cursor(by)
-            self._mark_word()

@@ -157,6 +157,11 @@ def spread(left: Content, right: Content, width: int) -> Content:
     return Content.assemble(left, " " * gap, right) if gap >= 1 else left.truncate(width)
 
 
+def folded(line: Content, width: int) -> list[Content]:
+    """Return a line that is too wide as several."""
+    return [line] if line.cell_length <= width else line.wrap(width)
+
+
 def fitting(pieces: Sequence[Content], width: int) -> Content:
     """Return the first of the pieces that fit beside each other; the very first is cut if it does not fit."""
     line = pieces[0].truncate(width, ellipsis=True)

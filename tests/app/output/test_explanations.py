@@ -53,5 +53,5 @@ def test_the_command_prints_one_or_all() -> None:
 
 def test_sections_are_those_of_the_decode_view() -> None:
     sections = {section for each in explanations() for section in each.sections}
-    assert sections == {"meters", "tokens", *(section.NAME for section in SECTIONS)}
+    assert sections == {"meters", *(section.NAME for section in SECTIONS)}
     assert of_section("latency")

@@ -1,4 +1,4 @@
-"""The strip of an answer's tokens: cells, text, cursor and record, in any window."""
+"""The text of an answer below its latency chart: colours, cursor and record, in any window."""
 
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.answer.answer_steps import StepText
-from headrace.app.tui.decode.strip import StripSection, TokenLines
+from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.step_text import TokenLines
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import Script, ScriptedEngine, record
@@ -42,63 +43,65 @@ def styled(line: Content, style: str) -> str:
     return "".join(line.plain[span.start : span.end] for span in line.spans if style in str(span.style))
 
 
-def test_a_cell_a_token_and_the_words_of_the_answer() -> None:
-    section = StripSection(metrics_of(STEPS))
-    cells, text, record_line = section.lines(section.metrics, 60, 3)
-    assert cells.plain == " " * 53 + "▄▄▄▄█▄▆"
-    assert styled(cells, "$success") == "▄"
-    assert styled(cells, "$error") == "█"
-    assert styled(cells, "$warning") == "▆"
+def drawn(section: LatencySection, width: int, height: int) -> tuple[list[Content], Content, Content]:
+    """Return the chart, the line of text and the last line."""
+    *chart, text, last = section.lines(section.metrics, width, height)
+    return chart, text, last
+
+
+def test_bars_and_text_have_the_same_colours() -> None:
+    section = LatencySection(metrics_of(STEPS), with_text=True)
+    _, text, last = drawn(section, 100, 8)
     assert text.plain == "The quick brown dog fox jumps⏎ over"
     assert styled(text, "underline") == " brown"
     assert styled(text, "strike") == " dog"
-    assert styled(text, "$text-error").endswith(" jumps⏎")
-    assert record_line.plain.startswith("step 5 “ over”  14.0 ms")
+    assert styled(text, "$text-error") == " dog jumps⏎"
+    assert styled(text, "$text-warning") == " fox"
     assert styled(text, "reverse") == ""
+    assert last.plain.startswith("p50 14.0")
+    assert last.plain.endswith("■ draft taken  ■ over 1.25 p50  ■ over 2 p50")
 
 
 @pytest.mark.parametrize(
-    ("back", "word", "cell", "said"),
-    [(0, " over", "▆", "step 5 “ over”"), (1, "·", "▄", "step 4 no text"), (2, " jumps⏎", "█", "step 3 “ jumps⏎”"),
-     (3, " brown fox", "▄▄", "step 2 “ brown fox”"), (99, "The", "▄", "step 0 “The”")],
+    ("back", "word", "said"),
+    [(0, " over", "step 5 “ over”"), (1, "·", "step 4 no text"), (2, " jumps⏎", "step 3 “ jumps⏎”"),
+     (3, " brown fox", "step 2 “ brown fox”")],
 )  # fmt: skip
-def test_the_cursor_marks_the_word_and_shows_its_record(back: int, word: str, cell: str, said: str) -> None:
-    section = StripSection(metrics_of(STEPS))
+def test_the_cursor_marks_the_word_and_shows_its_record(back: int, word: str, said: str) -> None:
+    section = LatencySection(metrics_of(STEPS), with_text=True)
     section.cursor = back
-    cells, text, record_line = section.lines(section.metrics, 70, 3)
+    chart, text, last = drawn(section, 100, 8)
     assert styled(text, "bold reverse") == word
-    assert styled(cells, "reverse") == cell
-    assert record_line.plain.startswith(said)
-    assert ("drafts 1 of 2 accepted" in record_line.plain) == (back == 3)
+    assert "▼" in chart[0].plain
+    assert last.plain.startswith(said)
+    assert ("1 of 2 drafts taken" in last.plain) == (back == 3)
+    assert section.border_subtitle == "steps 1 to 5"
 
 
 @given(
     st.lists(st.tuples(st.text(max_size=7), st.integers(0, 2), st.floats(0, 0.1)), min_size=1, max_size=60),
     st.none() | st.integers(0, 70),
-    st.integers(4, 40),
-    st.integers(1, 7),
+    st.integers(4, 60),
+    st.integers(1, 16),
 )
 def test_any_answer_fits_any_window(
-    drawn: list[tuple[str, int, float]], cursor: int | None, width: int, height: int
+    answer: list[tuple[str, int, float]], cursor: int | None, width: int, height: int
 ) -> None:
-    texts = [StepText((*text[:n], text[n:]), min(n, len(text)), ("x",) * n) for text, n, _ in drawn]
-    steps = tuple((text, latency) for text, (_, _, latency) in zip(texts, drawn, strict=True))
-    section = StripSection(metrics_of(steps))
-    section.cursor = cursor
+    texts = [StepText((*text[:n], text[n:]), min(n, len(text)), ("x",) * n) for text, n, _ in answer]
+    steps = tuple((text, latency) for text, (_, _, latency) in zip(texts, answer, strict=True))
+    section = LatencySection(metrics_of(steps), with_text=True)
+    section.cursor = cursor if cursor is None or cursor < len(steps) - 1 else None
     lines = section.lines(section.metrics, width, height)
     assert len(lines) <= height
     assert all(line.cell_length <= width for line in lines)
-    assert lines[0].cell_length == width
-    if cursor is not None:
-        assert styled(lines[0], "reverse")
 
 
 WORDS = st.lists(st.lists(st.text("ab \n", max_size=5), min_size=1, max_size=3), max_size=40)
 
 
 @given(WORDS, st.integers(4, 12), st.data())
-def test_lines_are_laid_out_once_and_have_every_step(drawn: list[list[str]], width: int, data: st.DataObject) -> None:
-    texts = [StepText(tuple(pieces)) for pieces in drawn]
+def test_lines_are_laid_out_once_and_have_every_step(words: list[list[str]], width: int, data: st.DataObject) -> None:
+    texts = [StepText(tuple(pieces)) for pieces in words]
     growing = list[StepText]()
     layout = TokenLines()
     whole = TokenLines()
@@ -120,17 +123,22 @@ def test_keys_walk_through_the_words(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("go")
         await it.press("f2")
-        section = it.app.screen.query_one(StripSection)
+        section = it.app.screen.query_one(LatencySection)
+
+        def word() -> str:
+            return "".join(styled(line, "bold reverse") for line in section.lines(section.metrics, 60, 8))
+
         assert "one two three four" in it.text()
         await it.press("left", "left")
-        lines = section.lines(section.metrics, 60, 3)
-        assert styled(lines[1], "reverse") == "three "
+        assert word() == "three "
         assert "step 2 “three ”" in it.text()
         await it.press("right")
-        assert styled(section.lines(section.metrics, 60, 3)[1], "reverse") == "four "
+        assert word() == "four "
         await it.press("f7", "left")
-        assert styled(section.lines(section.metrics, 60, 3)[1], "reverse") == "three "
+        assert word() == "three "
         await it.press("ctrl+end")
-        assert styled(section.lines(section.metrics, 60, 3)[1], "reverse") == ""
+        assert word() == ""
+        await it.press("f7", "1")
+        assert "step latency" not in it.text()
 
     play(scenario, ScriptedEngine().script(Script(["one ", "two ", "three ", "four "])), size=size)
