@@ -225,7 +225,8 @@ class Answerer:
             raise UsageError("this model's tool calls look like text: a schema excludes tools")
         thinks: Thinks = "open" if prompt.thinking else "no"
         if thinks == "no" and prompt.chat and not prompt.begun and self.chat_prompt.may_think(options.thinking):
-            thinks = "may"
+            has_budget = isinstance(options.thinking, int) and not isinstance(options.thinking, bool)
+            thinks = "once" if has_budget else "may"
         try:
             return self._grammars.compile(source, thinks, prompt.begun, calls), unchecked
         except UsageError as error:

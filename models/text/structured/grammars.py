@@ -27,8 +27,11 @@ from headrace.models.text.tools.form import quoted
 from headrace.models.text.tools.grammar import CallRules
 from headrace.runtime.errors import UsageError
 
-Thinks = Literal["no", "may", "open"]
-"""Thinking before an answer: none, a section that the model may begin, or one that the prompt has begun."""
+Thinks = Literal["no", "may", "once", "open"]
+"""Thinking before an answer: none, a section that the model may begin, or one that the prompt has begun.
+
+Where thoughts are messages of their own, `may` allows several, and `once` one: a budget ends the first alone.
+"""
 
 MAX_TEXT = 256 << 10  # bytes of a grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
@@ -183,16 +186,17 @@ class Grammars:
         if thinks == "no":
             return [space]
         form = self._tokenizer.thinking_form
+        thoughts = "thought?" if thinks == "once" else "thought*"
         if form is not None and form.has_tags:
             section = f"TEXT {self.literal(form.closing)}"
             return [section if thinks == "open" else f"({self.literal(form.opening)} {section})?"]
         if form is not None and form.has_recipients:
-            return ["thought*", f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
+            return [thoughts, f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
         if self._has_channels:
             head = self.literal("<|channel|>")
             end = self.literal("<|end|><|start|>assistant")
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
-            return ["thought*", thought, "CHANNEL: /analysis|commentary/"]
+            return [thoughts, thought, "CHANNEL: /analysis|commentary/"]
         first, last = (f"<[{index}]>" if index in self.trie.marks else "" for index in self._thinking_marks)
         section = f"TEXT {last} LINES?" if last else "thinking LINES?"
         close = re.escape(CLOSE).replace("/", "\\/")

@@ -77,6 +77,10 @@ def test_harmony_thinks_in_channels(tmp_path: Path) -> None:
         grammars, "may", *thought, channel, "commentary", message, "hm", end, start, "assistant", *final, "no!"
     )
     assert not _fits(grammars, "may", "yes!")
+    assert _fits(grammars, "once", *thought, *final, "yes!")
+    assert _fits(grammars, "once", *final, "yes!")
+    assert _fits(grammars, "may", *thought, *thought, *final, "yes!")
+    assert not _fits(grammars, "once", *thought, *thought, *final, "yes!")
     assert not _fits(grammars, "may", *thought, "yes!")
 
 
