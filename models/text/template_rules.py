@@ -95,10 +95,11 @@ class TemplateRules:
 
     @cached_property
     def takes_later_system(self) -> bool:
-        """True if system messages are shown wherever they stand."""
+        """True if system messages are shown wherever they stand, also after each other."""
         return all(
             self._shows(*messages)
             for messages in (
+                [_user("one"), _system("two"), _system("three"), _user("four")],
                 [_user("one"), _system("two"), _user("three")],
                 [_user("one"), _answer("two"), _user("three"), _system("four")],
                 [_system("one"), _user("two"), _answer("three"), _system("four"), _user("five")],

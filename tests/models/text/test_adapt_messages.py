@@ -260,6 +260,21 @@ def test_arguments_are_texts_where_a_template_would_write_them_as_python() -> No
     assert '[a look {"at": "it\'s", "deep": true}]' in _render(template, messages)
 
 
+def test_neighbouring_system_messages_never_run_into_each_other() -> None:
+    """DeepSeek Coder's template writes them without an end."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% else %}"
+        "<{{ m.role }}>{{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "system", "content": "first"},
+        {"role": "system", "content": "second"},
+        {"role": "user", "content": "y"},
+    ]
+    assert "<user>first\n\nsecond\n\ny" in _render(template, messages)
+
+
 def test_a_call_without_a_result_gets_a_placeholder() -> None:
     messages = [
         {"role": "user", "content": "x"},
