@@ -1,8 +1,8 @@
 """One generation of a chat: its phase, and its answer in memory and in the store.
 
 The message is created with the answer's first text. Later text is stored as it arrives, so that killing a process loses
-at most what the chat has not received; a durable write every DURABLE_S bounds the loss of a power cut. A summary is not
-stored as a message.
+at most the text that the chat has not received; a durable write every DURABLE_S bounds the loss of a power cut. A
+summary is not stored as a message.
 """
 
 import itertools

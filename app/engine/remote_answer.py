@@ -26,7 +26,7 @@ class RemoteAnswer:
         self._last = command.submitted  # when the latest text came
         self._latencies: list[float] = []
         self._pieces = 0
-        self._thinking = ""  # text whose steps are not reported yet
+        self._thinking = ""  # text without its steps so far
         self._content = ""
         self._usage: Mapping[str, Any] = {}
         self._cut = False  # by a limit

@@ -1,4 +1,4 @@
-"""The engine's events as named JSON documents, without any text, and back: what a server tells of its decode loop."""
+"""The engine's events as named JSON documents, without any text, and back: a server's report on its decode loop."""
 
 from dataclasses import asdict
 from typing import Any

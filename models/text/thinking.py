@@ -43,7 +43,7 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
 class ThinkingSplitter:
     """Separation of a growing answer into its thinking section and the content after it.
 
-    `feed` and `finish` divide the text without loss. `without_tags` then drops what `split_thinking` drops.
+    `feed` and `finish` divide the text without loss. `without_tags` then drops the same as `split_thinking`.
     """
 
     def __init__(self, *, thinks: bool = False) -> None:
@@ -111,7 +111,7 @@ class ThinkingSplitter:
 
 
 class ThinkingTags:
-    """Tags around the thinking of a growing answer whose thinking and content came apart, as a session stores it."""
+    """Tags around the thinking of a growing answer that came by kind, as a session stores it."""
 
     def __init__(self) -> None:
         self._is_open = False
