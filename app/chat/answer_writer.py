@@ -3,15 +3,16 @@
 A message is in the store before its request is submitted.
 """
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.answer_setup import answer_request, settings_used
 from headrace.app.chat.session_branch import SessionBranch
-from headrace.app.chat.turn import RETRY_S, Turn
+from headrace.app.chat.turn import Turn
+from headrace.app.chat.unstored_answers import UnstoredAnswers
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Prefill, Repeats
@@ -23,15 +24,14 @@ Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
 
 class AnswerWriter:
-    """turn: the generation that is running."""
+    """turn: the generation that is running. unstored: the last answer, if it could not be stored when it ended."""
 
     def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
         self.turn: Turn | None = None
         self._steps: dict[int, AnswerSteps | None] = {}  # by message id
         self._engine = engine
         self._branch = branch
-        self._unstored: tuple[Turn, str, Summary | None] | None = None
-        self._retry_at = 0.0
+        self.unstored = UnstoredAnswers()
 
     @property
     def phase(self) -> Phase:
@@ -43,16 +43,6 @@ class AnswerWriter:
     def repeats(self) -> bool:
         """True if the answer being written has repeated itself for a long time."""
         return self.turn is not None and self.turn.repeats
-
-    @property
-    def has_unstored(self) -> bool:
-        """True if the last answer ended and could not be stored yet."""
-        return self._unstored is not None
-
-    @property
-    def retry_due(self) -> bool:
-        """True if it is time to try again to store the last answer."""
-        return self.has_unstored and time.monotonic() >= self._retry_at
 
     @property
     def model_name(self) -> str | None:
@@ -114,9 +104,10 @@ class AnswerWriter:
             self._show(turn)
 
     def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:
-        """Store the answer that ended. Raises SessionError if that fails; `settle` tries again."""
+        """Store the answer that ended. Raises SessionError if that fails; `unstored` tries again."""
         self.turn = None
-        self._store(turn, reason, summary)
+        self.unstored.add(partial(self._store, turn, reason, summary))
+        self.unstored.settle()
 
     def save(self) -> None:
         """Store the text that arrived. Raises SessionError."""
@@ -128,11 +119,6 @@ class AnswerWriter:
         if answer.id not in self._steps:
             self._steps[answer.id] = self._branch.store.steps(answer)
         return self._steps[answer.id]
-
-    def settle(self) -> None:
-        """Store the last answer if that has failed. Raises SessionError as long as it fails."""
-        if self._unstored is not None:
-            self._store(*self._unstored)
 
     def _show(self, turn: Turn) -> None:
         """Put the growing answer at the end of the branch."""
@@ -147,15 +133,12 @@ class AnswerWriter:
 
     def _store(self, turn: Turn, reason: str, summary: Summary | None) -> None:
         branch = self._branch
-        self._unstored, self._retry_at = (turn, reason, summary), time.monotonic() + RETRY_S
         try:
             turn.end(reason, summary)
-        except DeletedError:  # by another process: not tried again
-            self._unstored = None
+        except DeletedError:
             with suppress(DeletedError):  # the session may be gone, too
                 branch.reload(branch.store.session(branch.session.id).active_leaf)
             raise
-        self._unstored = None
         if turn.answer is not None:
             self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
         tokens = branch.context_tokens

@@ -73,9 +73,8 @@ class Candidates(ParallelAnswers):
         if growing:
             self._conversation.engine.cancel()
         for answer in growing:
-            self._unstored.append((answer, "cancelled", None))
-            answer.phase = "idle"
-        self._settle()
+            self._add_ended(answer, "cancelled")
+        self._unstored.settle()
 
     def poll(self) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []

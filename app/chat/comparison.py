@@ -140,7 +140,7 @@ class Comparison(ParallelAnswers):
             self._engines[answer].engine.cancel()
             self._end(answer, "cancelled")
         self._close_second()
-        self._settle()
+        self._unstored.settle()
 
     # --- engine events ---------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Comparison(ParallelAnswers):
     def _require_idle(self) -> None:
         if self._running is not None or self._queue:
             raise EngineError("an answer is being written", "stop it first")
-        self._settle()
+        self._unstored.settle()
 
 
 def fits_beside(card: ModelCard, name: str | None) -> bool:

@@ -217,8 +217,8 @@ class Conversation:
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
-        if self.writer.has_unstored:
-            self.writer.settle()
+        if self.writer.unstored:
+            self.writer.unstored.settle()
             self.notice = None
 
     def close(self) -> None:
@@ -299,7 +299,7 @@ class Conversation:
             self._or_notice(self._handle, event)
         if self.writer.turn is not None:
             self._or_notice(self.writer.save)
-        elif self.writer.retry_due:
+        elif self.writer.unstored.retry_due:
             self._or_notice(self.settle)
         return events
 

@@ -3,16 +3,16 @@
 While there are such answers, their `poll` replaces the conversation's.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Literal, ParamSpec
 
 from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.chat.turn import RETRY_S
+from headrace.app.chat.unstored_answers import UnstoredAnswers
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
 from headrace.runtime.metrics.telemetry import Summary
@@ -40,8 +40,7 @@ class ParallelAnswers(ABC):
         self.notice: str | None = None
         self._conversation, self._store = conversation, conversation.store
         self._before = conversation.messages[-1].id if conversation.messages else None
-        self._unstored: list[tuple[ParallelAnswer, str, Summary | None]] = []
-        self._retry_at = 0.0
+        self._unstored = UnstoredAnswers()
 
     @property
     @abstractmethod
@@ -82,30 +81,28 @@ class ParallelAnswers(ABC):
 
     def _end(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
         """Store an answer that ended. Raises SessionError if that fails; `_save` tries again."""
-        answer.phase = "idle"
-        self._unstored.append((answer, reason, summary))
-        self._settle()
+        self._add_ended(answer, reason, summary)
+        self._unstored.settle()
 
-    def _settle(self) -> None:
-        """Store the answers that ended. Raises SessionError as long as that fails."""
-        self._retry_at = time.monotonic() + RETRY_S
-        while self._unstored:
-            answer, reason, summary = self._unstored[0]
-            try:
-                answer.end(reason, summary)
-            except DeletedError as error:  # by another process: not tried again
-                answer.notice = str(error)
-            self._unstored.pop(0)
-            self.notice = None if not self._unstored and summary is not None else self.notice
+    def _add_ended(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
+        answer.phase = "idle"
+        self._unstored.add(partial(self._store_ended, answer, reason, summary))
+
+    def _store_ended(self, answer: ParallelAnswer, reason: str, summary: Summary | None) -> None:
+        try:
+            answer.end(reason, summary)
+        except DeletedError as error:
+            answer.notice = str(error)
+        if len(self._unstored) == 1 and summary is not None:
+            self.notice = None
 
     def _save(self) -> None:
         """Store the text that arrived, and retry answers that could not be stored; failures become the notice."""
-        ended = [answer for answer, _, _ in self._unstored]
         for answer in self.answers:
-            if answer.turn is not None and answer not in ended:
+            if answer.turn is not None and answer.phase != "idle":
                 self._or_notice(answer.turn.save)
-        if self._unstored and time.monotonic() >= self._retry_at:
-            self._or_notice(self._settle)
+        if self._unstored.retry_due:
+            self._or_notice(self._unstored.settle)
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:

@@ -69,6 +69,7 @@ class Turn:
         self._system = system
         self._store = store
         self._unsaved = ""
+        self._is_stored = False
         self._durable_at = time.monotonic()
         self._retry_at = float("-inf")
         if self.answer is not None:
@@ -121,6 +122,8 @@ class Turn:
         The metrics are the last part's; a continuation without text keeps the old ones. Raises SessionError if it
         cannot be stored: call it again then.
         """
+        if self._is_stored:
+            return
         has_answer = self._unsaved or (summary is not None and reason != "cancelled")  # an empty one, too
         if self.answer is None and has_answer:
             self._append("")
@@ -132,6 +135,7 @@ class Turn:
             if not unchanged and self.steps.texts:
                 steps = self.steps.behind(self._store.steps(self.leaf) if self.continuing else None)
             self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps)
+        self._is_stored = True
 
     def _save(self) -> None:
         if not self._unsaved or self.answer is None:
