@@ -193,6 +193,7 @@ ROWS = (
         sliding="even",
         experts=_gpt_oss_experts,
         complete=_gpt_oss,
+        biases={},
         biased=(*ATTENTION, "mlp.router", *(f"mlp.experts.{name}_proj" for name in ("gate", "up", "down"))),
     ),
     Architecture(
@@ -219,7 +220,7 @@ ROWS = (
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
     Architecture("mellum", older_keys={"num_experts": "num_local_experts"}),
-    Architecture("mimo", Family(), head=_MIMO_HEAD, biased=QKV),
+    Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
     Architecture("minicpm3", add_keys=_minicpm3_keys),
     Architecture("phi", defaults={"partial_rotary_factor": 0.5}),

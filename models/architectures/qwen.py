@@ -79,7 +79,7 @@ def _vl_experts(config: Config) -> None:
 
 ROWS = (
     Architecture(
-        "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biased=QKV,
+        "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biases={}, biased=QKV,
     ),
     Architecture(
         "qwen2_moe",
@@ -88,7 +88,7 @@ ROWS = (
         window_switches=_WINDOWS,
         context=32768,
         experts=_next_experts,
-        biased=QKV,
+        biases={}, biased=QKV,
     ),
     Architecture("qwen3", Family(qk_norm="head"), sliding="tail", window_switches=_WINDOWS, context=32768),
     Architecture(

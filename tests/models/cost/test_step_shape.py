@@ -127,6 +127,12 @@ def test_a_config_alone_gives_the_bytes_of_every_family(name: str, tmp_path: Pat
     assert guessed.vector_bytes == exact.vector_bytes
 
 
+def test_a_conversion_that_states_a_bias_of_attention_has_no_more() -> None:
+    """Configs of converted Qwen 2 files say attention_bias; its output projection has none."""
+    config = config_of("qwen2")
+    assert shape_of_config({**config, "attention_bias": True}).matrices == shape_of_config(config).matrices
+
+
 def test_a_projection_by_hand() -> None:
     """4096 x 4096 in half precision: each of its bytes is used for one FLOP."""
     shape = one_matrix(Matrix("proj", 1, 4096, 4096, 4096 * 4096 * 2))
