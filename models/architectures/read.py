@@ -66,13 +66,14 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         layers=layers_of(fields, architecture, family, rope, local_rope),
         attention_scale=scale,
         latent=latent,
-        biased=_biased(config, architecture),
+        biased=biased_modules(config),
     )
     return architecture.complete(fields, decoder)
 
 
-def _biased(config: Mapping[str, Any], architecture: Architecture) -> frozenset[str]:
+def biased_modules(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the modules of a layer that have a bias, by the keys of the config."""
+    architecture = architecture_of(config)
     stated = [modules for key, modules in architecture.biases.items() if config.get(key)]
     return frozenset(chain(architecture.biased, *stated))
 

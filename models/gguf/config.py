@@ -4,6 +4,7 @@ Key names follow gguf-py's constants and llama.cpp's converter. Constants that a
 window pattern, local RoPE base and query scale) are added here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, find, has_experts
@@ -19,7 +20,8 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 Config = dict[str, Any]
 
 # Layer counts of the two Gemma sizes that scale queries by the width per head instead of the head size.
-_WIDE_QUERY_SCALE = {"gemma2": 46, "gemma3": 62}
+_GEMMA2_WIDE = 46
+_GEMMA3_WIDE = 62
 _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_BASE = 10_000.0
 _GEMMA2_WINDOW = 4096
@@ -106,14 +108,7 @@ def _uniform(
         config |= long_rope(metadata, config["max_position_embeddings"], rotated, long_factors)
     elif scaling := rope_scaling(metadata, rotated, config["rope_theta"], rope_factors):
         config["rope_scaling"] = scaling
-    config |= _special_entries(metadata, config, tensors)
-    if row.model_type == "olmo2" and (window := metadata.integer("{arch}.attention.sliding_window", 0)):
-        flags = window_flags(metadata, config["num_hidden_layers"], 4)
-        config |= {
-            "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
-            "layer_types": [_layer_type(slides) for slides in flags],
-        }  # fmt: skip
-    return config
+    return config | _ENTRIES[row.model_type](metadata, config, tensors)
 
 
 def _layer_type(slides: bool) -> str:
@@ -143,49 +138,57 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
     return head_dim, rotated
 
 
-def _special_entries(metadata: Metadata, config: Config, tensors: Shapes) -> Config:
-    kind = config["model_type"]
-    if kind in ("llama", "mixtral", "smollm3"):
-        biases = {
-            "attention_bias": "blk.0.attn_output.bias" in tensors,
-            "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-        }
-        if kind == "smollm3":
-            return biases | {"no_rope_layer_interval": 4, "use_sliding_window": False}
-        return biases | (_experts(metadata, "num_local_experts") if kind == "mixtral" else {})
-    if kind.startswith("granite"):
-        return _granite(metadata, config)
-    if kind == "phi3":
-        window = metadata.integer("{arch}.attention.sliding_window", 0)
-        return {"attention_bias": False, **({"sliding_window": window} if window else {})}
-    if kind in ("qwen2", "seed_oss"):
-        more = {"attention_out_bias": False, "mlp_bias": False} if kind == "seed_oss" else {}
-        return {"attention_bias": True, **more}
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        mixture = _experts(metadata, "num_experts") | {"decoder_sparse_step": 1, "mlp_only_layers": []}
-        width = metadata.integer("{arch}.expert_feed_forward_length", config["intermediate_size"], minimum=1)
-        if kind == "qwen3_moe":
-            return mixture | {"attention_bias": False, "norm_topk_prob": True, "moe_intermediate_size": width}
-        shared = metadata.integer("{arch}.expert_shared_feed_forward_length", config["intermediate_size"], minimum=1)
-        return mixture | {
-            "norm_topk_prob": False, "moe_intermediate_size": width, "shared_expert_intermediate_size": shared,
-        }  # fmt: skip
-    if kind == "gpt_oss":
-        return _gpt_oss(metadata, config)
-    if kind == "ernie4_5":
-        return {"use_bias": False}
-    if kind == "ministral3":
-        return _ministral(metadata, config)
-    if kind in ("cohere2", "exaone4"):
-        return _periodic(metadata, config)
-    if kind == "glm4":
-        share = config.get("partial_rotary_factor", 1.0)
-        return {"attention_bias": "blk.0.attn_q.bias" in tensors, "partial_rotary_factor": share}
-    if kind == "hunyuan_v1_dense":
-        return {"attention_bias": False, "use_qk_norm": True}
-    if kind in ("gemma", "qwen3", "olmo2"):
+def _llama(_metadata: Metadata, _config: Config, tensors: Shapes) -> Config:
+    return {
+        "attention_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+    }
+
+
+def _mixtral(metadata: Metadata, config: Config, tensors: Shapes) -> Config:
+    return _llama(metadata, config, tensors) | _experts(metadata, "num_local_experts")
+
+
+def _smollm3(metadata: Metadata, config: Config, tensors: Shapes) -> Config:
+    return _llama(metadata, config, tensors) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
+def _phi3(metadata: Metadata, _config: Config, _tensors: Shapes) -> Config:
+    window = metadata.integer("{arch}.attention.sliding_window", 0)
+    return {"attention_bias": False, **({"sliding_window": window} if window else {})}
+
+
+def _qwen_experts(metadata: Metadata, config: Config) -> Config:
+    width = metadata.integer("{arch}.expert_feed_forward_length", config["intermediate_size"], minimum=1)
+    mixture = _experts(metadata, "num_experts")
+    return mixture | {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": width}
+
+
+def _qwen2_moe(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", config["intermediate_size"], minimum=1)
+    mixture = _qwen_experts(metadata, config)
+    return mixture | {"norm_topk_prob": False, "shared_expert_intermediate_size": shared}
+
+
+def _qwen3_moe(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    return _qwen_experts(metadata, config) | {"attention_bias": False, "norm_topk_prob": True}
+
+
+def _glm4(_metadata: Metadata, config: Config, tensors: Shapes) -> Config:
+    share = config.get("partial_rotary_factor", 1.0)
+    return {"attention_bias": "blk.0.attn_q.bias" in tensors, "partial_rotary_factor": share}
+
+
+def _olmo2(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    """Return the entries of OLMo 2, or those of OLMo 3 if there is a window."""
+    window = metadata.integer("{arch}.attention.sliding_window", 0)
+    if not window:
         return {"attention_bias": False}
-    return _gemma(metadata, config)
+    flags = window_flags(metadata, config["num_hidden_layers"], 4)
+    return {
+        "attention_bias": False, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3",
+        "sliding_window": window, "layer_types": [_layer_type(slides) for slides in flags],
+    }  # fmt: skip
 
 
 def _experts(metadata: Metadata, count: str) -> Config:
@@ -196,11 +199,11 @@ def _experts(metadata: Metadata, count: str) -> Config:
     }
 
 
-def _granite(metadata: Metadata, config: Config) -> Config:
+def _granite(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
     usual = config["head_dim"] ** -0.5 if metadata.architecture == "minicpm" else None
-    more: Config = {
+    return {
         "attention_bias": False,
         "mlp_bias": False,
         "attention_multiplier": metadata.positive("{arch}.attention.scale", usual),
@@ -208,10 +211,9 @@ def _granite(metadata: Metadata, config: Config) -> Config:
         "residual_multiplier": metadata.positive("{arch}.residual_scale"),
         "logits_scaling": metadata.positive("{arch}.logit_scale"),
     }
-    return more | (_experts(metadata, "num_local_experts") if config["model_type"] == "granitemoe" else {})
 
 
-def _ministral(metadata: Metadata, config: Config) -> Config:
+def _ministral(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
     """Return the nested RoPE section that Ministral 3's class reads."""
     yarn = config.pop("rope_scaling", None)
     if yarn is None or yarn["rope_type"] != "yarn":
@@ -225,19 +227,18 @@ def _ministral(metadata: Metadata, config: Config) -> Config:
     }  # fmt: skip
 
 
-def _periodic(metadata: Metadata, config: Config) -> Config:
-    """Return the windows of Cohere 2 and EXAONE 4, of which every fourth layer sees everything.
+def _cohere2(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    return {
+        "attention_bias": False,
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
+        "sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], 4),
+        "logit_scale": metadata.positive("{arch}.logit_scale"),
+    }
 
-    llama.cpp gives a window to EXAONE 4 of 64 layers alone.
-    """
+
+def _exaone4(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    """Return the windows of EXAONE 4: llama.cpp gives one to its size of 64 layers alone."""
     layers = config["num_hidden_layers"]
-    if config["model_type"] == "cohere2":
-        window = metadata.integer("{arch}.attention.sliding_window", minimum=1)
-        scale = metadata.positive("{arch}.logit_scale")
-        period = window_period(metadata, layers, 4)
-        return {
-            "attention_bias": False, "sliding_window": window, "sliding_window_pattern": period, "logit_scale": scale
-        }  # fmt: skip
     if layers != _EXAONE4_WINDOWED:
         return {"sliding_window": None, "sliding_window_pattern": None}
     window = metadata.integer("{arch}.attention.sliding_window", 4096, minimum=1)
@@ -245,7 +246,7 @@ def _periodic(metadata: Metadata, config: Config) -> Config:
     return {"sliding_window": window, "sliding_window_pattern": pattern}
 
 
-def _gpt_oss(metadata: Metadata, config: Config) -> Config:
+def _gpt_oss(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
     layers = config["num_hidden_layers"]
     if isinstance(scaling := config.get("rope_scaling"), dict):
         scaling["truncate"] = False
@@ -258,31 +259,71 @@ def _gpt_oss(metadata: Metadata, config: Config) -> Config:
     }
 
 
-def _gemma(metadata: Metadata, config: Config) -> Config:
-    arch = metadata.architecture
-    wide = config["num_hidden_layers"] == _WIDE_QUERY_SCALE[arch]
-    gemma: Config = {
+def _gemma2(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    layers = config["num_hidden_layers"]
+    if layers > 1 and window_period(metadata, layers, 2) != 2:
+        raise UnsupportedModelError("Gemma 2 without a window in every second layer is not supported")
+    return {
         "attention_bias": False,
-        "query_pre_attn_scalar": (
-            config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
-        ),
-        "sliding_window": metadata.integer(
-            "{arch}.attention.sliding_window", _GEMMA2_WINDOW if arch == "gemma2" else None, minimum=1
-        ),
+        "query_pre_attn_scalar": _query_scale(config, layers == _GEMMA2_WIDE),
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", _GEMMA2_WINDOW, minimum=1),
+        "attn_logit_softcapping": metadata.positive("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
     }
-    if arch == "gemma2":
-        if config["num_hidden_layers"] > 1 and window_period(metadata, config["num_hidden_layers"], 2) != 2:
-            raise UnsupportedModelError("Gemma 2 without a window in every second layer is not supported")
-        return gemma | {
-            "attn_logit_softcapping": metadata.positive("{arch}.attn_logit_softcapping", 50.0),
-            "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
-        }
+
+
+def _gemma3(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
+    layers = config["num_hidden_layers"]
     if metadata.number("{arch}.final_logit_softcapping", 0.0):
         raise UnsupportedModelError("Gemma 3 with capped logits is not supported")
-    return gemma | {
-        "sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], _GEMMA3_PATTERN),
+    return {
+        "attention_bias": False,
+        "query_pre_attn_scalar": _query_scale(config, layers == _GEMMA3_WIDE),
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
+        "sliding_window_pattern": window_period(metadata, layers, _GEMMA3_PATTERN),
         "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
     }
+
+
+def _query_scale(config: Config, wide: bool) -> int:
+    """Return the divisor of Gemma's queries. wide: the size whose heads are wider than its width divided by them."""
+    size: int = config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
+    return size
+
+
+def _granitemoe(metadata: Metadata, config: Config, tensors: Shapes) -> Config:
+    return _granite(metadata, config, tensors) | _experts(metadata, "num_local_experts")
+
+
+def _unbiased(_metadata: Metadata, _config: Config, _tensors: Shapes) -> Config:
+    return {"attention_bias": False}
+
+
+_ENTRIES: dict[str, Callable[[Metadata, Config, Shapes], Config]] = {
+    "cohere2": _cohere2,
+    "ernie4_5": lambda *_: {"use_bias": False},
+    "exaone4": _exaone4,
+    "gemma": _unbiased,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "glm4": _glm4,
+    "gpt_oss": _gpt_oss,
+    "granite": _granite,
+    "granitemoe": _granitemoe,
+    "hunyuan_v1_dense": lambda *_: {"attention_bias": False, "use_qk_norm": True},
+    "llama": _llama,
+    "ministral3": _ministral,
+    "mixtral": _mixtral,
+    "olmo2": _olmo2,
+    "phi3": _phi3,
+    "qwen2": lambda *_: {"attention_bias": True},
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _unbiased,
+    "qwen3_moe": _qwen3_moe,
+    "seed_oss": lambda *_: {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    "smollm3": _smollm3,
+}
+"""Entries of config.json that only one model_type has, from the metadata, the config so far, and the tensors."""
 
 
 def generation_config(metadata: Metadata, special: SpecialIds) -> Config:

@@ -7,6 +7,7 @@ adds 1 to Gemma's norm weights.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace.models.architectures.read import biased_modules
 from headrace.models.gguf.architectures import Architecture, find
 from headrace.models.gguf.layered import LAYERED
 from headrace.models.gguf.layered.common import attention_sizes, bias_of, permuted_heads
@@ -14,9 +15,6 @@ from headrace.models.gguf.layered.parts import target_of
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Target, Values, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-
-_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-_MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 
 def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> list[Target]:
@@ -55,15 +53,13 @@ def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int
 
 
 def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[tuple[str, Target]]:
-    attention = _ATTENTION[:3] if config["model_type"] == "glm4" else _ATTENTION
-    stated = (attention if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
-    biased = architecture.biased or stated
+    biased = biased_modules(config)
     sizes = _sizes(config)
     orders = permuted_heads(config) if any(part.rows for part in architecture.parts.values()) else {}
     for key, part in architecture.parts.items():
         source = f"blk.{layer}.{key}"
         yield f"{key}.weight", target_of(part, f"{source}.weight", f"model.layers.{layer}.", sizes, orders)
-        if key in biased:
+        if key in architecture.biased or part.module in biased:
             bias = bias_of(part)
             yield f"{key}.bias", target_of(bias, f"{source}.bias", f"model.layers.{layer}.", sizes, orders)
 
