@@ -93,6 +93,7 @@ def test_speculation_leaves_output_unchanged(
         assert (end.accepted, end.steps) == (0, SAYS)
 
 
+@pytest.mark.sampled
 @settings(max_examples=20)
 @given(st.data())
 def test_any_proposer_leaves_output_unchanged(network: Decoder, expected: list[list[Any]], data: st.DataObject) -> None:
@@ -206,6 +207,7 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     assert compared
 
 
+@pytest.mark.sampled
 def test_batch_with_cancels_and_little_memory(network: Decoder) -> None:
     """With drafts of different quality; some requests are cancelled, and with room for two some are preempted."""
     chance = random.Random(7)
