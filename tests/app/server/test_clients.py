@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2 as httpx
 import jsonschema
-import openai
 import pytest
 
 from tests.pages import blocks
 from tests.server_process import ServerProcess
 from tests.tiny_chat import IM_END
+
+# Imported by tests that need them, not by each process that collects these: that takes two seconds.
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 LETTERS = {str(ord(letter) - 33): 100 for letter in "abcdefghijklmnopqrstuvwxyz"}  # greedy letters
@@ -21,13 +24,17 @@ ENDLESS: Any = {"temperature": 1, "logit_bias": {str(IM_END): -100}}
 
 
 @pytest.fixture
-def openai_client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+def openai_client(server: ServerProcess) -> "Iterator[openai.OpenAI]":
+    import openai
+
     with openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
-def anthropic_client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+def anthropic_client(server: ServerProcess) -> "Iterator[anthropic.Anthropic]":
+    import anthropic
+
     with anthropic.Anthropic(base_url=server.root, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -41,7 +48,7 @@ def test_the_example_of_the_guide_runs(server: ServerProcess, capsys: pytest.Cap
     assert capsys.readouterr().out
 
 
-def test_a_streamed_chat_equals_a_whole_one(openai_client: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_a_whole_one(openai_client: "openai.OpenAI") -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3, **ENDLESS}
     whole = openai_client.chat.completions.create(**options)
     stream = openai_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
@@ -60,7 +67,7 @@ def test_a_streamed_chat_equals_a_whole_one(openai_client: openai.OpenAI) -> Non
     assert usage.model_extra["timings"]["decode_tokens_per_second"] > 0
 
 
-def test_several_choices_count_their_seeds_up(openai_client: openai.OpenAI) -> None:
+def test_several_choices_count_their_seeds_up(openai_client: "openai.OpenAI") -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 8, **ENDLESS}
     three = openai_client.chat.completions.create(**options, n=3, seed=5)
     texts = [choice.message.content for choice in three.choices]
@@ -70,7 +77,7 @@ def test_several_choices_count_their_seeds_up(openai_client: openai.OpenAI) -> N
         assert alone.choices[0].message.content == text
 
 
-def test_log_probabilities(openai_client: openai.OpenAI) -> None:
+def test_log_probabilities(openai_client: "openai.OpenAI") -> None:
     answer = openai_client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=4, logprobs=True, top_logprobs=3, logit_bias=LETTERS, temperature=0
     )
@@ -83,7 +90,7 @@ def test_log_probabilities(openai_client: openai.OpenAI) -> None:
         assert all(best.logprob <= 0 for best in token.top_logprobs)
 
 
-def test_stop_strings_end_a_text(openai_client: openai.OpenAI) -> None:
+def test_stop_strings_end_a_text(openai_client: "openai.OpenAI") -> None:
     options: Any = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "logit_bias": LETTERS, "temperature": 0}
     text = openai_client.completions.create(**options).choices[0].text
     assert len(text) == 20
@@ -97,12 +104,16 @@ def test_stop_strings_end_a_text(openai_client: openai.OpenAI) -> None:
     assert both.choices[2].text == both.choices[3].text
 
 
-def test_a_gap_needs_a_model_with_tokens_for_it(openai_client: openai.OpenAI) -> None:
+def test_a_gap_needs_a_model_with_tokens_for_it(openai_client: "openai.OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="fill-in-the-middle"):
         openai_client.completions.create(model="tiny", prompt="a", suffix="b")
 
 
-def test_errors_are_the_clients_own_classes(openai_client: openai.OpenAI) -> None:
+def test_errors_are_the_clients_own_classes(openai_client: "openai.OpenAI") -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="tiny"):
         openai_client.chat.completions.create(model="gpt-9", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as refused:
@@ -116,7 +127,7 @@ def test_errors_are_the_clients_own_classes(openai_client: openai.OpenAI) -> Non
         openai_client.chat.completions.create(model="tiny", messages=long, stream=True)
 
 
-def test_a_client_that_leaves_is_cancelled(openai_client: openai.OpenAI, server: ServerProcess) -> None:
+def test_a_client_that_leaves_is_cancelled(openai_client: "openai.OpenAI", server: ServerProcess) -> None:
     stream = openai_client.chat.completions.create(model="tiny", messages=HELLO, stream=True, **ENDLESS)
     next(iter(stream))
     assert server.health()["requests"] == 1
@@ -124,7 +135,9 @@ def test_a_client_that_leaves_is_cancelled(openai_client: openai.OpenAI, server:
     server.until(requests=0)
 
 
-def test_answers_fit_a_schema(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+def test_answers_fit_a_schema(openai_client: "openai.OpenAI", anthropic_client: "anthropic.Anthropic") -> None:
+    import openai
+
     schema = {
         "type": "object", "properties": {"n": {"type": "integer"}, "of": {"enum": ["mills", "rivers"]}},
         "required": ["n", "of"], "additionalProperties": False,
@@ -147,7 +160,7 @@ def test_answers_fit_a_schema(openai_client: openai.OpenAI, anthropic_client: an
 
 
 def test_explanations_name_the_token_that_differs(
-    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+    openai_client: "openai.OpenAI", anthropic_client: "anthropic.Anthropic"
 ) -> None:
     explain: Any = {"headrace": {"explain": True}}
     long = "one and the same beginning of more than a block. " * 8
@@ -192,7 +205,7 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def test_tools_of_openai(openai_client: openai.OpenAI) -> None:
+def test_tools_of_openai(openai_client: "openai.OpenAI") -> None:
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
     options: Any = {"model": "tiny", "tools": tools, "tool_choice": "required", "temperature": 1, "seed": 1}
     whole = openai_client.chat.completions.create(**options, messages=HELLO, parallel_tool_calls=False)
@@ -232,7 +245,7 @@ def test_a_tool_that_cannot_be_checked_is_named(client: httpx.Client) -> None:
         assert HEADER not in client.post("/v1/chat/completions", json={**body, "tools": [], "stream": stream}).headers
 
 
-def test_tools_of_anthropic(anthropic_client: anthropic.Anthropic) -> None:
+def test_tools_of_anthropic(anthropic_client: "anthropic.Anthropic") -> None:
     tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
     choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
     options: Any = {"model": "tiny", "max_tokens": 200, "tools": tools, "tool_choice": choice}
@@ -250,7 +263,9 @@ def test_tools_of_anthropic(anthropic_client: anthropic.Anthropic) -> None:
     assert anthropic_client.messages.create(**options, messages=after).stop_reason in ("max_tokens", "end_turn")
 
 
-def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, client: httpx.Client) -> None:
+def test_models(openai_client: "openai.OpenAI", anthropic_client: "anthropic.Anthropic", client: httpx.Client) -> None:
+    import openai
+
     (model,) = openai_client.models.list()
     assert (model.id, model.owned_by) == ("tiny", "headrace")
     assert model.model_extra is not None
@@ -263,7 +278,9 @@ def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthro
     assert client.get("/v1/models").json()["models"] == []  # Codex reads it
 
 
-def test_a_response_and_its_events(openai_client: openai.OpenAI) -> None:
+def test_a_response_and_its_events(openai_client: "openai.OpenAI") -> None:
+    import openai
+
     options: Any = {
         "model": "tiny",
         "input": "hello",
@@ -283,7 +300,7 @@ def test_a_response_and_its_events(openai_client: openai.OpenAI) -> None:
         openai_client.responses.create(**options, previous_response_id="resp_1")
 
 
-def test_messages(anthropic_client: anthropic.Anthropic) -> None:
+def test_messages(anthropic_client: "anthropic.Anthropic") -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "system": "Be brief."}
     whole = anthropic_client.messages.create(**options)
     (block,) = whole.content
@@ -300,7 +317,7 @@ def test_messages(anthropic_client: anthropic.Anthropic) -> None:
     assert counted.input_tokens == final.usage.input_tokens + (cached or 0)
 
 
-def test_a_message_is_continued(anthropic_client: anthropic.Anthropic) -> None:
+def test_a_message_is_continued(anthropic_client: "anthropic.Anthropic") -> None:
     options: Any = {"model": "tiny"}
     whole: Any = anthropic_client.messages.create(**options, messages=HELLO, max_tokens=16).content[0]
     begun: Any = [*HELLO, {"role": "assistant", "content": whole.text[:6]}]
@@ -308,7 +325,9 @@ def test_a_message_is_continued(anthropic_client: anthropic.Anthropic) -> None:
     assert whole.text[:6].rstrip() + rest.text == whole.text or not whole.text.isascii()
 
 
-def test_errors_of_messages(anthropic_client: anthropic.Anthropic) -> None:
+def test_errors_of_messages(anthropic_client: "anthropic.Anthropic") -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as refused:
         anthropic_client.messages.create(model="tiny", messages=HELLO, max_tokens=5, extra_body={"temperature": -1})
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.commands import headrace
@@ -14,6 +13,8 @@ PROMPT = "Name three rivers."
 
 @pytest.mark.real
 def test_the_default_model_is_served(default_model: Path) -> None:
+    import openai
+
     home = default_model.parents[2]
     run = headrace("run", PROMPT, "-n", "24", "-t", "0", "--json", home=home, code=0)
     with (

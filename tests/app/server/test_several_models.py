@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 
 from headrace.app.engine.commands import ModelSpec
@@ -52,6 +51,8 @@ def home(tmp_path: Path) -> Path:
 
 def ask(server: ServerProcess, model: str, **fields: Any) -> Any:
     """Return a completion of the openai package, or its error."""
+    import openai
+
     with openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         return client.chat.completions.create(model=model, messages=HELLO, **{"max_tokens": 4, **fields})
 
@@ -72,6 +73,8 @@ def until(server: ServerProcess, **wanted: str) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_a_request_loads_the_model_that_it_names(start: Starter) -> None:
+    import openai
+
     server = start()
     assert states(server) == {"tiny": "loaded", "lake": "unloaded", "org/river": "unloaded"}
     for asked, name in [("lake", "lake"), ("org--river", "org/river"), ("Lake", "lake"), ("default", "tiny")]:
@@ -86,6 +89,8 @@ def test_a_request_loads_the_model_that_it_names(start: Starter) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_models_that_are_not_listed_are_not_served(start: Starter) -> None:
+    import openai
+
     server = start("--models", "lake")
     assert list(states(server)) == ["tiny", "lake"]
     assert ask(server, "lake").model == "lake"
@@ -164,6 +169,8 @@ def test_a_loaded_model_answers_while_another_loads(start: Starter) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_one_error(home: Path, start: Starter, tmp_path: Path) -> None:
+    import openai
+
     broken = home / "data" / "models" / "lake" / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:100])
     server = start()
