@@ -134,7 +134,7 @@ def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
 
 
 def _reuse(metrics: LiveMetrics, width: int) -> Content:
-    """Return how much of the conversation the next turn will find in the cache, and what others share."""
+    """Return how much of the conversation the next turn will find in the cache, and the blocks that others share."""
     blocks = metrics.fill.shared_blocks
     if metrics.phase not in ("idle", "decode") or not metrics.context:
         return Content("")

@@ -108,8 +108,8 @@ class Wanted(NamedTuple):
 def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     """Return the place of each section that fits, the first ones first.
 
-    Charts stand right of the others, and so does what the left column has no room for. In one column all stand in
-    their order.
+    Charts stand right of the others, and so do sections for which the left column has no room. In one column all
+    stand in their order.
     """
     count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
     columns: list[list[Wanted]] = [[] for _ in range(count)]
@@ -185,7 +185,7 @@ class Sections(Widget, can_focus=False):
         yield from self._sections
 
     def render(self) -> Content:
-        """Return what stands where no section is: before the first answer."""
+        """Return the text in the place of sections, before the first answer."""
         lines = Content.styled("" if self.places else _BEFORE, "$quiet").wrap(max(1, self.size.width - 4))
         return Content("\n").join(line.pad_left(2) for line in lines)
 

@@ -38,7 +38,7 @@ _WORDS: dict[RowPhase, str] = {
 
 
 class SequencesSection(Section):
-    """State, tokens, speed, cached prompt tokens and last words of each parallel answer; below, what they share."""
+    """State, tokens, speed, cached prompt tokens and last words of each parallel answer; below, the shared blocks."""
 
     TITLE = "sequences"
     NAME = "sequences"

@@ -70,7 +70,7 @@ class TerminalDriver(LinuxDriver):
         os.read(self._wake[0], 1)
 
     def _read_early(self) -> bytes:
-        """Return what was typed before the terminal was in raw mode, with the Enter that sends it.
+        """Return the keys typed before the terminal was in raw mode, with the Enter that sends it.
 
         A line break at the end is Enter, and so is one alone. Several are pasted text.
         """
