@@ -49,6 +49,7 @@ class ChatOptions:
     connect: str | None
     api_key: str | None
     plain: bool
+    inline: bool
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class ChatOptions:
 @click.option("--connect", metavar="URL", help="Server with OpenAI's API that answers, instead of this machine.")
 @click.option("--api-key", metavar="KEY", help="Key of that server [HEADRACE_API_KEY].")
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
+@click.option("--inline", is_flag=True, help="Line by line, answers as rendered Markdown in the scrollback.")
 def chat(**options: Any) -> int:
     """Chat in the terminal and watch the decode loop.
 
@@ -99,6 +101,8 @@ def chat(**options: Any) -> int:
     from headrace.app.sessions.unsaved import store_for_chat
 
     given = ChatOptions(**options)
+    if given.plain and given.inline:
+        raise UsageError("--plain excludes --inline", "--plain redraws nothing, --inline the end of a growing answer")
     if given.plain or not os.environ.get("TERM"):
         os.environ["TERM"] = "dumb"  # for progress lines and questions, too
     _ = given.sampling  # checked first
@@ -116,7 +120,7 @@ def chat(**options: Any) -> int:
             "kv": given.kv or settings.chat.kv,
             "activations": given.activations or settings.chat.activations,
         }
-        if os.environ["TERM"] == "dumb":
+        if given.inline or os.environ["TERM"] == "dumb":
             return _line_chat(store, session, settings, _engine_of(given, draft), load_options)
         return _screen_chat(store, session, settings, _engine_of(given, draft), load_options)
 
@@ -145,16 +149,25 @@ def _line_chat(
     load_options: dict[str, Any],
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
+    from headrace.app.line_chat.answer_output import MarkdownOutput, PlainOutput
     from headrace.app.line_chat.chat import run_line_chat
     from headrace.app.line_chat.conversation import LineConversation
     from headrace.app.line_chat.terminal import LineTerminal
     from headrace.app.output.progress import drawn_progress
+    from headrace.app.output.terminal import can_redraw
 
-    lines = LineTerminal()
-    with drawn_progress() as progress, lines.interrupts_noted():
-        thinking = settings.chat.show_thinking
+    redraws = can_redraw(sys.stdout)
+    lines = LineTerminal(hides_typing=redraws)
+    with lines.interrupts_noted():
         chat = LineConversation(
-            engine(), store, session, lines, show_thinking=thinking, progress=progress, **load_options
+            engine(),
+            store,
+            session,
+            lines,
+            output=MarkdownOutput if redraws else PlainOutput,
+            show_thinking=settings.chat.show_thinking,
+            progress=drawn_progress,
+            **load_options,
         )
         try:
             run_line_chat(chat)

@@ -1,1 +1,1 @@
-"""The chat line by line, for TERM=dumb and screen readers: no redraw, no cursor movement, no colour."""
+"""The chat line by line: plain for TERM=dumb and screen readers, or inline, with rendered answers in the scrollback."""

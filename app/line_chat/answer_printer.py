@@ -1,6 +1,7 @@
-"""A growing answer as appended text, and its figures as one line."""
+"""The text of a growing answer for an output, and its figures as one line."""
 
 from headrace.app.answer.phrases import summary_phrases
+from headrace.app.line_chat.answer_output import AnswerOutput
 from headrace.app.line_chat.terminal import Lines, say
 from headrace.app.output.sanitise import Sanitiser
 from headrace.app.sessions.records import Message
@@ -12,13 +13,20 @@ _ENDINGS = {"length": "limit reached", "cancelled": "stopped", "died": "the engi
 class AnswerPrinter:
     """Prints the answers that come after `last`, and the continuation of `last` itself."""
 
-    def __init__(self, lines: Lines, last: Message | None, *, show_thinking: bool) -> None:
+    def __init__(self, lines: Lines, output: AnswerOutput, last: Message | None, *, show_thinking: bool) -> None:
+        """Take the places to print to.
+
+        lines: of remarks and figures.
+        output: of the answer's text.
+        last: the last message; its text is printed already.
+        show_thinking: print thinking, too.
+        """
         self._lines = lines
+        self._output = output
         self._show_thinking = show_thinking
         self._sanitiser = Sanitiser()
         self._id = None if last is None else last.id
         self._count = 0 if last is None else len(self._text(last))  # characters that are printed
-        self._at_line_start = True
         self._new = False
 
     def show(self, message: Message) -> None:
@@ -33,28 +41,22 @@ class AnswerPrinter:
         self._count = len(text)
         if piece:
             self._new = True
-            self._at_line_start = piece.endswith("\n")
-            self._lines.write(self._sanitiser.feed(piece))
+            self._output.write(self._sanitiser.feed(piece))
 
     def line(self, text: str) -> None:
         """Print a line between two parts of the answer."""
-        self._end_line()
+        self._output.end()
         say(self._lines, text)
 
     def end(self, message: Message | None) -> None:
         """End the answer, with its figures if it has any."""
-        self._end_line()
+        self._output.end()
         if message is None or message.id != self._id or not self._new:
             return
         facts = summary_phrases(message.metrics) if message.metrics is not None else []
         ending = _ENDINGS.get(message.finish_reason or "")
         if facts or ending:
             say(self._lines, f"({', '.join([*facts, *([ending] if ending else [])])})")
-
-    def _end_line(self) -> None:
-        if not self._at_line_start:
-            self._lines.write("\n")
-        self._at_line_start = True
 
     def _text(self, message: Message) -> str:
         """Return the answer as it is printed; text that is added to the answer only extends it."""

@@ -1,13 +1,15 @@
 """A conversation on lines: asking, streamed answers, notices, questions."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.events import Event, LoadProgress, one_line
+from headrace.app.engine.events import LoadProgress, one_line
+from headrace.app.line_chat.answer_output import AnswerOutput, PlainOutput
 from headrace.app.line_chat.answer_printer import AnswerPrinter
 from headrace.app.line_chat.questions import ask_about_context, ask_about_disk
 from headrace.app.line_chat.terminal import Lines, say
@@ -26,6 +28,11 @@ _WAYS_OUT: Mapping[str, str] = {
 }
 
 
+@contextmanager
+def _silently() -> Iterator[Progress]:
+    yield silent
+
+
 class LineConversation:
     """One conversation at a time. attached: `/file` lines for the next message. show_thinking: print thinking."""
 
@@ -36,17 +43,25 @@ class LineConversation:
         session: Session,
         lines: Lines,
         *,
+        output: Callable[[Lines], AnswerOutput] = PlainOutput,
         show_thinking: bool = False,
-        progress: Progress = silent,
+        progress: Callable[[], AbstractContextManager[Progress]] = _silently,
         **load_options: Any,
     ) -> None:
-        """progress: takes the reports of loading. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
+        """Take the parts of a chat.
+
+        output: makes the output of an answer's text.
+        show_thinking: print thinking, too.
+        progress: opens a sink for the reports of loading.
+        load_options: `context`, `kv`, `activations` of `ModelSpec`.
+        """
         self.engine = engine
         self.store = store
         self.lines = lines
         self.show_thinking = show_thinking
         self.attached = ""
         self._load_options = load_options
+        self._output = output
         self._progress = progress
         self._shown: str | None = None  # the latest notice
         self.conversation = self._opened(session)
@@ -96,7 +111,7 @@ class LineConversation:
             if message.role == "user":
                 self.say(PROMPT + message.content)
             else:
-                printer = AnswerPrinter(self.lines, None, show_thinking=self.show_thinking)
+                printer = self._printer_after(None)
                 printer.show(message)
                 printer.end(message)
 
@@ -113,7 +128,10 @@ class LineConversation:
         return Conversation(self.engine, self.store, session, **self._load_options)
 
     def _printer(self) -> AnswerPrinter:
-        return AnswerPrinter(self.lines, self.last, show_thinking=self.show_thinking)
+        return self._printer_after(self.last)
+
+    def _printer_after(self, last: Message | None) -> AnswerPrinter:
+        return AnswerPrinter(self.lines, self._output(self.lines), last, show_thinking=self.show_thinking)
 
     def _follow(self, printer: AnswerPrinter) -> None:
         """Print text until no answer is written and no model is loaded; Ctrl-C stops the answer."""
@@ -121,7 +139,8 @@ class LineConversation:
         told = set[str]()
         self.lines.interrupted()  # one that came before
         while True:
-            self._report(conversation.poll())
+            interrupted = self._wait_for_model() or self.lines.interrupted()
+            conversation.poll()
             if (last := self.last) is not None:
                 printer.show(last)
             remarks = {
@@ -133,7 +152,7 @@ class LineConversation:
                 printer.line(remark)
             if conversation.phase == "idle" and self.engine.state != "loading":
                 break
-            if self.lines.interrupted():
+            if interrupted:
                 if conversation.phase == "idle":  # the model goes on loading
                     break
                 conversation.stop()
@@ -142,10 +161,19 @@ class LineConversation:
         self._show_notice()
         self._ask()
 
-    def _report(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, LoadProgress):
-                self._progress(event.stage, event.done, event.total)
+    def _wait_for_model(self) -> bool:
+        """Report the progress of a load until it is over; return whether Ctrl-C ended the wait."""
+        if self.engine.state != "loading":
+            return False
+        with self._progress() as progress:
+            while self.engine.state == "loading":
+                for event in self.conversation.poll():
+                    if isinstance(event, LoadProgress):
+                        progress(event.stage, event.done, event.total)
+                if self.lines.interrupted():
+                    return True
+                time.sleep(POLL_S)
+        return False
 
     def _show_notice(self) -> None:
         """Print the conversation's notice and the way out of a failure, once."""

@@ -6,6 +6,7 @@ The terminal itself edits the line that is typed.
 import select
 import signal
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -37,22 +38,27 @@ class Lines(Protocol):
 class LineTerminal:
     """Standard input and output. Ctrl-C raises KeyboardInterrupt in `read` alone, within `interrupts_noted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_typing: bool = False) -> None:
+        """hides_typing: text typed outside of `read` is not echoed, since it would stand in redrawn lines."""
         self._reading = self._interrupted = False
+        self._hides_typing = hides_typing
 
     @contextmanager
     def interrupts_noted(self) -> Iterator[None]:
         """Handle SIGINT within this block, and restore the previous handler then."""
         previous = signal.signal(signal.SIGINT, self._handle)
+        self._echo(False)
         try:
             yield
         finally:
+            self._echo(True)
             signal.signal(signal.SIGINT, previous)
 
     def read(self, prompt: str) -> str:
         source = sys.stdin.buffer
         self._reading = True  # from here on, or an interrupt at the prompt could be lost
         try:
+            self._echo(True)
             self.write(prompt)
             data = line = source.readline()
             while line.endswith(b"\n") and select.select([source], [], [], _TOGETHER_S)[0]:
@@ -60,6 +66,7 @@ class LineTerminal:
                 data += line
         finally:
             self._reading = False
+            self._echo(False)
         if not data:
             raise EOFError
         if any(len(line) >= _LONGEST for line in data.splitlines()):
@@ -77,6 +84,14 @@ class LineTerminal:
         was = self._interrupted
         self._interrupted = False
         return was
+
+    def _echo(self, shown: bool) -> None:
+        """Let the terminal echo typed text, or not, where typing is to be hidden."""
+        if not self._hides_typing:
+            return
+        modes = termios.tcgetattr(sys.stdin)
+        modes[3] = modes[3] | termios.ECHO if shown else modes[3] & ~termios.ECHO
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         if self._reading:

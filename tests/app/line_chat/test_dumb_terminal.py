@@ -1,4 +1,4 @@
-"""`headrace` on TERM=dumb and with --plain: the real command on a terminal, with a tiny model."""
+"""`headrace` on TERM=dumb, with --plain and with --inline: the real command on a terminal, with a tiny model."""
 
 import re
 import sys
@@ -14,6 +14,7 @@ from tests.tiny_chat import write_chat_model
 
 PROMPT = "\r\n> "
 LETTERS = [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]  # endless words
+_REDRAWN_PROMPT = "[\r\n]> $"  # after a progress line that was cleared, too
 _FIGURES = r"\(\d[\d,]* tokens[^)]*\)"
 Start = Callable[..., "pexpect.spawn[str]"]
 
@@ -102,6 +103,41 @@ def test_an_endless_answer_is_stopped_and_resumed(start: Start, tmp_path: Path) 
     chat.expect(f"session {session.id}, 2 messages; the last ones:\r\n> go\r\n[a-z]{{20}}")
     chat.expect(PROMPT)
     chat.sendline("/quit")
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 0
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_an_inline_chat_keeps_answers_in_the_scrollback(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    model = write_chat_model(tmp_path / "tiny", context=1_000_000)
+    store = SessionStore()
+    session = store.create(model=str(model), sampling={"temperature": 0, "logit_bias": LETTERS})
+    asked = store.add(session.id, None, "user", "first")
+    answer = store.begin_answer(session.id, asked.id, "tiny")
+    store.grow(answer.id, "**bold** text")
+    store.finish(answer.id, "stop")
+    store.close()
+    chat = start("--inline", "--resume", session.id, "--context", "100000", term="xterm-256color")
+    chat.expect("> first\r\n" + ("bold text\r\n" if no_color else r"\x1b\[1mbold\x1b\[0m text\r\n"))
+    chat.expect(_REDRAWN_PROMPT)
+    chat.sendline("go")
+    chat.expect(r"\x1b\[[0-9]+A\r\x1b\[J")  # the growing answer is drawn again
+    assert "\x1b[?1049h" not in str(chat.before), "the whole screen is taken"
+    chat.send("typed ahead\n")
+    chat.sendintr()
+    chat.expect(r"tokens[^)]*stopped\)")
+    assert "typed" not in str(chat.before), "it would stand in the answer"
+    chat.expect(_REDRAWN_PROMPT)
+    chat.sendintr()
+    chat.expect(r"tokens[^)]*stopped\)|Ctrl-C again quits")
+    chat.expect(_REDRAWN_PROMPT)
+    assert chat.getecho()
+    chat.sendeof()
+    chat.expect(f"saved: headrace chat --resume {session.id}\r\n")
     chat.expect(pexpect.EOF)
     chat.close()
     assert chat.exitstatus == 0
