@@ -1,4 +1,4 @@
-"""Intervals of the polling loop: text ten times a second, metrics once or twice.
+"""Intervals of the polling loop: text ten times a second, fewer while nothing is asked, metrics once or twice.
 
 Without a spare core, work of the chat's process delays a kernel thread, and the others wait for it. Then expensive
 layouts (a long table) become rarer, so that they take a fixed share of a core, and metrics are drawn half as often.
@@ -8,6 +8,7 @@ import time
 
 SHORTEST_S = 0.095  # between polls; longer than the engine's interval, so that each finds text
 AWAITING_S = 0.05  # before an answer's first token
+_IDLE = 1.6  # times SHORTEST_S: between polls while nothing is asked
 _LONGEST_S = 0.38  # on a slow machine: rarer text would stutter
 _SHARES = {True: 0.1, False: 0.01}  # of a core, by `spare`
 _SLACK_S = 0.01  # tolerated earliness of a poll
@@ -51,9 +52,9 @@ class PollInterval:
             self._cost_s += 0.5 * (time.process_time() - self._began - self._cost_s)
             self._began = None
 
-    def wait_s(self, *, awaiting: bool) -> float:
-        """Return the seconds to sleep. awaiting: a request has no text yet."""
-        rest = min(AWAITING_S, SHORTEST_S) if awaiting else SHORTEST_S
+    def wait_s(self, *, awaiting: bool, idle: bool = False) -> float:
+        """Return the seconds to sleep. awaiting: a request has no text yet. idle: nothing is asked."""
+        rest = min(AWAITING_S, SHORTEST_S) if awaiting else SHORTEST_S * (_IDLE if idle else 1)
         return max(0.0, self._look_at + rest - time.monotonic())
 
     @property

@@ -58,7 +58,8 @@ class Poller:
             self.tick()
             draw(self._app.screen)
             phase = (state.comparison or state.conversation).phase
-            await asyncio.sleep(self.interval.wait_s(awaiting=phase in ("waiting", "prefill")))
+            awaiting = phase in ("waiting", "prefill")
+            await asyncio.sleep(self.interval.wait_s(awaiting=awaiting, idle=phase == "idle"))
 
     def tick(self) -> None:
         """Take in the events since the last call and mark changes for drawing."""

@@ -40,7 +40,7 @@ def test_one_expensive_poll_does_not_stop_drawing(clock: list[float]) -> None:
     assert interval.whole_s == pytest.approx(0.2)
 
 
-def test_polls_are_ten_a_second_and_more_before_the_first_text(
+def test_polls_are_ten_a_second_fewer_when_idle_and_more_before_the_first_text(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 7.0)
@@ -48,6 +48,7 @@ def test_polls_are_ten_a_second_and_more_before_the_first_text(
     look(interval, clock, 0.1)
     assert interval.wait_s(awaiting=False) == pytest.approx(0.095)
     assert interval.wait_s(awaiting=True) == pytest.approx(0.05)
+    assert interval.wait_s(awaiting=False, idle=True) == pytest.approx(0.152)
 
 
 def test_figures_and_quick_polls_do_not_count_as_cost(clock: list[float]) -> None:
