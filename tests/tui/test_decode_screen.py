@@ -167,3 +167,25 @@ def test_every_step_is_timed_on_request(play, kernels: str, every: int | None) -
 
     engine = ScriptedEngine(card_to_load=replace(CARD, kernels={"kernels": kernels}))
     play(scenario, engine, size=(120, 40))
+
+
+def test_one_line_says_before_the_first_answer_what_will_be_shown(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f2")
+        assert it.app.screen.query_one(Sections).shown == []
+        assert "An answer shows here, step by step" in it.text()
+        await it.press("4")  # a section that is asked for says what it waits for
+        assert "after the first answer" in it.text()
+
+    play(scenario, size=(80, 24))
+
+
+def test_nothing_is_cut_in_a_terminal_of_usual_size(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("go")
+        await it.press("f2")
+        for key in ("4", "5", "6", "7", "tab"):
+            await it.press(key)
+            assert "…" not in "\n".join(it.text().splitlines()[1:]), "below the title of the session"
+
+    play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))

@@ -5,6 +5,7 @@ and a sparser one at p95 cross the chart; `↑` marks a bar cut off at the top. 
 the answer, is its text around the cursor's step.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -138,7 +139,7 @@ class LatencySection(Section):
             has_text = metrics.batch is None and step.index < len(metrics.texts)
             return record_line(step, metrics.texts[step.index] if has_text else None, width)
         percentiles = _percentiles(window, width)
-        if not self._with_text:
+        if not self._with_text or os.environ.get("NO_COLOR"):
             return percentiles
         return spread(percentiles, text_legend(has_drafts=metrics.totals.proposed > 0), width)
 

@@ -61,8 +61,10 @@ def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int)
     tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
     head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{tokens}", "$quiet"))
     style = "$quiet" if metrics.busy else "bold $text-primary"
-    used = Content.assemble(("MBU ", "$quiet"), (percent(share) or "–", style), (mark, "$quiet"))
-    long_used = used.append(Content.styled(" of the bandwidth", "$quiet")) if share is not None else used
+    head_of_share = Content.assemble(("MBU ", "$quiet"), (percent(share) or "–", style))
+    used = head_of_share.append(Content.styled(mark, "$quiet"))
+    of = "" if share is None else " of the bandwidth"
+    long_used = head_of_share.append(Content.styled(f"{of}{mark}", "$quiet"))
     fits = head.cell_length + long_used.cell_length < width
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
     return [spread(head, long_used if fits else used, width), *bars]
@@ -73,7 +75,7 @@ def _source(times: StepTimes | None, width: int) -> str:
         return ""
     if not times.timed:
         text = "time of bytes computed, not timed here"
-        return text if len(text) < width else "computed, not timed here"
+        return text if len(text) <= width - 2 else "computed, not timed here"
     if times.every > 1:
         return f"1 step in {times.every} timed"
     return "every step timed" if times.timed >= times.span else f"{times.timed} of {times.span} steps timed"
