@@ -55,7 +55,7 @@ class DownloadPlan:
 
 
 def download_plan(name: str | None) -> DownloadPlan | None:
-    """Return the download or the copy of a model (None: the default); None if it is installed or a local directory.
+    """Return the download or the copy of a model (None: the default); None if it needs neither.
 
     Raises UsageError for an invalid name, CheckpointError for an invalid .gguf file.
     """
@@ -87,7 +87,8 @@ def _copy_plan(shown: str, file: Path, store: Store) -> DownloadPlan | None:
 
     if find_copy(file, store) is not None:
         return None
-    return DownloadPlan(shown, str(file.parent), copy_bytes(file), _free_bytes(store), copy=True)
+    size = copy_bytes(file)
+    return DownloadPlan(shown, str(file.parent), size, _free_bytes(store), copy=True) if size else None
 
 
 def _free_bytes(store: Store) -> int:

@@ -1,4 +1,4 @@
-"""The copy that a .gguf file needs in the store: announced with its size, and asked for on a terminal."""
+"""The copy that some .gguf files need in the store: announced with its size, and asked for on a terminal."""
 
 import sys
 
@@ -13,7 +13,7 @@ _ELSEWHERE = "HEADRACE_HOME=DIR puts the store somewhere else"
 
 
 def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False) -> None:
-    """Announce the copy of the .gguf file `name`; on a terminal ask for it first. Other models need none.
+    """Announce the copy of the .gguf file `name`; on a terminal ask for it first. Most models need none.
 
     ask: whether to ask at all. chat: refuse a file without a chat template. Raises UsageError then, HeadraceError for
     "no" and for a full disk, and the errors of reading the file.
@@ -33,14 +33,16 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.import_gguf import find_copy, has_chat_template
 
+    if find_copy(source.path, store) is not None:
+        return
+    if chat and not has_chat_template(source.path):
+        raise UsageError("this model has no chat template", hint="give it plain text with --raw")
     plan = download_plan(name)
     if plan is None:
         return
     with drawn_progress(quiet=quiet) as progress:
         if find_copy(source.path, store, progress=progress) is not None:
             return
-    if chat and not has_chat_template(source.path):
-        raise UsageError("this model has no chat template", hint="give it plain text with --raw")
     size = format_bytes(plan.bytes or 0)
     free = format_bytes(plan.free_bytes)
     if not plan.fits:

@@ -156,8 +156,11 @@ def _marked_name(row: Document) -> str:
 def _state(row: Document) -> str:
     if row.get("problem"):
         return "broken"
-    copied = row.get("copy_of")
-    return f"copy of {Path(copied).name}" if copied else "installed" if row["installed"] else ""
+    if copied := row.get("copy_of"):
+        return f"copy of {Path(copied).name}"
+    if file := row.get("runs_from"):
+        return f"runs {Path(file).name}"
+    return "installed" if row["installed"] else ""
 
 
 def _size(row: Document) -> str:
@@ -312,6 +315,8 @@ def _rows(document: Document) -> list[tuple[str, str]]:
 
 
 def _missing_rows(document: Document) -> list[tuple[str, str]]:
+    if document.get("copy_bytes") == 0:
+        return [("", "not in the store, and needs no copy there: it runs from its file")]
     if "copy_bytes" in document:
         pull = f"`headrace models pull {document['path']}` copies it"
         return [("", f"not in the store: {pull}"), ("Copy", format_bytes(document["copy_bytes"]))]

@@ -7,7 +7,7 @@ distances. So it takes milliseconds for any model, and tells apart models, forma
 from hashlib import blake2b
 from pathlib import Path
 
-_SUFFIXES = (".json", ".safetensors", ".model", ".txt", ".jinja")
+_SUFFIXES = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")
 _NOT_COMPARED = ("headrace.json",)  # the store's own notes
 _WHOLE = 1 << 20  # bytes; larger files are sampled
 _SAMPLES = 32

@@ -19,7 +19,7 @@ from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, sha
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
-from headrace.models.registry.import_gguf import copied_file, copy_bytes
+from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_linked
 from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
 from headrace.models.registry.source import HubId, LocalGGUF
@@ -281,7 +281,8 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "default": model.name == DEFAULT_MODEL,
         "title": model.origin.get("id", model.name),
         "origin": model.origin.get("source"),
-        "copy_of": copied_file(model),
+        "copy_of": None if is_linked(model) else copied_file(model),
+        "runs_from": str((model.path / next(iter(model.origin["gguf"]))).readlink()) if is_linked(model) else None,
         "licence": model.origin.get("licence"),
         "disk_bytes": _disk_bytes(model.path),
         "memory_context": MEMORY_CONTEXT,

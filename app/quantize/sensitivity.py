@@ -129,6 +129,6 @@ def _is_whole(row: object, part: Part) -> bool:
 
 def _key(checkpoint: Checkpoint, excerpt: Excerpt) -> str:
     """Hash the identity of the files, the tokens and the formats."""
-    files = [(str(shard), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in checkpoint.shards]
+    files = [(str(shard), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in checkpoint.files]
     content = [_VERSION, files, checkpoint.config, list(excerpt.fed), FORMATS]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -48,7 +48,7 @@ def named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:
 
 def _installed(model: StoredModel) -> InstalledModel:
     try:
-        weights = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+        weights = sum(file.stat().st_size for file in model.path.iterdir() if file.suffix in (".safetensors", ".gguf"))
     except OSError:
         weights = 0
     return InstalledModel(str(model.origin.get("id", model.name)), model.name, _context(model.path), weights)

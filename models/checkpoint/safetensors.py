@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.models.checkpoint.foreign.formats import recognise
 from headrace.models.checkpoint.foreign.matrices import Foreign
+from headrace.models.checkpoint.gguf_link import LINK_FILE, read_link
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.shard_header import quote, read_header, read_strict_object
 from headrace.models.checkpoint.side_file import check_name
@@ -42,6 +43,7 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]  # foreign matrices are listed as converted
     origin: dict[str, Any] | None = field(default=None)  # headrace.json: source and conversion
     foreign: Foreign | None = field(default=None)  # another tool's quantization
+    gguf: list[Path] = field(default_factory=list)  # files whose tensors are converted when read; no shards then
 
     @property
     def quantization(self) -> dict[str, Any] | None:
@@ -53,6 +55,11 @@ class Checkpoint:
         """Return the tensors of a GGUF whose conversion was inexact, as recorded: type, became."""
         noted = (self.origin or {}).get("inexact_tensors")
         return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the files of the weights."""
+        return self.gguf or self.shards
 
     @property
     def nbytes(self) -> int:
@@ -83,15 +90,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json")
     config = _with_quantization(read_strict_object(root, "config.json"), root, names)
     refuse_code(config)
+    origin = read_strict_object(root, ORIGIN_FILE) if ORIGIN_FILE in names else None
+    if LINK_FILE in names:
+        gguf, tensors = read_link(root, origin)
+        return Checkpoint(Path(path), normalized(config, tensors.keys()), [], tensors, origin, gguf=gguf)
     shards = _shard_names(root, names)
     for name in shards:
         check_name(root / name)
-    tensors: dict[str, TensorInfo] = {}
+    tensors = dict[str, TensorInfo]()
     for name in shards:
         read_header(root, name, tensors)
     if "model.safetensors.index.json" in names:
         _check_index(root, tensors)
-    origin = read_strict_object(root, ORIGIN_FILE) if ORIGIN_FILE in names else None
     config = normalized(config, tensors.keys())
     foreign = recognise(config, tensors)
     if foreign is not None:

@@ -115,9 +115,9 @@ def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, 
     width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
     if width is None:
         raise CheckpointError(f"{where} has the unknown type {quote(dtype)}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not _are_counts(shape):
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not are_counts(shape):
         raise CheckpointError(f"{where} has the impossible shape {quote(shape)}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not _are_counts(offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not are_counts(offsets):
         raise CheckpointError(f"{where} has the impossible offsets {quote(offsets)}")
     begin, end = offsets
     if end - begin != prod(shape) * width:
@@ -127,7 +127,7 @@ def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, 
     return str(dtype), tuple(shape), begin, end
 
 
-def _are_counts(values: Iterable[Any]) -> bool:
+def are_counts(values: Iterable[Any]) -> bool:
     # `type`, not isinstance: True is an int.
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 

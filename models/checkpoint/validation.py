@@ -63,5 +63,5 @@ def damaged(name: str, damage: CheckpointError) -> CheckpointError:
     """Return the error for the store's entry `name`, with the commands that repair it."""
     return CheckpointError(
         f"the stored model {name} is damaged: {damage}",
-        f"pulling it again replaces it; `headrace models rm {name}` removes it",
+        damage.hint or f"pulling it again replaces it; `headrace models rm {name}` removes it",
     )

@@ -106,6 +106,17 @@ def _check_part(path: Path, metadata: Mapping[str, Value], number: int, count: i
         raise CheckpointError(f"{path.name}: it is not part {number + 1} of {count}")
 
 
+def forget(tensor: RawTensor) -> None:
+    """Take the pages of a mapped tensor out of this process's memory."""
+    whole = tensor.data.base  # the file, see `_read`
+    mapped = whole.base.obj if isinstance(whole, np.ndarray) and isinstance(whole.base, memoryview) else None
+    if not isinstance(mapped, mmap.mmap) or not isinstance(whole, np.ndarray):
+        return
+    offset = tensor.data.ctypes.data - whole.ctypes.data
+    first = offset - offset % mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, first, offset + tensor.data.nbytes - first)
+
+
 def _read(path: Path) -> _Content:
     try:
         with path.open("rb") as file:

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.gguf.affine import Affine
 from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
@@ -27,7 +28,16 @@ from headrace.models.gguf.names import targets
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from headrace.models.gguf.target import Target
-from headrace.models.gguf.tensors import is_quantized, to_affine, to_mxfp4, to_plain
+from headrace.models.gguf.tensors import (
+    is_quantized,
+    is_requantized,
+    plain_type,
+    scale_type,
+    stored_groups,
+    to_affine,
+    to_mxfp4,
+    to_plain,
+)
 from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
 from headrace.models.text.vocabulary import Vocabulary
@@ -57,41 +67,113 @@ class _ConversionLog:
             self.inexact.append({"name": source.name, "type": source.type, **facts})
 
 
+class Description(NamedTuple):
+    """Form of a converted tensor, from headers: safetensors type and shape of each array, and as `ConvertedTensor`."""
+
+    arrays: dict[str, tuple[str, tuple[int, ...]]]
+    settings: tuple[int, int, str] | None
+
+
 @dataclass(frozen=True)
-class ConversionPlan:
-    """Contents of a GGUF's header in Hugging Face terms."""
+class Layout:
+    """Tensors of a GGUF and of the network they become."""
 
     container: Container
     metadata: Metadata
-    vocabulary: Vocabulary
     config: Config
     targets: list[Target]
+
+    def described(self, target: Target) -> Description:
+        """Return the form of one converted tensor, with groups of 16."""
+        source = _source(self.container, target)
+        shape = list(source.shape)
+        if target.rows is not None:
+            shape[target.axis] = len(target.rows)
+        if not _is_packed(source, target):
+            dtype = "F32" if target.values != "same" else plain_type(source.type)
+            return Description({target.name: (dtype, target.stored or tuple(shape))}, None)
+        group_size, bits, mode = stored_groups(source, groups_of_16=True)
+        _check_columns(source, target, group_size)
+        columns = shape[-1]
+        groups = (*shape[:-1], columns // group_size)
+        arrays = {"weight": ("U32", (*shape[:-1], columns * bits // 32))}
+        if mode == "affine":
+            arrays |= {leaf: (scale_type(source.type), groups) for leaf in ("scales", "biases")}
+        else:
+            arrays["scales"] = ("U8", groups)
+        described = {f"{target.module}.{leaf}": form for leaf, form in arrays.items()}
+        return Description(described, (group_size, bits, mode))
+
+    @property
+    def is_exact(self) -> bool:
+        """True if no matrix is requantized."""
+        for target in self.targets:
+            types = {self.container.tensors[name].type for name in target.sources}
+            packed = _is_packed(_source(self.container, target), target)
+            if packed and (len(types) > 1 or any(map(is_requantized, types))):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class ConversionPlan(Layout):
+    """Contents of a GGUF's header in Hugging Face terms."""
+
+    vocabulary: Vocabulary
     tokenizer: "Tokenizer"
     special: SpecialIds
 
 
 def convert_gguf(
-    source: Path,
+    source: Path | ConversionPlan,
     target: Path,
     *,
     progress: Callable[[int, int], None] | None = None,
     sha256: str | None = None,
     groups_of_16: Callable[[Config], bool] = lambda _: True,
 ) -> None:
-    """Convert the GGUF file `source` into the empty directory `target`.
+    """Convert the GGUF file `source`, or that of a plan, into the empty directory `target`.
 
     progress(done, total): bytes of tensor data. sha256: the file's digest, computed if None. groups_of_16(config):
     whether the decoder for that config supports groups of 16, which represent Q6_K exactly; otherwise Q6_K is
     requantized. Raises CheckpointError for a broken or contradictory file, UnsupportedModelError for an unsupported
     architecture, tensor type or tokenizer. On an error, delete `target`.
     """
-    plan = read_plan(source)
+    plan = read_plan(source) if isinstance(source, Path) else source
+    sixteen = groups_of_16(plan.config)
+    written = _write_weights(plan, target / "model.safetensors", sixteen, progress)
+    _write_side_files(plan, written, target, sha256)
+
+
+def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None = None) -> None:
+    """Make the empty directory `target` a checkpoint that reads its weights from `source`, whose layout `is_exact`.
+
+    sha256, errors: as for `convert_gguf`.
+    """
+    plan = read_plan(source) if isinstance(source, Path) else source
+    described = _ConversionLog()
+    tensors = {name: {"dtype": "F32", "shape": list(values.shape)} for name, values in made_vectors(plan).items()}
+    for wanted in plan.targets:
+        form = plan.described(wanted)
+        tensors |= {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in form.arrays.items()}
+        described.types.add(_source(plan.container, wanted).type)
+        if form.settings is not None:
+            described.settings[wanted.module] = form.settings
+    _write_side_files(plan, described, target, sha256)
+    paths = plan.container.paths
+    for path in paths:
+        (target / path.name).symlink_to(path.absolute())
+    origin = json.loads((target / "headrace.json").read_text(encoding="utf-8"))
+    _write_json(target / "headrace.json", origin | {"gguf": {path.name: file_facts(path) for path in paths}})
+    _write_json(target / LINK_FILE, {"tensors": tensors})
+
+
+def _write_side_files(plan: ConversionPlan, written: _ConversionLog, target: Path, sha256: str | None) -> None:
+    """Write all files but the weights. written: the tensors' properties."""
     container = plan.container
     metadata = plan.metadata
     config = plan.config
     special = plan.special
-    sixteen = groups_of_16(config)
-    written = _write_weights(plan, target / "model.safetensors", sixteen, progress)
     config |= quantization_section(written.settings)
     config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
@@ -130,14 +212,25 @@ def read_plan(source: Path) -> ConversionPlan:
 def plan_of(container: Container) -> ConversionPlan:
     metadata = Metadata(container.metadata)
     vocabulary = read_vocabulary(metadata)
+    layout = _layout(container, metadata, len(vocabulary.tokens))
+    tokenizer, special = build_tokenizer(metadata, vocabulary)
+    return ConversionPlan(container, metadata, layout.config, layout.targets, vocabulary, tokenizer, special)
+
+
+def layout_of(container: Container) -> Layout:
+    """Return the part of `plan_of` that needs no tokenizer. Raises as `convert_gguf`."""
+    metadata = Metadata(container.metadata)
+    return _layout(container, metadata, len(metadata.texts("tokenizer.ggml.tokens")))
+
+
+def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout:
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-    config = header_config(container, metadata, len(vocabulary.tokens))
+    config = header_config(container, metadata, vocab_size)
     wanted = targets(metadata.architecture, config, shapes)
     for each in wanted:
         for name in each.sources:
             _check_shape(container.tensors[name], each)
-    tokenizer, special = build_tokenizer(metadata, vocabulary)
-    return ConversionPlan(container, metadata, vocabulary, config, wanted, tokenizer, special)
+    return Layout(container, metadata, config, wanted)
 
 
 def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Config:
@@ -197,10 +290,15 @@ class ConvertedTensor:
     settings: tuple[int, int, str] | None = None
 
 
-def converted(container: Container, target: Target, *, groups_of_16: bool) -> ConvertedTensor:
-    """Convert the tensor of one target. Raises as `convert_gguf`."""
+def converted(
+    container: Container, target: Target, *, groups_of_16: bool, rows: slice | None = None
+) -> ConvertedTensor:
+    """Convert the tensor of one target, or some of its rows. Raises as `convert_gguf`."""
     tensor = container.tensors[target.source]
     joined_error = 0.0
+    if rows is not None:
+        part = tensor.data[rows]
+        tensor = RawTensor(tensor.name, tensor.type, (len(part), *tensor.shape[1:]), part)
     if target.index is not None:
         tensor = matrix_of(tensor, target.index)
     if target.below:
@@ -217,7 +315,7 @@ def _write_weights(
 ) -> _ConversionLog:
     written = _ConversionLog()
     container = plan.container
-    made = _made(plan)
+    made = made_vectors(plan)
     names = [f"{target.module}.{leaf}" for target in plan.targets for leaf in _leaves(container, target)]
     done = 0
     total = sum(container.tensors[source].data.nbytes for target in plan.targets for source in target.sources)
@@ -235,10 +333,22 @@ def _write_weights(
     return written
 
 
-def _made(plan: ConversionPlan) -> Mapping[str, Vector]:
+def made_vectors(layout: Layout) -> Mapping[str, Vector]:
     """Return the vectors that the network has and the file lacks."""
-    layered = LAYERED.get(plan.metadata.architecture)
-    return {} if layered is None else layered.made(plan.metadata, plan.config.get("text_config", plan.config))
+    layered = LAYERED.get(layout.metadata.architecture)
+    return {} if layered is None else layered.made(layout.metadata, layout.config.get("text_config", layout.config))
+
+
+def _source(container: Container, target: Target) -> RawTensor:
+    """Return the file's tensor of a target; of two that are joined, without the data of the second."""
+    tensor = container.tensors[target.source]
+    if target.index is not None:
+        tensor = matrix_of(tensor, target.index)
+    if not target.below:
+        return tensor
+    below = container.tensors[target.below]
+    shape = (tensor.shape[0] + below.shape[0], *tensor.shape[1:])
+    return RawTensor(tensor.name, tensor.type if tensor.type == below.type else "Q8_0", shape, tensor.data)
 
 
 def _is_packed(tensor: RawTensor, target: Target) -> bool:
@@ -254,10 +364,7 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     parts = [("weight", affine.weight, "U32"), ("scales", affine.scales, scale_type)]
     parts += [] if affine.biases is None else [("biases", affine.biases, scale_type)]
-    if target.columns is not None and tensor.shape[-1] // len(target.columns) % affine.group_size:
-        raise UnsupportedModelError(
-            f"tensor {tensor.name} ({tensor.type}) is quantized across heads: their size is no multiple of a group"
-        )
+    _check_columns(tensor, target, affine.group_size)
     return ConvertedTensor(
         tensor,
         {f"{target.module}.{leaf}": StoredArray(_in_order(array, target), dtype) for leaf, array, dtype in parts},
@@ -265,6 +372,13 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
         max_error,
         (affine.group_size, affine.bits, affine.mode),
     )
+
+
+def _check_columns(tensor: RawTensor, target: Target, group_size: int) -> None:
+    if target.columns is not None and tensor.shape[-1] // len(target.columns) % group_size:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name} ({tensor.type}) is quantized across heads: their size is no multiple of a group"
+        )
 
 
 def _plain(tensor: RawTensor, target: Target) -> ConvertedTensor:

@@ -45,12 +45,28 @@ def stored_bytes(tensor: RawTensor) -> int:
     return quantized_bytes(math.prod(tensor.shape), bits, group_size, 4 if tensor.type in _WIDE else 2)
 
 
-def stored_groups(tensor: RawTensor) -> tuple[int, int, str]:
-    """Return (group size, bits, mode) of a converted matrix in a network without groups of 16."""
+def stored_groups(tensor: RawTensor, *, groups_of_16: bool = False) -> tuple[int, int, str]:
+    """Return (group size, bits, mode) of a converted matrix."""
     if tensor.type == "MXFP4" and len(tensor.shape) > 2:
         return GROUP_SIZE, 4, "mxfp4"
     _, bits, group_size = _UNPACK[tensor.type]
-    return (group_size, bits, "affine") if group_size >= GROUP_SIZE else (GROUP_SIZE, 8, "affine")
+    exact = groups_of_16 or group_size >= GROUP_SIZE
+    return (group_size, bits, "affine") if exact else (GROUP_SIZE, 8, "affine")
+
+
+def scale_type(kind: str) -> str:
+    """Return the safetensors type that holds the scales and biases of affine matrices from any file of a type."""
+    return "F32" if kind in _WIDE or kind == "MXFP4" else "F16"
+
+
+def plain_type(kind: str) -> str:
+    """Return the safetensors type of unquantized tensors from a type."""
+    return "F32" if kind in _UNPACK else kind
+
+
+def is_requantized(kind: str) -> bool:
+    """Return whether matrices of a type have no exact form here: they are rounded to 8 bits, which takes long."""
+    return kind in _REQUANTIZED
 
 
 def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:

@@ -16,6 +16,7 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.models.network.mtp import head_tensors
+from headrace.models.network.weight_arrays import shard_arrays
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.registry.store import Store, StoredModel
@@ -75,12 +76,10 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
     total = sum(checkpoint.tensors[name].nbytes for name in kept)
-    for number, shard in enumerate(checkpoint.shards):
-        loaded = mx.load(str(shard), format="safetensors")
-        assert isinstance(loaded, dict)
+    for number, arrays in enumerate(shard_arrays(checkpoint)):
         written: dict[str, mx.array] = {}
-        for name in kept & loaded.keys():
-            array = loaded[name]
+        for name in kept & arrays.keys():
+            array = arrays[name]
             info = checkpoint.tensors[name]
             called = name
             if name.endswith(_JOINED) and ".switch_mlp." in here.get(name, ""):  # named as matrices of quantized models

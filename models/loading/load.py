@@ -252,7 +252,8 @@ def _decoder(
     from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()
-    with ops.native.read_together() if kernels is ops.native and config.plain else nullcontext():
+    together = kernels is ops.native and config.plain and not checkpoint.gguf  # a GGUF's are converted one by one
+    with ops.native.read_together() if together else nullcontext():
         return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import FLOATS
@@ -27,6 +26,7 @@ from headrace.models.loading.keep_quantized import copy_text_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import layer_tensors
+from headrace.models.network.weight_arrays import loaded, shard_arrays, weight_arrays
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
@@ -126,9 +126,10 @@ def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.a
     """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice."""
 
     def rounding(arrays: dict[str, Any]) -> dict[str, Any]:
-        names = [f"{module}.weight" for module in part.shapes]
+        matrices = {name: loaded(arrays[name]) for name in (f"{module}.weight" for module in part.shapes)}
         return arrays | {
-            name: dequantized(rounded(arrays[name], part.probe, importance), arrays[name].dtype) for name in names
+            name: dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
+            for name, matrix in matrices.items()
         }
 
     parameters = Parameters(checkpoint, decoder.ops, decoder.dtype, take=rounding)
@@ -137,8 +138,8 @@ def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.a
 
 def squared_errors(checkpoint: Checkpoint, part: Part, importance: mx.array | None) -> list[float]:
     """Return the squared error of the part's weights in each of its formats, by the importance of columns."""
-    arrays = read_arrays(checkpoint)
-    matrices = [arrays[f"{module}.weight"] for module in part.shapes]
+    arrays = weight_arrays(checkpoint)
+    matrices = [loaded(arrays[f"{module}.weight"]) for module in part.shapes]
     return [sum(squared_error(matrix, groups, importance) for matrix in matrices) for groups in part.formats]
 
 
@@ -158,13 +159,11 @@ def write_mixed(
     done = 0
     total = sum(info.nbytes for info in text_part(checkpoint).tensors.values())
     stored = set(text_part(checkpoint).stored.values())
-    for number, shard in enumerate(checkpoint.shards):
-        loaded = mx.load(str(shard), format="safetensors")
-        assert isinstance(loaded, dict)
+    for number, arrays in enumerate(shard_arrays(checkpoint)):
         written: dict[str, mx.array] = {}
-        for name in sorted(stored & loaded.keys()):
+        for name in sorted(stored & arrays.keys()):
             module = name.removesuffix(".weight")
-            array = loaded.pop(name)
+            array = arrays.pop(name)
             if module in formats:
                 written |= _tensors(module, rounded(array, formats[module], counts[module]))
             else:

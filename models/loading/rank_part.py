@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
-from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
@@ -22,6 +21,7 @@ from headrace.models.network.stage_decoder import Stage, StageDecoder, stage
 from headrace.models.network.stored_kv import stored_kv
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensor_part import TensorPart, tensor_part
+from headrace.models.network.weight_arrays import weight_arrays
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.network import Network
@@ -175,8 +175,9 @@ def _divided(
 
 def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
     """Return the way to read tensors: as parts of files for tensor parallel, unless multipliers apply to them first."""
-    if isinstance(part, Stage) or architecture_of(text_part(checkpoint).config).multiply is not None:
-        return read_arrays
+    multiplied = architecture_of(text_part(checkpoint).config).multiply is not None
+    if isinstance(part, Stage) or multiplied or checkpoint.gguf:
+        return weight_arrays
     from headrace.models.checkpoint.file_parts import file_parts  # late: imports numpy
 
     return file_parts

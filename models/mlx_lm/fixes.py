@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BIAS = ".e_score_correction_bias"
@@ -274,14 +274,14 @@ def _correct_experts(model: Any, checkpoint: Checkpoint) -> None:
     stored = {name for name in checkpoint.tensors if name.endswith(_BIAS)}
     if not stored:
         return
-    arrays = read_arrays(checkpoint)
+    arrays = weight_arrays(checkpoint)
     for number, layer in enumerate(model.layers):
         if not hasattr(layer.mlp, "switch_mlp"):
             continue
         name = next((name for name in stored if name.startswith(f"model.layers.{number}.mlp.")), None)
         if name is None:
             raise CheckpointError(f"{checkpoint.path.name} lacks the router corrections of layer {number} alone")
-        layer.mlp.correction = arrays[name].reshape(-1).astype(mx.float32)
+        layer.mlp.correction = loaded(arrays[name]).reshape(-1).astype(mx.float32)
         layer.mlp.__class__ = _corrected_class()
 
 

@@ -23,6 +23,7 @@ from headrace.models.mlx_lm.fixes import apply_ignored_windows, correct, refuse_
 from headrace.models.mlx_lm.kernels import Stored, stored_arrays
 from headrace.models.mlx_lm.mtp import Head
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
@@ -43,7 +44,8 @@ def load(
     refuse_what_classes_ignore(checkpoint.config)
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
-        stock = head is None and checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
+        converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
+        stock = head is None and not converted
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
         correct(model, checkpoint)
         apply_ignored_windows(model, checkpoint.config)
@@ -151,7 +153,10 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     model = model_class(arguments.from_dict(config))
     if head is not None:
         head.adapt(model)
-    arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
+    if checkpoint.gguf:
+        arrays = {name: loaded(part) for name, part in weight_arrays(checkpoint).items()}
+    else:
+        arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
     genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
         genuine -= {id(arrays[name]) for name in checkpoint.foreign.matrices}

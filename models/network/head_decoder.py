@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config
-from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.text_part import TextPart, called_here, text_config
@@ -22,6 +21,7 @@ from headrace.models.network.mtp import HeadTensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensors import head_norms, head_projection
+from headrace.models.network.weight_arrays import weight_arrays
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import Ops
 
@@ -98,7 +98,7 @@ def head_parameters(
     dtype: mx.Dtype,
     requantize: Quantization | None,
     take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
+    read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
 ) -> Parameters:
     """Return a head's weights under the names of a model of one layer. See `Parameters`."""
     checkpoint = tensors.checkpoint

@@ -9,18 +9,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
-from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
+from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
@@ -68,12 +68,12 @@ class Parameters:
         dtype: mx.Dtype,
         requantize: Quantization | None = None,
         take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
+        read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
         part: TextPart | None = None,
     ) -> None:
         part = part or text_part(checkpoint)
         arrays = read(checkpoint)
-        self._at_once = read is not read_arrays
+        self._at_once = read is not weight_arrays or bool(checkpoint.gguf)
         self._quantization = part.quantization
         self._ops = ops
         self._dtype = dtype
@@ -271,7 +271,7 @@ class Parameters:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json requires")
         if tuple(array.shape) != shape:
             raise CheckpointError(f"tensor {name} has shape {tuple(array.shape)}, config.json implies {shape}")
-        return array if isinstance(array, mx.array) else cast(mx.array, array.read())
+        return loaded(array)
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ hub id, config.json or the header of its GGUF is fetched, no weights.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.gguf_link import LINK_FILE
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.cost.shape_sources import (
     has_shape,
@@ -59,7 +60,7 @@ def shape_of_header(header: "HubHeader") -> StepShape:
 
 def _of_directory(path: Path) -> StepShape:
     """Use the headers if there are weights, otherwise config.json alone."""
-    if not any(path.glob("*.safetensors")):
+    if not any(path.glob("*.safetensors")) and not (path / LINK_FILE).exists():
         return _of_config(read_json_object(path / "config.json"))
     from headrace.models.checkpoint.safetensors import open_checkpoint
 

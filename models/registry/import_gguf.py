@@ -1,9 +1,12 @@
-"""Import of GGUF files into the store: one conversion to an MLX-format directory per content.
+"""Import of GGUF files into the store: one entry per content.
+
+The entry has tokenizer and config, and links to the file: weights are read from there, and converted while loading
+(`models.checkpoint.gguf_link`). Two kinds of files are converted to MLX's layout once instead, in a copy of
+`copy_bytes`: those with tensors that have to be requantized, which is slow (docs/models.md), and models that mlx-lm's
+classes run, which read safetensors files.
 
 A file is identified by its sha256, and a split model by that of its parts one after another. The store caches the hash
-of each path with the file's size and modification time in `.gguf.json`, so that no file is hashed twice, and the next
-start does not convert. GGUF blocks interleave codes and scales, and MLX reads them apart, so the weights are written a
-second time: `copy_bytes` is the size of that copy.
+of each path with the file's size and modification time in `.gguf.json`, so that no file is hashed twice.
 """
 
 import hashlib
@@ -11,15 +14,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.split_files import parts_of, whole_name
-from headrace.models.registry.checksums import ByteProgress, hash_file
+from headrace.models.registry.checksums import ByteProgress, checksums, hash_file
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from headrace.models.architectures.config import DecoderConfig
+    from headrace.models.gguf.convert import ConversionPlan, Layout
 
 _SEEN = ".gguf.json"
 _TEMPLATE = "tokenizer.chat_template"  # its key, and the beginning of those of named ones
@@ -27,7 +35,7 @@ _SOURCE = "local file "  # begins the origin of a conversion, before the file's 
 
 
 def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> StoredModel:
-    """Return the store's conversion of `file`, converting it first if needed.
+    """Return the store's entry of `file`, installing it first if needed.
 
     Raises CheckpointError for an invalid GGUF and ModelNotFoundError for an unreadable file.
     """
@@ -37,23 +45,81 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         return known
     with _readable(file):
         stamp = _stamp(file)
+        plan = read_plan(file)  # refuses a file that cannot run before gigabytes are hashed
         sha256 = _digest(file, stamp, store, progress)
 
     title = _title(file)
 
     def build(directory: Path) -> dict[str, Any]:
-        convert(file, directory, progress, sha256)
-        return {"id": title, "source": f"{_SOURCE}{file}", "sha256": sha256}
+        files = install_weights(plan, directory, progress, sha256)
+        return {"id": title, "source": f"{_SOURCE}{file}", "sha256": sha256} | files
 
-    model = store.install(stored_name(title, sha256), build, progress=progress)
+    name = stored_name(title, sha256)
+    gone = [model for model in store.list() if not is_intact(model)]
+    model = store.install(name, build, replace=any(one.name == name for one in gone), progress=progress)
+    for one in gone:
+        if copied_file(one) == str(file) and one.name != name:  # other content was at this path
+            store.remove(one.name)
     _remember(file, stamp, store, name=model.name)
     return model
 
 
-def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> StoredModel | None:
-    """Return the store's conversion of `file`, None if there is none.
+def read_plan(file: Path) -> "ConversionPlan":
+    """Return all that the header of a file decides. Raises CheckpointError and UnsupportedModelError."""
+    from headrace.models.gguf import convert  # late: numpy and gguf take seconds
 
-    The file is recognised by path, size and time. With `progress` a file as large as a converted one is hashed, too:
+    return convert.read_plan(file)
+
+
+def install_weights(
+    plan: "ConversionPlan", directory: Path, progress: Progress, sha256: str | None = None
+) -> dict[str, Any]:
+    """Link the file of a plan into `directory`, or convert it there. Return the facts for headrace.json.
+
+    sha256: the file's digest, if known. Raises as `import_gguf`.
+    """
+    from headrace.models.gguf import link_gguf
+
+    if needs_copy(plan):
+        convert(plan, directory, progress, sha256)
+        return {}
+    link_gguf(plan, directory, sha256=sha256)
+    paths = plan.container.paths
+    known = {paths[0].name: sha256} if sha256 is not None and len(paths) == 1 else None
+    return {"files": checksums(directory, known=known, progress=progress)}
+
+
+def needs_copy(layout: "Layout") -> bool:
+    """Return whether a file is converted once, instead of while loading."""
+    from headrace.models.architectures.families import architecture_of
+    from headrace.models.checkpoint.text_part import text_config
+    from headrace.runtime import ops
+
+    if not layout.is_exact or architecture_of(text_config(normalized(layout.config))).multiply is not None:
+        return True
+    decoder = _own_decoder(layout.config)
+    return decoder is None or (any(layer.mixer for layer in decoder.layers) and ops.select() is not ops.native)
+
+
+def is_linked(model: StoredModel) -> bool:
+    """Return whether an entry reads its weights from a GGUF file outside of it."""
+    return isinstance(model.origin.get("gguf"), dict)
+
+
+def is_intact(model: StoredModel) -> bool:
+    """Return whether the files that an entry links to are as they were; True for other entries."""
+    if not is_linked(model):
+        return True
+    try:
+        return all(file_facts(model.path / name) == facts for name, facts in model.origin["gguf"].items())
+    except OSError:
+        return False
+
+
+def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> StoredModel | None:
+    """Return the store's entry of `file`, None if there is none, or none that finds its file.
+
+    The file is recognised by path, size and time. With `progress` a file as large as an installed one is hashed, too:
     the same content may be in the store under another name, for example a catalog model's.
     Raises as `import_gguf`.
     """
@@ -62,7 +128,7 @@ def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> 
         stamp = _stamp(file)
         if (known := _stored(_row(file, stamp, store), store)) is not None:
             return known
-        equal = [model for model in store.list() if model.origin.get("size") == stamp[0]]
+        equal = [model for model in store.list() if model.origin.get("size") == stamp[0] and is_intact(model)]
         if progress is None or not equal:
             return None
         sha256 = _digest(file, stamp, store, progress)
@@ -73,7 +139,7 @@ def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> 
 
 
 def copies_of(path: Path, store: Store) -> list[StoredModel]:
-    """Return the conversions of the file that was at `path`; else those of any file of that name."""
+    """Return the entries of the file that was at `path`; else those of any file of that name."""
     made = [(model, Path(file)) for model in store.list() if (file := copied_file(model)) is not None]
     path = parts_of(path)[0]
     here = [model for model, file in made if file == path]
@@ -81,17 +147,19 @@ def copies_of(path: Path, store: Store) -> list[StoredModel]:
 
 
 def copied_file(model: StoredModel) -> str | None:
-    """Return the path of the local file that a model was converted from; None for other models."""
+    """Return the path of the local file that a model was made from; None for other models."""
     source = str(model.origin.get("source", ""))
     return source.removeprefix(_SOURCE) if source.startswith(_SOURCE) else None
 
 
 def copy_bytes(file: Path) -> int:
-    """Return the bytes that the conversion of `file` adds to the store, from its header. Raises CheckpointError."""
+    """Return the bytes that the weights of `file` add to the store, from its header. Raises CheckpointError."""
     from headrace.models.gguf.container import open_container  # late: numpy
+    from headrace.models.gguf.convert import layout_of
     from headrace.models.gguf.tensors import stored_bytes
 
-    return sum(stored_bytes(tensor) for tensor in open_container(file).tensors.values())
+    container = open_container(file)
+    return sum(map(stored_bytes, container.tensors.values())) if needs_copy(layout_of(container)) else 0
 
 
 def has_chat_template(file: Path) -> bool:
@@ -101,7 +169,7 @@ def has_chat_template(file: Path) -> bool:
     return any(key.startswith(_TEMPLATE) for key in open_container(file).metadata)
 
 
-def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:
+def convert(file: "Path | ConversionPlan", directory: Path, progress: Progress, sha256: str | None = None) -> None:
     """Write the MLX-format conversion of `file` into `directory`. sha256: the file's digest, if known."""
     from headrace.models.gguf import (
         convert_gguf,  # late: numpy and gguf take seconds
@@ -118,11 +186,17 @@ def convert(file: Path, directory: Path, progress: Progress, sha256: str | None 
 
 def _reads_groups_of_16(config: dict[str, Any]) -> bool:
     """Return whether the native kernels run this config; mlx-lm's classes and stock MLX lack groups of 16."""
-    from headrace.models.architectures.read import decoder_config
-    from headrace.models.checkpoint.text_part import text_config
     from headrace.runtime import ops
 
-    return decoder_config(text_config(normalized(config))) is not None and ops.select() is ops.native
+    return _own_decoder(config) is not None and ops.select() is ops.native
+
+
+def _own_decoder(config: dict[str, Any]) -> "DecoderConfig | None":
+    """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run a file."""
+    from headrace.models.architectures.read import decoder_config
+    from headrace.models.checkpoint.text_part import text_config
+
+    return decoder_config(text_config(normalized(config)))
 
 
 def _title(file: Path) -> str:
@@ -143,13 +217,6 @@ def stored_name(title: str, sha256: str) -> str:
     return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
 
 
-def _check_header(file: Path) -> None:
-    """Refuse a file that cannot be converted before gigabytes are hashed."""
-    from headrace.models.gguf.convert import read_plan  # late: numpy
-
-    read_plan(file)
-
-
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
     try:
@@ -162,7 +229,6 @@ def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> s
     """Return the file's sha256, computed once for its path and stamp. Raises CheckpointError and OSError."""
     if isinstance(known := _row(file, stamp, store).get("sha256"), str):
         return known
-    _check_header(file)
     count = ByteProgress(progress, "hashing", stamp[0])
     digest = hashlib.sha256()
     sha256 = ""
@@ -199,8 +265,9 @@ def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
 
 
 def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:
-    """Return the model that a cached row names, or None for an invalid row."""
+    """Return the model that a cached row names, or None for an invalid row or an entry whose file is gone."""
     try:
-        return store.get(str(row["name"])) if "name" in row else None
+        model = store.get(str(row["name"])) if "name" in row else None
     except HeadraceError:
         return None
+    return model if model is not None and is_intact(model) else None

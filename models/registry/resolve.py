@@ -19,7 +19,15 @@ from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.checksums import checksums
-from headrace.models.registry.import_gguf import convert, copies_of, find_copy, import_gguf
+from headrace.models.registry.import_gguf import (
+    convert,
+    copies_of,
+    find_copy,
+    import_gguf,
+    install_weights,
+    is_linked,
+    read_plan,
+)
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import (
     INSTRUCT,
@@ -76,13 +84,17 @@ def resolve(
 
 
 def _parsed(text: str, store: Store) -> Source:
-    """Call `find_source`; the error for a missing .gguf file names its conversion in the store."""
+    """Call `find_source`; the error for a missing .gguf file names its entry in the store."""
     try:
         return find_source(text, store)
     except ModelNotFoundError as error:
         if error.hint is None and text.lower().endswith(".gguf"):
-            names = [model.name for model in copies_of(Path(text).expanduser().absolute(), store)]
-            error.hint = f"the store has its copy: {' or '.join(names)}" if names else None
+            made = copies_of(Path(text).expanduser().absolute(), store)
+            names = " or ".join(model.name for model in made)
+            if made and is_linked(made[0]):
+                error.hint = f"{names} in the store runs from that file: pass its path where it is now"
+            elif made:
+                error.hint = f"the store has its copy: {names}"
         raise
 
 
@@ -117,7 +129,7 @@ def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> S
         return import_gguf(file, store, progress=progress)
     known = find_copy(file, store, progress=progress)
     if known is None:
-        raise ModelNotFoundError(f"{file.name} is not in the store", f"`headrace models pull {file}` copies it there")
+        raise ModelNotFoundError(f"{file.name} is not in the store", f"`headrace models pull {file}` installs it")
     return known
 
 
@@ -265,7 +277,7 @@ class _HubModel:
 def _install_hub(
     wanted: _HubModel, store: Store, progress: Progress, present: StoredModel | None, broken: bool
 ) -> StoredModel:
-    """Install from the hub: safetensors stay in the hub's cache, shared with other tools; a GGUF is converted."""
+    """Install from the hub: its files stay in the hub's cache, shared with other tools; a GGUF may be converted."""
     from headrace.models.registry.fetch_hub import fetch_hub
 
     if broken and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
@@ -281,9 +293,9 @@ def _install_hub(
 
     def build(directory: Path) -> dict[str, Any]:
         if files.gguf is not None:
-            convert(files.gguf, directory, progress)
+            made = install_weights(read_plan(files.gguf), directory, progress)
             open_checkpoint(directory)
-            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name}
+            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name} | made
         open_checkpoint(files.folder)
         kept = checksums(files.folder, files.names, known=files.sha256, progress=progress)
         source = f"{hub} at {files.commit[:12]}"

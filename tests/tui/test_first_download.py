@@ -125,7 +125,9 @@ def test_a_full_disk_is_reported_before_the_download() -> None:
 
 def test_the_copy_of_a_gguf_is_planned_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    file = write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q8_0")
+    file = write_gguf(
+        tmp_path / "tiny.gguf", "llama", matrices="Q3_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
+    )
     plan = download_plan.download_plan(str(file))
     assert plan is not None
     assert plan.copy

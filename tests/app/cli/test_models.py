@@ -231,7 +231,32 @@ def test_a_list_of_some(run: Run) -> None:
 
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
-    return write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q8_0")
+    """A file that is converted into a copy."""
+    return write_gguf(
+        tmp_path / "tiny.gguf", "llama", matrices="Q3_K", hidden=256, inner=256, heads=4, kv_heads=4, head_dim=64
+    )
+
+
+def test_a_gguf_runs_from_its_file(run: Run, store: Store, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q8_0")
+    document = json.loads(run("show", str(file), "--json").stdout)
+    assert (document["installed"], document["copy_bytes"]) == (False, 0)
+    assert "needs no copy" in run("show", str(file)).stdout
+    assert "copying" not in run("pull", str(file)).stderr
+    row = json.loads(run("list", "--json").stdout)[0]
+    assert (row["copy_of"], row["runs_from"]) == (None, str(file))
+    assert "runs tiny.gguf" in run("list").stdout
+    assert "whole" in run("verify").stdout
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1
+    before = file.stat()
+    file.write_bytes(changed)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "tiny.gguf has changed" in run("verify", code=1).stdout
+    file.unlink()
+    assert "moved or deleted" in run("show", str(store.names()[0]), code=1).stderr
+    assert "freed" in run("rm", str(file), "--yes").stdout
+    assert store.list() == []
 
 
 def test_a_gguf_is_shown_without_a_copy(run: Run, store: Store, gguf: Path) -> None:
@@ -245,7 +270,7 @@ def test_a_gguf_is_shown_without_a_copy(run: Run, store: Store, gguf: Path) -> N
 
 def test_the_copy_of_a_gguf_is_announced_listed_and_removed(run: Run, store: Store, gguf: Path) -> None:
     announced = run("pull", str(gguf)).stderr.splitlines()[0]
-    assert re.search(r"tiny\.gguf .*: \d+ KiB; `headrace rm ", announced)
+    assert re.search(r"tiny\.gguf .*: [\d.]+ MiB; `headrace rm ", announced)
     assert "tiny.gguf" not in run("pull", str(gguf)).stderr  # now it is there
     assert json.loads(run("list", "--json").stdout)[0]["copy_of"] == str(gguf)
     assert "copy of tiny.gguf" in run("list").stdout
@@ -258,7 +283,7 @@ def test_a_copy_is_asked_for_on_a_terminal(store: Store, gguf: Path) -> None:
     for command in (["run", "hello"], ["chat"]):
         arguments = ["-m", "headrace", *command, "-m", str(gguf)]
         child = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=PATIENCE_S)
-        child.expect(r"Copy tiny\.gguf into the store \(.* KiB; .* are free\)\? \[Y/n\]")
+        child.expect(r"Copy tiny\.gguf into the store \(.* MiB; .* are free\)\? \[Y/n\]")
         child.sendline("n")
         child.expect("tiny.gguf was not copied")
         child.expect(pexpect.EOF)

@@ -34,9 +34,18 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+_LARGE: dict[str, int] = {"hidden": 256, "inner": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
+
+
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "tiny.Q8_0.gguf", "llama", matrices="Q8_0")
+
+
+@pytest.fixture
+def requantized(tmp_path: Path) -> Path:
+    """A file that is converted into a copy."""
+    return write_gguf(tmp_path / "tiny.Q3_K.gguf", "llama", matrices="Q3_K", **_LARGE)
 
 
 def listed(entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +136,14 @@ def test_a_gguf_is_not_converted_unasked(store: Store, gguf: Path) -> None:
     assert resolve(str(gguf), store=store, fetch=False) == model
 
 
-def test_the_size_of_a_conversion_is_known_before(store: Store, gguf: Path) -> None:
-    expected = import_gguf.copy_bytes(gguf)
-    weights = resolve(str(gguf), store=store).path / "model.safetensors"
+def test_the_size_of_a_conversion_is_known_before(store: Store, requantized: Path) -> None:
+    expected = import_gguf.copy_bytes(requantized)
+    weights = resolve(str(requantized), store=store).path / "model.safetensors"
     assert abs(weights.stat().st_size - expected) < 16 << 10  # the header
 
 
-def test_a_conversion_is_found_under_the_name_of_its_file(store: Store, gguf: Path) -> None:
+def test_a_conversion_is_found_under_the_name_of_its_file(store: Store, requantized: Path) -> None:
+    gguf = requantized
     model = resolve(str(gguf), store=store)
     assert installed_name(str(gguf), store) == model.stored_as
     gguf.unlink()
@@ -142,7 +152,7 @@ def test_a_conversion_is_found_under_the_name_of_its_file(store: Store, gguf: Pa
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(str(gguf), store=store)
     assert str(model.stored_as) in str(caught.value.hint)
-    write_gguf(gguf, "llama", matrices="Q8_0", seed=1)
+    write_gguf(gguf, "llama", matrices="Q3_K", seed=1, **_LARGE)
     with pytest.raises(ModelNotFoundError):
         installed_name("other.gguf", store)
     other = resolve(str(gguf), store=store)
@@ -152,12 +162,16 @@ def test_a_conversion_is_found_under_the_name_of_its_file(store: Store, gguf: Pa
         installed_name(str(gguf), store)
 
 
-def test_changed_gguf_is_another_model(store: Store, gguf: Path) -> None:
+def test_changed_gguf_is_another_model(store: Store, gguf: Path, requantized: Path) -> None:
     first = resolve(str(gguf), store=store)
+    copy = resolve(str(requantized), store=store)
     write_gguf(gguf, "llama", matrices="Q8_0", seed=1)
+    write_gguf(requantized, "llama", matrices="Q3_K", seed=1, **_LARGE)
     second = resolve(str(gguf), store=store)
     assert second.stored_as != first.stored_as
-    assert store.get(str(first.stored_as)) is not None
+    assert store.get(str(first.stored_as)) is None  # the file was its weights
+    assert resolve(str(requantized), store=store).stored_as != copy.stored_as
+    assert store.get(str(copy.stored_as)) is not None
 
 
 def test_removed_conversion_is_made_again(store: Store, gguf: Path) -> None:

@@ -1,0 +1,63 @@
+"""Store entry of a GGUF file that is read where it lies: links to its parts, and a list of the tensors they become.
+
+gguf.json       {"tensors": {name: {"dtype": "U32", "shape": [576, 72]}}}, as they are after conversion
+NAME.gguf       a link to the file, or to each part of a split model
+headrace.json   "gguf": {"NAME.gguf": {"bytes": size, "mtime_ns": time}}, the files that the list was made of
+"""
+
+import stat
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES, MAX_RANK, are_counts, quote, read_strict_object
+from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
+from headrace.runtime.errors import CheckpointError
+
+LINK_FILE = "gguf.json"
+
+
+def file_facts(file: Path) -> dict[str, int]:
+    """Return size and modification time, by which a file is known again. Raises OSError."""
+    facts = file.stat()
+    return {"bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+
+
+def read_link(root: Path, origin: dict[str, Any] | None) -> tuple[list[Path], dict[str, TensorInfo]]:
+    """Return the GGUF files that the directory `root` links to, and their tensors as converted.
+
+    origin: headrace.json. Raises CheckpointError for a file that has changed or gone away since it was installed.
+    """
+    files = (origin or {}).get("gguf")
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"headrace.json does not name the files of {LINK_FILE}")
+    paths = [_unchanged(root, name, facts) for name, facts in files.items()]
+    listed = read_strict_object(root, LINK_FILE, MAX_HEADER_BYTES).get("tensors")
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{LINK_FILE}: tensors is not an object")
+    return paths, {name: _tensor(name, entry, paths[0]) for name, entry in listed.items()}
+
+
+def _unchanged(root: Path, name: str, facts: Any) -> Path:
+    if "/" in name or name in {"", ".", ".."} or "\0" in name:
+        raise CheckpointError(f"headrace.json: {quote(name)} leaves the model directory")
+    link = root / name
+    shown = link.readlink() if link.is_symlink() else link
+    hint = "pass its path where it is now; `headrace rm NAME` removes the old entry"
+    try:
+        regular = stat.S_ISREG(link.stat().st_mode)
+        current = file_facts(link)
+    except OSError as error:
+        raise CheckpointError(f"{shown} was moved or deleted since it was installed", hint) from error
+    if not regular or current != facts:
+        raise CheckpointError(f"{shown} has changed since it was installed", hint)
+    return link
+
+
+def _tensor(name: str, entry: Any, file: Path) -> TensorInfo:
+    dtype = entry.get("dtype") if isinstance(entry, dict) else None
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
+    if width is None or not isinstance(shape, list) or len(shape) > MAX_RANK or not are_counts(shape):
+        raise CheckpointError(f"{LINK_FILE}: tensor {quote(name)} is not described by a type and a shape")
+    return TensorInfo(str(dtype), tuple(shape), file, prod(shape) * width)

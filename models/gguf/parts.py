@@ -1,0 +1,155 @@
+"""Tensors of a GGUF file that are converted when they are read, one after the other.
+
+A part knows its shape without reading. It can be cut before, as parts of safetensors files (`checkpoint.file_parts`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.gguf.container import Container, forget, open_container
+from headrace.models.gguf.convert import converted, layout_of, made_vectors
+from headrace.models.gguf.target import Target
+from headrace.runtime.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+
+# Element type in numpy, and in MLX where numpy has none.
+_TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
+    "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
+}  # fmt: skip
+_CHUNK = 16 << 20  # bytes of a tensor's rows that are converted together
+
+
+class _Conversion:
+    """Conversion of one tensor to its arrays. It happens when the first is read; each is released when it is read.
+
+    infos: of the arrays, by name.
+    """
+
+    def __init__(self, container: Container, target: Target, infos: Mapping[str, TensorInfo]) -> None:
+        self._container = container
+        self._target = target
+        self._infos = infos
+        self._arrays: dict[str, Array] = {}
+
+    def take(self, name: str) -> Array:
+        """Return the array `name` and release it. Raises CheckpointError for values that no format holds."""
+        if name not in self._arrays:
+            self._arrays = {name: np.empty(info.shape, _TYPES[info.dtype][0]) for name, info in self._infos.items()}
+            for rows in self._chunks():
+                self._convert(rows)
+        return self._arrays.pop(name)
+
+    def _chunks(self) -> Sequence[slice]:
+        """Return the rows that are converted together: all of them where their order changes."""
+        target = self._target
+        tensor = self._container.tensors[target.source]
+        vector = len(tensor.shape) < 2
+        if vector or target.rows is not None or target.below or target.index is not None or target.stored:
+            return [slice(None)]
+        count = max(1, _CHUNK * len(tensor.data) // tensor.data.nbytes)
+        return [slice(start, start + count) for start in range(0, len(tensor.data), count)]
+
+    def _convert(self, rows: slice) -> None:
+        whole = rows == slice(None)
+        made = converted(self._container, self._target, groups_of_16=True, rows=None if whole else rows)
+        for name, stored in made.arrays.items():
+            wanted = self._infos[name].dtype
+            if stored.dtype != wanted and (stored.dtype, wanted) != ("F16", "F32"):  # which is exact
+                raise CheckpointError(
+                    f"tensor {made.source.name} ({made.source.type}) has scales beyond half precision"
+                )
+            self._arrays[name][rows] = stored.array.view(_TYPES[stored.dtype][0])
+        for source in self._target.sources:
+            forget(self._container.tensors[source] if whole else made.source)
+
+
+class GgufPart:
+    """Array of a converted tensor, or part of it. It has those methods of an array that cut one.
+
+    take: returns the whole array.
+    kind: type in MLX, where numpy has none.
+    kept: an array of this part's shape that takes no memory.
+    cut: applies to the whole array what has been cut.
+    """
+
+    def __init__(
+        self, take: Callable[[], Array], kind: mx.Dtype | None, kept: Array, cut: Callable[[Array], Array]
+    ) -> None:
+        self._take = take
+        self._kind = kind
+        self._kept = kept
+        self._cut = cut
+        self.shape = kept.shape
+        self.ndim = kept.ndim
+        self.size = kept.size
+        self.nbytes = kept.nbytes
+
+    @classmethod
+    def whole(cls, take: Callable[[], Array], info: TensorInfo) -> "GgufPart":
+        """Return all of an array."""
+        kind, ours = _TYPES[info.dtype]
+        return cls(take, ours, _empty(info.shape, kind), lambda array: array)
+
+    def __getitem__(self, index: Any) -> "GgufPart":
+        return self._changed(lambda array: array[index])
+
+    def swapaxes(self, first: int, second: int) -> "GgufPart":
+        return self._changed(lambda array: array.swapaxes(first, second))
+
+    def reshape(self, *shape: int) -> "GgufPart":
+        return self._changed(lambda array: array.reshape(*shape))
+
+    def joined(self, others: Sequence["GgufPart"], axis: int) -> "GgufPart":
+        """Return this part and others of the same array, one behind the other."""
+        parts = (self, *others)
+        shape = list(self.shape)
+        shape[axis] = sum(part.shape[axis] for part in parts)
+        cuts = [part._cut for part in parts]
+        kept = _empty(tuple(shape), self._kept.dtype)
+        return GgufPart(self._take, self._kind, kept, lambda array: np.concatenate([cut(array) for cut in cuts], axis))
+
+    def read(self) -> mx.array:
+        """Convert the tensor and return the part. Raises CheckpointError for values that no format holds."""
+        read = mx.array(np.asarray(self._cut(self._take()), order="C"))
+        return read if self._kind is None else read.view(self._kind)
+
+    def _changed(self, change: Callable[[Array], Array]) -> "GgufPart":
+        cut = self._cut
+        return GgufPart(self._take, self._kind, change(self._kept), lambda array: change(cut(array)))
+
+
+def _empty(shape: tuple[int, ...], kind: npt.DTypeLike) -> Array:
+    """Return an array of that shape that takes no memory."""
+    return np.broadcast_to(np.zeros((), kind), shape)
+
+
+def gguf_parts(checkpoint: Checkpoint) -> dict[str, GgufPart]:
+    """Return the arrays of a checkpoint that links to a GGUF file.
+
+    Raises CheckpointError for a file that is broken, or has other tensors than when it was linked.
+    """
+    container = open_container(checkpoint.gguf[0])
+    layout = layout_of(container)
+    takes: dict[str, Callable[[], Array]] = {
+        name: partial(np.asarray, values, "<f4") for name, values in made_vectors(layout).items()
+    }
+    forms = {name: ("F32", np.shape(values)) for name, values in made_vectors(layout).items()}
+    container = replace(container, metadata={})  # a vocabulary takes more memory than the tokenizer
+    for target in layout.targets:
+        arrays = layout.described(target).arrays
+        forms |= arrays
+        infos = {name: checkpoint.tensors[name] for name in arrays if name in checkpoint.tensors}
+        conversion = _Conversion(container, target, infos)
+        takes |= {name: partial(conversion.take, name) for name in arrays}
+    if forms != {name: (info.dtype, info.shape) for name, info in checkpoint.tensors.items()}:
+        raise CheckpointError(f"{checkpoint.gguf[0].name} has other tensors than its entry in the store lists")
+    return {name: GgufPart.whole(take, checkpoint.tensors[name]) for name, take in takes.items()}
