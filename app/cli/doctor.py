@@ -40,7 +40,10 @@ Rows = list[tuple[str, str]]
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option(
-    "--hosts", metavar="FILE|NAMES", shell_complete=files, help="Check of the machines for `run --hosts`, and no other."
+    "--hosts",
+    metavar="FILE|NAME,...",
+    shell_complete=files,
+    help="Check of the machines for `run --hosts`, and no other.",
 )
 @click.option(
     "-m", "--model", metavar="MODEL", shell_complete=model_names, help="With --hosts: model that they must have."

@@ -22,7 +22,7 @@ def hosts_options(command: F) -> F:
     )
     hosts = click.option(
         "--hosts",
-        metavar="FILE|NAMES",
+        metavar="FILE|NAME,...",
         shell_complete=files,
         help="Machines that share the model: a hostfile of mlx.launch, or names for ssh: localhost,mac2.",
     )

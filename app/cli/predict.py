@@ -51,7 +51,7 @@ class PredictOptions:
     shell_complete=chip_names,
     help='Chip: "M4 Max", m4max, 4090 ...; repeatable [this machine].',
 )
-@click.option("--hosts", metavar="CHIPS", help='Machines that share the model: "M4 Max,2x M3 Ultra 256 GB".')
+@click.option("--hosts", metavar="CHIP,...", help='Machines that share the model: "M4 Max,2x M3 Ultra 256 GB".')
 @click.option("--link", metavar="KIND", help="Link of --hosts: tb5-rdma, tb5, 10gbe or wifi [all].")
 @click.option("--list-chips", is_flag=True, help="List of known chips.")
 @click.option(

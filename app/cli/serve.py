@@ -78,7 +78,7 @@ class ServeArguments:
 )
 @click.option(
     "--models",
-    metavar="A,B",
+    metavar="NAME,...",
     callback=lambda _ctx, _param, value: _names(value),
     help="Installed models that requests may name [all].",
 )

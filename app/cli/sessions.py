@@ -71,6 +71,7 @@ def show(session: str, as_json: bool) -> None:
 @click.option(
     *("--format", "form"),
     type=click.Choice(["markdown", "html", "json"]),
+    metavar="markdown|html|json",
     default="markdown",
     help="File format [markdown].",
 )

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pexpect
 import pytest
 from click.shell_completion import ShellComplete
@@ -22,6 +24,7 @@ from headrace.app.predict.chip_names import chip_targets
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
 from tests.patience import PATIENCE_S
+from tests.test_readme import subcommands
 
 Call = tuple[str, dict[str, Any]]
 Headrace = Callable[..., int]
@@ -319,3 +322,13 @@ def test_a_python_for_intel_macs_is_one_line_before_mlx_is_imported(
     assert "arm64" in capfd.readouterr().err
     monkeypatch.setattr(sys, "argv", ["headrace", "doctor", "--help"])
     assert run_command_line() == 0
+
+
+def test_values_are_named_in_one_form() -> None:
+    """A word in capitals, or the choices; a list has a comma and dots behind it."""
+    form = re.compile(r"[\w.-]+(=[A-Z]+)?(\|[\w.-]+)*(,\.\.\.)?")
+    for command in subcommands(cli):
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.is_flag and option.nargs == 1 and not option.hidden:
+                name = option.make_metavar(click.Context(command))
+                assert form.fullmatch(name), (command.name, option.opts, name)
