@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,22 @@ def test_every_command_parses(line: str) -> None:
     if arguments:  # else a command's name in a sentence
         with contextlib.suppress(click.exceptions.Exit):  # of --help and --version
             command.make_context("headrace", arguments)
+
+
+PROGRAMS = {"headrace", "python", "python3", "python3.14", "pip", "pytest", "run"}  # the last is .ci/run
+PROGRAMS |= {"uv", "git", "brew", "mlx.distributed_config", "echo", "cat", "cp", "rm", "eval", "sudo", "tmutil"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_of_shell_hold_commands_alone(page: str) -> None:
+    """No output and no placeholder stands among them: a block can be pasted as it is."""
+    for block in blocks(page, "sh"):
+        checked = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True)
+        assert checked.returncode == 0, checked.stderr
+        for command in commands_of(block):
+            for part in re.split(r" (?:&&|\|) ", re.sub(r"(^|\s)#.*", "", command)):
+                words = [word for word in shlex.split(part) if not re.match(r"[A-Z_]+=", word)]
+                assert not words or Path(words[0]).name in PROGRAMS, part
 
 
 def test_every_other_block_is_run_by_a_test() -> None:
