@@ -17,7 +17,7 @@ _QUOTE, _ESCAPE, _COLON = b'"\\:'
 _OPENING = b"{["
 _CLOSING = b"}]"
 _BETWEEN = b",:"
-# A key, or its beginning, in JSON's shortest form: only what needs an escape has one. Group 1: an unended escape.
+# A key, or its beginning, in JSON's shortest form: without needless escapes. Group 1: an unended escape.
 _SHORTEST = re.compile(
     rb'(?:[^\\]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]))*+(\\(?:u(?:0(?:0[01]?)?)?)?)?', re.DOTALL
 )

@@ -1,7 +1,7 @@
 """A JSON schema as llguidance takes it: every answer that it then allows fits the schema as it was given.
 
-Keywords that cannot be honoured are refused by their place, those that llguidance loosens without a word too. What
-constrains nothing goes. The rest is written so that llguidance cannot leave it:
+Keywords that cannot be honoured are refused by their place, those that llguidance loosens without a word too. Keywords
+that constrain nothing are left out. The rest is written so that llguidance cannot leave it:
 
 - Dates and times are patterns: its own formats allow the 29th of February in any year, and a second 60 in any minute.
 - An object has the properties that are named, unless the schema says otherwise: models without an end in sight write
