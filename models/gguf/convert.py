@@ -146,7 +146,7 @@ def convert_gguf(
 
 
 def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None = None) -> None:
-    """Make the empty directory `target` a checkpoint that reads its weights from `source`, whose layout `is_exact`.
+    """Make the empty directory `target` a checkpoint that reads its weights from `source`. Its layout `is_exact`.
 
     sha256, errors: as for `convert_gguf`.
     """
@@ -270,7 +270,7 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array with its safetensors type, which tells what numpy cannot: BF16 is held in 16-bit words."""
+    """An array with its safetensors type: numpy has none for BF16, which is held in 16-bit words."""
 
     array: npt.NDArray[Any]
     dtype: str

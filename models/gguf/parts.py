@@ -78,7 +78,7 @@ class GgufPart:
     take: returns the whole array.
     kind: type in MLX, where numpy has none.
     kept: an array of this part's shape that takes no memory.
-    cut: applies to the whole array what has been cut.
+    cut: cuts the part out of the whole array.
     """
 
     def __init__(

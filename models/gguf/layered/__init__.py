@@ -1,4 +1,4 @@
-"""GGUF architectures whose layers differ, or whose classes are mlx-lm's alone.
+"""GGUF architectures with layers that differ, or with classes of mlx-lm's alone.
 
 Each becomes the layout of mlx-lm's class; facts of the files are those of llama.cpp's converter.
 

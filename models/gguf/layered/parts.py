@@ -1,4 +1,4 @@
-"""Tensors of GGUF architectures whose layers differ, in the layout of mlx-lm's classes.
+"""Tensors of GGUF architectures with layers that differ, in the layout of mlx-lm's classes.
 
 A `LayeredArchitecture` names the tensors of each kind of layer. Sizes are products of named sizes: `heads*head`.
 """

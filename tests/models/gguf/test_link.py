@@ -161,6 +161,11 @@ def test_a_file_that_changed_or_went_away_is_refused_by_name(tmp_path: Path) -> 
     again = resolve(str(moved), store=store)
     assert json.loads((again.path / ORIGIN_FILE).read_text())["source"] == f"local file {moved}"
     open_checkpoint(again.path)
+    twin = tmp_path / "twin.gguf"
+    twin.write_bytes(moved.read_bytes())
+    assert resolve(str(twin), store=store) == again  # the same content
+    moved.unlink()
+    open_checkpoint(resolve(str(twin), store=store).path)
 
 
 def edited(directory: Path, name: str, **changes: Any) -> None:
