@@ -286,7 +286,7 @@ def _gemma3(metadata: Metadata, config: Config, _tensors: Shapes) -> Config:
 
 
 def _query_scale(config: Config, wide: bool) -> int:
-    """Return the divisor of Gemma's queries. wide: the size whose heads are wider than its width divided by them."""
+    """Return the divisor of Gemma's queries. wide: for the width per head instead of the head size."""
     size: int = config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
     return size
 

@@ -48,7 +48,7 @@ class Measured:
 
 
 def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Measured:
-    """Return what a step of `model` reads. Raises what its class raises for an unexpected config.
+    """Return the reads of a step of `model`. Raises what its class raises for an unexpected config.
 
     shares: read shares of parameters, if they are known.
     """

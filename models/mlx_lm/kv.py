@@ -1,8 +1,8 @@
-"""K/V of mlx-lm's classes in fewer bits: in mlx-lm's own quantized caches, where a class can do with them.
+"""K/V of mlx-lm's classes in fewer bits: mlx-lm's own quantized caches, for classes that attend to them.
 
-mlx-lm quantizes its plain caches, keys and values in as many bits each. Whether a class attends to what such a cache
-gives (most call mlx-lm's attention, which does; others take the arrays apart) is seen by letting it build a pass. What
-is quantized is so from the first token on: mlx-lm's own generator leaves the first chunk of a prompt as it is.
+mlx-lm quantizes its plain caches, keys and values in as many bits each. Most classes call mlx-lm's attention, which
+reads these caches; others take the arrays apart. A trial pass, never evaluated, tells them apart. All tokens are
+quantized: mlx-lm's own generator leaves the first chunk of a prompt plain.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from headrace.runtime.ops.kv_format import Coding, KVFormat
 
 
 def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
-    """Empty caches for one sequence, one a layer. stored: what `quantized` gave; None for the class's own choice."""
+    """Return empty caches of a sequence, one a layer. stored: from `quantized`; None for the class's own choice."""
     parts = list(make_prompt_cache(model))
     if stored is None:
         return parts
@@ -44,7 +44,7 @@ def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
     packed = make_parts(model, stored)
     try:
         _build(model, packed)
-    except Exception:  # whatever a class raises that takes arrays for granted
+    except Exception:  # classes that take arrays for granted raise anything
         return "mlx-lm's class for this model does not attend to quantized caches"
     return stored
 
