@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.config.settings import ScreenSettings, Settings
+from headrace.app.tui.widgets.lines import Section
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -78,6 +79,7 @@ def test_screen(
         it.app.poller.draw_metrics(force=True)
         it.app.poller.chat.view.update_status()  # type: ignore[union-attr]
         await it.pilot.pause()
+        await it.until(lambda: all(section._lines for section in it.app.screen.query(Section) if section.size))
         picture.append(it.app.export_screenshot(title="headrace"))
 
     play(
