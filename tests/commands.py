@@ -26,9 +26,10 @@ from tests.patience import PATIENCE_S
 HEADRACE = (sys.executable, "-m", "headrace")
 _IMPORTED = (
     "jinja2.sandbox", "mlx.core", "mlx_lm.utils", "numpy", "tokenizers", "headrace.app.api",
-    "headrace.app.bench.measure.run", "headrace.app.cli.batch", "headrace.app.cli.bench", "headrace.app.cli.models",
-    "headrace.app.cli.predict", "headrace.app.cli.run", "headrace.app.cli.run_answer", "headrace.app.cli.sessions",
-    "headrace.app.cli.verify", "headrace.models.loading.load", "headrace.runtime.engine.engine",
+    "headrace.app.bench.measure.run", "headrace.app.cli.batch", "headrace.app.cli.bench.command",
+    "headrace.app.cli.models.command", "headrace.app.cli.predict", "headrace.app.cli.run.command",
+    "headrace.app.cli.run.answer", "headrace.app.cli.sessions", "headrace.app.cli.verify",
+    "headrace.models.loading.load", "headrace.runtime.engine.engine",
 )  # fmt: skip
 _IMPORTS_HUB = "mlx_lm.utils"  # imports huggingface_hub, which reads its variables then
 # Variables that the interpreter, the dynamic linker or an imported library reads at its start.

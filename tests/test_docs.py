@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.bench.compare.documents import compare_documents
-from headrace.app.cli.bench import bench
-from headrace.app.cli.run import run
+from headrace.app.cli.bench.command import bench
+from headrace.app.cli.run.command import run
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.test_house import ROOT
 from tests.tiny_chat import write_chat_model

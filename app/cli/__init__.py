@@ -1,1 +1,1 @@
-"""The command line: one file per command, and helpers that only commands use."""
+"""The command line: a file or a folder per command, and helpers that only commands use."""

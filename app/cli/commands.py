@@ -24,13 +24,13 @@ COMPLETE = "_HEADRACE_COMPLETE"  # set by a shell's completion script
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
     "chat": ("headrace.app.cli.chat", "chat", "Chat in the terminal and watch the decode loop (the default)."),
-    "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
+    "run": ("headrace.app.cli.run.command", "run", "Answer one prompt, streamed to standard output."),
     "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many at a time."),
     "serve": ("headrace.app.cli.serve", "serve", "Serve models to clients of OpenAI's and Anthropic's APIs."),
-    "launch": ("headrace.app.cli.launch", "launch", "Run a coding agent on a local model."),
+    "launch": ("headrace.app.cli.launch.command", "launch", "Run a coding agent on a local model."),
     "top": ("headrace.app.cli.top", "top", "Watch the decode loop of a running server."),
     "bench": (
-        "headrace.app.cli.bench",
+        "headrace.app.cli.bench.command",
         "bench",
         "Measure prefill and decode speed, and the share of memory bandwidth used.",
     ),
@@ -41,7 +41,7 @@ _COMMANDS = {
         "Predict a model's decode speed on this machine or other chips.",
     ),
     "fit": ("headrace.app.cli.predict", "fit", "List the catalog models that fit this machine."),
-    "models": ("headrace.app.cli.models", "models", "List, fetch, inspect and remove models."),
+    "models": ("headrace.app.cli.models.command", "models", "List, fetch, inspect and remove models."),
     "quantize": (
         "headrace.app.cli.quantize",
         "quantize",
@@ -53,12 +53,12 @@ _COMMANDS = {
         "sessions",
         "List, show, search, export and delete stored conversations.",
     ),
-    "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
-    "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
-    "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
+    "pull": ("headrace.app.cli.models.command", "pull", "Short for `models pull`."),
+    "list": ("headrace.app.cli.models.command", "list_models", "Short for `models list`."),
+    "rm": ("headrace.app.cli.models.command", "rm", "Short for `models rm`."),
     "explain": ("headrace.app.cli.explain", "explain", "Explain a figure, such as MBU, TTFT or roofline."),
     "paths": ("headrace.app.cli.paths", "paths", "Show the locations of headrace's files."),
-    "doctor": ("headrace.app.cli.doctor", "doctor", "Show this machine's hardware, software and any problems."),
+    "doctor": ("headrace.app.cli.doctor.command", "doctor", "Show this machine's hardware, software and any problems."),
     "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),
 }
 

@@ -23,7 +23,6 @@ def completion(shell: str) -> None:
     zsh, in ~/.zshrc:    eval "$(headrace completion zsh)"
     fish, once:          headrace completion fish > ~/.config/fish/completions/headrace.fish
     """
-    from headrace.app.cli import shells  # noqa: F401 (registers them)
     from headrace.app.cli.commands import COMPLETE, PROGRAM, cli
 
     kind = get_completion_class(shell)

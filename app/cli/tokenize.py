@@ -37,7 +37,7 @@ def tokenize(text: str | None, model: str | None, special: bool, as_json: bool) 
 
 
 def _content(text: str | None) -> str:
-    from headrace.app.cli.run_prompt import STDIN, piped_text
+    from headrace.app.cli.run.prompt import STDIN, piped_text
 
     if text is not None and text != STDIN:
         return text

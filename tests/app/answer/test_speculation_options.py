@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.cli.batch import batch
-from headrace.app.cli.run import run
-from headrace.app.cli.run_figures import RunReport
-from headrace.app.cli.run_report import summary_line, table
+from headrace.app.cli.run.command import run
+from headrace.app.cli.run.figures import RunReport
+from headrace.app.cli.run.report import summary_line, table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from tests.tiny_chat import write_chat_model
@@ -65,7 +65,7 @@ def test_the_account_of_an_answer_tells_tokens_from_steps(
     model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[RunReport] = []
-    monkeypatch.setattr("headrace.app.cli.run_report.print_report", lambda report, _: reports.append(report))
+    monkeypatch.setattr("headrace.app.cli.run.report.print_report", lambda report, _: reports.append(report))
     for choice in ("ngram", "off"):
         arguments = ["hi", "-m", str(model), "-n", "200", "-t", "0", "--stats", "--speculate", choice]
         CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.text import passages, read_text
-from headrace.app.cli.bench import bench
+from headrace.app.cli.bench.command import bench
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError

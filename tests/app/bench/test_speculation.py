@@ -19,7 +19,7 @@ from headrace.app.bench.measure.workloads import chosen_workloads
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.summary_view import show
 from headrace.app.bench.show.table import results_table
-from headrace.app.cli.bench import bench
+from headrace.app.cli.bench.command import bench
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

@@ -35,7 +35,12 @@ def test_a_mac_without_caffeinate_continues(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("module", "command", "arguments"),
-    [("batch", "batch", ["in.jsonl"]), ("bench", "bench", []), ("models", "pull", []), ("serve", "serve", [])],
+    [
+        ("batch", "batch", ["in.jsonl"]),
+        ("bench.command", "bench", []),
+        ("models.command", "pull", []),
+        ("serve", "serve", []),
+    ],
 )
 def test_long_commands_keep_it_awake(
     module: str, command: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch

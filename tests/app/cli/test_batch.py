@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.cli.batch import batch
-from headrace.app.cli.run import run
+from headrace.app.cli.run.command import run
 from headrace.runtime.errors import HeadraceError, UsageError
 from tests.patience import PATIENCE_S
 from tests.test_docs import check, sections

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from headrace.app.bench.show.formats import markdown
 from headrace.app.bench.show.phrases import interval
 from headrace.app.bench.show.report import html
-from headrace.app.cli.bench import bench
+from headrace.app.cli.bench.command import bench
 from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.chat.download_plan import DownloadPlan
-from headrace.app.cli import bench_machine
-from headrace.app.cli.bench import bench
+from headrace.app.cli.bench import machine as bench_machine
+from headrace.app.cli.bench.command import bench
 from headrace.app.output.document import Document
 from headrace.runtime.errors import HeadraceError, NotEnoughMemoryError, UsageError
 from tests.tiny_chat import write_chat_model

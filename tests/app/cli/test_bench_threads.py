@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.bench.measure.setup import Setup, check_threads
-from headrace.app.cli.bench import bench
+from headrace.app.cli.bench.command import bench
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model

@@ -17,8 +17,10 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from headrace.app.bench.measure.workloads import load_workloads
-from headrace.app.cli import chat, commands, models, run, shells
+from headrace.app.cli import chat, commands, shells
 from headrace.app.cli.commands import cli, run_command_line
+from headrace.app.cli.models import command as models
+from headrace.app.cli.run import command as run
 from headrace.app.config.settings import Settings
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.sessions.store import SessionStore

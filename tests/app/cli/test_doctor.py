@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import headrace
-from headrace.app.cli import diagnosis
-from headrace.app.cli.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
-from headrace.app.cli.doctor import _draw, _plain, doctor, document, sections
-from headrace.app.cli.finding import Finding
+from headrace.app.cli.doctor import diagnosis
+from headrace.app.cli.doctor.command import _draw, _plain, doctor, document, sections
+from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
+from headrace.app.cli.doctor.finding import Finding
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
@@ -135,7 +135,7 @@ def test_energy_counters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.machine is not None
     for joules, expected in ((5.0, "CPU"), (None, None)):
         readings = Readings(joules=joules, energy_parts="CPU")
-        monkeypatch.setattr("headrace.app.cli.diagnosis.sensors", lambda _, found=readings: lambda: found)
+        monkeypatch.setattr("headrace.app.cli.doctor.diagnosis.sensors", lambda _, found=readings: lambda: found)
         assert diagnosis._energy_parts(known.machine) == expected
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.app.cli.launch import _run
-from headrace.app.cli.launch_agents import AGENTS, Endpoint
-from headrace.app.cli.launch_server import _announced
+from headrace.app.cli.launch.agents import AGENTS, Endpoint
+from headrace.app.cli.launch.command import _run
+from headrace.app.cli.launch.server import _announced
 from headrace.runtime.errors import HeadraceError
 from tests.patience import PATIENCE_S
 from tests.processes import engines

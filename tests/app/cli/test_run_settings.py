@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.cli.run import run
-from headrace.app.cli.run_prompt import read_prompt
+from headrace.app.cli.run.command import run
+from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime import ops
 from headrace.runtime.errors import ContextLimitError, SessionError, UsageError

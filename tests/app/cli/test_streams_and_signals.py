@@ -58,7 +58,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
         "headrace.app.cli.process",
         "threading",
         "click",
-        "headrace.app.cli.run",
+        "headrace.app.cli.run.command",
         "headrace.models.loading.load",
         "mlx.core",
     ],

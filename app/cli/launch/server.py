@@ -11,7 +11,7 @@ from signal import SIGINT
 from typing import IO, Any
 from urllib.parse import quote
 
-from headrace.app.cli.launch_agents import Endpoint
+from headrace.app.cli.launch.agents import Endpoint
 from headrace.app.cli.say import say
 from headrace.app.engine.http_address import HTTPAddress, ServerError
 from headrace.runtime.config import environment

@@ -6,7 +6,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
-from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.run.session import RunSession
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops

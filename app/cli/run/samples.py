@@ -18,8 +18,8 @@ from headrace.app.answer.options import DEFAULTS, SamplingSource
 from headrace.app.answer.phrases import sampling_phrase
 from headrace.app.batch.progress import Counts, ProgressLine
 from headrace.app.cli.interrupts import first_interrupt_cancels
-from headrace.app.cli.run_arguments import RunArguments
-from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.run.arguments import RunArguments
+from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.versions import versions

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from headrace.app.cli.finding import Finding, draw_finding, plain_finding
+from headrace.app.cli.doctor.finding import Finding, draw_finding, plain_finding
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style

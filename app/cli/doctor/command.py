@@ -1,6 +1,6 @@
 """`headrace doctor`: machine, bandwidth, software and problems, on one screen or as JSON.
 
-Exit code 1 if something is broken. `app.cli.diagnosis` gathers the facts; this module prints them.
+Exit code 1 if something is broken. `app.cli.doctor.diagnosis` gathers the facts; this module prints them.
 """
 
 import os
@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import files, model_names
-from headrace.app.cli.diagnosis import Report, findings, gather
-from headrace.app.cli.finding import Finding, draw_finding, plain_finding
+from headrace.app.cli.doctor.diagnosis import Report, findings, gather
+from headrace.app.cli.doctor.finding import Finding, draw_finding, plain_finding
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
@@ -52,7 +52,7 @@ Rows = list[tuple[str, str]]
 def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None) -> None:
     """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
     if hosts is not None:
-        from headrace.app.cli.doctor_hosts import doctor_hosts
+        from headrace.app.cli.doctor.hosts import doctor_hosts
 
         doctor_hosts(hosts, model, as_json=as_json)
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.bench_options import BenchOptions, chosen_peers, on_command_line
+from headrace.app.cli.bench.options import BenchOptions, chosen_peers, on_command_line
 from headrace.app.cli.say import say
 from headrace.runtime.errors import HeadraceError, UsageError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.options import AnswerOptions, SamplingSource, recommended_options, sampling_source
 from headrace.app.chat.prompt import ChatMessages, draft_messages
-from headrace.app.cli.run_arguments import RunArguments
+from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.models.loading.load import LoadedModel

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.bench_options import BenchOptions, on_command_line
+from headrace.app.cli.bench.forms import print_document
+from headrace.app.cli.bench.options import BenchOptions, on_command_line
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.runtime.errors import UsageError
 

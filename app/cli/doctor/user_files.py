@@ -7,7 +7,7 @@ import sqlite3
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from headrace.app.cli.finding import Finding
+from headrace.app.cli.doctor.finding import Finding
 from headrace.runtime.errors import CheckpointError, HeadraceError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import click
 
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
 from headrace.app.answer.sentence import OTHERS, cpu_phrase, sentence
-from headrace.app.cli.run_arguments import RunArguments
-from headrace.app.cli.run_figures import RunReport
+from headrace.app.cli.run.arguments import RunArguments
+from headrace.app.cli.run.figures import RunReport
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise

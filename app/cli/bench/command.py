@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.bench_options import BenchOptions, bench_options, chosen_peers, on_command_line
+from headrace.app.cli.bench.forms import print_document
+from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, on_command_line
 from headrace.app.cli.completion import files
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.hosts_options import chosen_hosts
@@ -48,11 +48,11 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
             "leave out --quality, --vs, --profile, other models, and --threads for HEADRACE_THREADS",
         )
     if given.quality:
-        from headrace.app.cli.bench_quality import bench_quality
+        from headrace.app.cli.bench.quality import bench_quality
 
         return bench_quality(ctx, given)
     if str(given.report) in ("mac", "machine"):
-        from headrace.app.cli.bench_machine import bench_machine
+        from headrace.app.cli.bench.machine import bench_machine
 
         return bench_machine(ctx, given)
     _check_modes(ctx, given)

@@ -1,7 +1,7 @@
 """Facts and findings of `headrace doctor`.
 
 `gather` never raises: a failing part (MLX does not load, say) becomes a finding. `findings` is a pure function of the
-report. `app.cli.doctor` prints both.
+report. `app.cli.doctor.command` prints both.
 """
 
 import os
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.app.cli.finding import Finding
-from headrace.app.cli.user_files import models_state, sessions_state, settings_state
+from headrace.app.cli.doctor.finding import Finding
+from headrace.app.cli.doctor.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime.config import environment, paths
 from headrace.runtime.errors import HeadraceError

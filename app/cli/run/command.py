@@ -11,7 +11,7 @@ from headrace.app.cli.answer_options import activations_option, answer_options, 
 from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
 from headrace.app.cli.draft import draft_option
 from headrace.app.cli.hosts_options import hosts_options
-from headrace.app.cli.run_arguments import RunArguments
+from headrace.app.cli.run.arguments import RunArguments
 
 
 @click.command()
@@ -75,6 +75,6 @@ def run(arguments: RunArguments) -> int:
     from headrace.runtime.machine.garbage import importing
 
     with importing():
-        from headrace.app.cli.run_answer import run_answer  # late: `headrace run --help` needs none of it
+        from headrace.app.cli.run.answer import run_answer  # late: `headrace run --help` needs none of it
 
     return run_answer(arguments)

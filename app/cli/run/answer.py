@@ -14,9 +14,9 @@ from headrace.app.cli.draft import chosen_draft, load_draft
 from headrace.app.cli.hosts_options import chosen_hosts
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
-from headrace.app.cli.run_arguments import DEFAULT_GROUP_SIZE, RunArguments
-from headrace.app.cli.run_prompt import read_prompt
-from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
+from headrace.app.cli.run.prompt import read_prompt
+from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
 from headrace.app.output.redrawn_line import RedrawnLine
@@ -71,7 +71,7 @@ def run_answer(arguments: RunArguments) -> int:
     check = BackgroundCheck(resolved)
     with closing(session):
         if arguments.samples is not None:
-            from headrace.app.cli.run_samples import run_samples
+            from headrace.app.cli.run.samples import run_samples
 
             messages = content if arguments.raw else session.messages(content, attachments)
             code = run_samples(answerer, messages, session, arguments)
@@ -127,8 +127,8 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.reported or (sys.stderr.isatty() and not arguments.quiet):
-        from headrace.app.cli.run_figures import make_report  # imported only if it is printed
-        from headrace.app.cli.run_report import print_report
+        from headrace.app.cli.run.figures import make_report  # imported only if it is printed
+        from headrace.app.cli.run.report import print_report
 
         print_report(make_report(answerer, answer, session, loaded_at - started), arguments)
     if disk_cache is not None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.launch_agents import AGENTS
+from headrace.app.cli.launch.agents import AGENTS
 from headrace.app.cli.serve import PORT
 from headrace.runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.app.cli.launch_agents import Endpoint
+    from headrace.app.cli.launch.agents import Endpoint
 
 _END_S = 5.0  # for an agent to end after SIGTERM
 
@@ -59,7 +59,7 @@ def launch(agent: str, model: str | None, url: str, api_key: str | None, argumen
 @contextmanager
 def _endpoint(url: str, model: str | None, key: str | None) -> "Iterator[Endpoint]":
     """Yield the model of a running server, or of a server that runs during the block."""
-    from headrace.app.cli.launch_server import find_endpoint, own_server
+    from headrace.app.cli.launch.server import find_endpoint, own_server
     from headrace.app.cli.load_for_answers import resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
 

@@ -1,0 +1,1 @@
+"""`headrace bench`: options, a run of measurements, its output."""

@@ -1,0 +1,1 @@
+"""`headrace doctor`: facts of this machine and of others, problems and remedies."""

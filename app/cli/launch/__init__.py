@@ -1,0 +1,1 @@
+"""`headrace launch`: agents, and the server that they talk to."""

@@ -1,0 +1,1 @@
+"""`headrace models`, and `pull`, `list` and `rm`."""

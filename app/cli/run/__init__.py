@@ -1,0 +1,1 @@
+"""`headrace run`: arguments, prompt, one or several answers, their reports."""
