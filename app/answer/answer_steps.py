@@ -98,20 +98,20 @@ def unpacked(data: object, content: str) -> AnswerSteps | None:
             return None
         document = json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES))
         latencies = [_checked(micros, 1 << 53) / 1e6 for micros in document["latencies_us"]]
-        found = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
-        at = found.start
+        steps = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
+        at = steps.start
         for lengths, accepted, rejected in document["steps"]:
             ends = list(accumulate((_checked(length, len(content)) for length in lengths), initial=at))
             pieces = tuple(content[begin:end] for begin, end in pairwise(ends))
-            found.texts.append(StepText(pieces, _checked(accepted, len(pieces)), tuple(map(_text, rejected))))
+            steps.texts.append(StepText(pieces, _checked(accepted, len(pieces)), tuple(map(_text, rejected))))
             at = ends[-1]
     except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return found if at == len(content) and len(latencies) <= len(found.texts) else None
+    return steps if at == len(content) and len(latencies) <= len(steps.texts) else None
 
 
-def _checked(value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
+def _checked(value: object, maximum: int) -> int:
+    if type(value) is not int or not 0 <= value <= maximum:
         raise ValueError
     return value
 

@@ -63,7 +63,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
         tuple(answer.calls),
         _message(answer),
         [token for step in answer.steps for token in step.tokens],
-        [found for step in answer.steps for found in step.logprobs or ()],
+        [token_logprobs for step in answer.steps for token_logprobs in step.logprobs or ()],
         answer.unchecked_tools,
         answer.reports,
     )
@@ -92,11 +92,11 @@ def plain_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, type) or not hasattr(schema, "model_json_schema"):
         return schema
-    found: dict[str, Any] = _without_sets(schema.model_json_schema())
-    for part in (found, *found.get("$defs", {}).values()):
+    schema_document: dict[str, Any] = _without_sets(schema.model_json_schema())
+    for part in (schema_document, *schema_document.get("$defs", {}).values()):
         if "properties" in part:
             part.setdefault("additionalProperties", False)
-    return found
+    return schema_document
 
 
 def _without_sets(value: Any) -> Any:

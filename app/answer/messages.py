@@ -98,17 +98,17 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
     if not isinstance(value, list):
         raise UsageError(f"{where} must be a text or a list of parts, not {shown(value)}")
     texts = []
-    for place, part in enumerate(value):
+    for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        found = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if in_history and (words := not_shown(kind)) is not None:
             texts.append(words)
             continue
         if isinstance(part, dict) and kind not in ("text", "input_text", "output_text", "refusal"):
-            raise UsageError(f"{where}[{place}] has a part of type {shown(kind)}, only text is supported")
-        if not isinstance(found, str):
-            raise UsageError(f"{where}[{place}] must be a text part, not {shown(part)}")
-        texts.append(found)
+            raise UsageError(f"{where}[{index}] has a part of type {shown(kind)}, only text is supported")
+        if not isinstance(text, str):
+            raise UsageError(f"{where}[{index}] must be a text part, not {shown(part)}")
+        texts.append(text)
     return "\n".join(texts)
 
 
@@ -140,17 +140,17 @@ def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[
 def _calls(value: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or len(value) > MAX_CALLS:
         raise UsageError(f"{where} must be a list of at most {MAX_CALLS} calls")
-    found = []
-    for place, call in enumerate(value):
+    calls = []
+    for index, call in enumerate(value):
         function = call.get("function") if isinstance(call, dict) else None
         if function is None and isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
             function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
         if not isinstance(function, dict):
-            raise UsageError(f"{where}[{place}] must be an object with a function, not {shown(call)}")
-        name = _text_of(function, "name", f"{where}[{place}].function")
-        identifier = _text_of(call, "id", f"{where}[{place}]") if call.get("id") else f"call_{place}"
-        found.append(tool_call(identifier, name, _arguments(function.get("arguments"), f"{where}[{place}].function")))
-    return found
+            raise UsageError(f"{where}[{index}] must be an object with a function, not {shown(call)}")
+        name = _text_of(function, "name", f"{where}[{index}].function")
+        identifier = _text_of(call, "id", f"{where}[{index}]") if call.get("id") else f"call_{index}"
+        calls.append(tool_call(identifier, name, _arguments(function.get("arguments"), f"{where}[{index}].function")))
+    return calls
 
 
 def _arguments(value: object, where: str) -> str:
@@ -165,6 +165,6 @@ def _arguments(value: object, where: str) -> str:
 
 
 def _text_of(value: Mapping[str, Any], name: str, where: str) -> str:
-    if not isinstance(found := value.get(name), str):
-        raise UsageError(f"{where}.{name} must be a text, not {shown(found)}")
-    return found
+    if not isinstance(text := value.get(name), str):
+        raise UsageError(f"{where}.{name} must be a text, not {shown(text)}")
+    return text

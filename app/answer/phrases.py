@@ -27,7 +27,11 @@ def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | 
 
 def mbu_text(mbu: float | None, *, busy: bool) -> str:
     """Return an MBU: `31 %`, `busy` if other programs slowed the steps down, `–` if unknown."""
-    return "busy" if busy else "–" if mbu is None else percent(mbu)
+    if busy:
+        return "busy"
+    if mbu is None:
+        return "–"
+    return percent(mbu)
 
 
 def phrases(

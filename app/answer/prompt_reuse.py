@@ -59,7 +59,7 @@ class ReuseLog:
         typed = min(reused, common_prefix(self._prefetched, prompt)) - self._prefetched_from
         nearest = max(reversed(self._earlier), key=lambda tokens: common_prefix(tokens, prompt), default=[])
         dropped = min(common_prefix(nearest, prompt), len(prompt) - 1) - reused
-        found: PrefixDifference | None = None
+        difference: PrefixDifference | None = None
         with suppress(HeadraceError):  # of a tokenizer: an answer does not fail for want of an explanation
-            found = first_difference(nearest, prompt, self._tokenizer)
-        return PromptReuse(reused, max(0, typed) if self._prefetched else 0, max(0, dropped), found)
+            difference = first_difference(nearest, prompt, self._tokenizer)
+        return PromptReuse(reused, max(0, typed) if self._prefetched else 0, max(0, dropped), difference)

@@ -141,17 +141,17 @@ def _bytes(of: StepFigures) -> str:
 
 
 def _limit(of: StepFigures) -> str:
-    most = of.roofline_rate
+    roofline_rate = of.roofline_rate
     base = of.mbu.base_gb_s
-    if base is None or most is None:
+    if base is None or roofline_rate is None:
         return "This machine's memory bandwidth is not measured yet."
     if of.limit is not None and of.limit.roof == "arithmetic":
         flops = three_digits(of.step_flops / 1e9)
         speed = three_digits((of.compute_flops or 0.0) / 1e9)
         computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
-        return f"{computes}, so at most {three_digits(most)} tok/s."
+        return f"{computes}, so at most {three_digits(roofline_rate)} tok/s."
     reads = "now reads" if of.mbu.measured_beside else "reads up to"
-    return f"This machine {reads} {three_digits(base)} GB/s, so at most {three_digits(most)} tok/s."
+    return f"This machine {reads} {three_digits(base)} GB/s, so at most {three_digits(roofline_rate)} tok/s."
 
 
 def _speed(of: StepFigures) -> str:

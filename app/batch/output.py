@@ -101,7 +101,7 @@ class ResultFile:
 
     def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
         """Return the answers' places by digest, and True if the file has nothing else."""
-        found: dict[str, tuple[int, int]] = {}
+        offsets: dict[str, tuple[int, int]] = {}
         start = 0
         whole = True
         with self._errors():
@@ -109,15 +109,15 @@ class ResultFile:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
                 if line.endswith(b"\n"):
                     digest, answered = self._digest(line, number)
-                    whole = whole and answered and digest not in found
+                    whole = whole and answered and digest not in offsets
                     if answered:
-                        found[digest] = (start, len(line))
+                        offsets[digest] = (start, len(line))
                 elif len(line) == _LONGEST or not may_begin(line):
                     raise self._foreign(number)
                 else:
                     whole = False
                 start += len(line)
-        return found, whole
+        return offsets, whole
 
     def _borrowed(self) -> io.FileIO:
         self._file.seek(0)

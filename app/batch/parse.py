@@ -78,12 +78,12 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             asked = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
-    own = asked.options
+    own_options = asked.options
     prompt = asked.prompt
-    options = own.over(defaults.options)
+    options = own_options.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
-    values = options.given() | {key: value for key, value in defaults.written.items() if key not in own.given()}
+    values = options.given() | {key: value for key, value in defaults.written.items() if key not in own_options.given()}
     with_recommended = {**defaults.recommended, **values}
     if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
         values = with_recommended

@@ -31,13 +31,15 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     details["timing"] = answer.timing()
     details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
     reason = answer.finish_reason
-    calls = [tool_call(f"call_{line.digest[:16]}_{n}", one.name, one.arguments) for n, one in enumerate(answer.calls)]
+    calls = [
+        tool_call(f"call_{line.digest[:16]}_{n}", call.name, call.arguments) for n, call in enumerate(answer.calls)
+    ]
     if line.form == "plain":
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
         counts = token_counts(summary.prompt_tokens, summary.completion_tokens)
         usage = {**counts, "cached_tokens": summary.reused_tokens}
-        own = {"tool_calls": calls} if line.asked.tools is not None else {}
-        text = {"text": answer.text, **own, "finish_reason": reason}
+        tool_calls = {"tool_calls": calls} if line.asked.tools is not None else {}
+        text = {"text": answer.text, **tool_calls, "finish_reason": reason}
         return {**request, **text, "usage": usage, **details, "error": None}
     chat = line.form == "chat.completion"
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
@@ -60,7 +62,9 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
 
 def failure(line: Line | BadLine, error: HeadraceError) -> dict[str, Any]:
     """Return the result of a line that has no answer."""
-    code, status = next((found for kind, found in _CODES.items() if isinstance(error, kind)), _FAILED)
+    code, status = next(
+        (code_and_status for kind, code_and_status in _CODES.items() if isinstance(error, kind)), _FAILED
+    )
     details = {"code": code, "message": str(error)} | ({"hint": error.hint} if error.hint else {})
     if line.form == "plain":
         return {"line": line.number, "id": line.name, "request": line.digest, "error": details}

@@ -82,8 +82,8 @@ def sentences(report: BatchReport) -> list[str]:
 
 def waits_table(report: BatchReport) -> Sequence[Column]:
     """Return p50 and p95 of the latencies as columns; none without answers."""
-    found = {name: Percentiles.of(values) for name, values in _waits(report.tally).items()}
-    rows = {_NAMES[name]: waits for name, waits in found.items() if waits is not None}
+    percentiles = {name: Percentiles.of(values) for name, values in _waits(report.tally).items()}
+    rows = {_NAMES[name]: waits for name, waits in percentiles.items() if waits is not None}
     if not rows:
         return []
     return [

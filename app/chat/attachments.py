@@ -50,12 +50,12 @@ def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Att
     if old is not None:
         replaced = {attachment.name for attachment in attachments}
         dropped = _mentioned_names(old.content) - _mentioned_names(content)
-        kept = (
+        stored = (
             attachment
             for attachment in old.attachments
             if attachment.name not in replaced and not any(_stands_for(name, attachment) for name in dropped)
         )
-        attachments = (*kept, *attachments)
+        attachments = (*stored, *attachments)
     if not content.strip() and not attachments:
         raise UsageError("there is nothing to send")
     return content, attachments
@@ -68,12 +68,14 @@ def take_attachments(
 
     stored: replace files that cannot be read any more. read: instead of `read_attachments`.
     """
-    found: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
+    hints: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
-            found.setdefault(name, f"to send it as text: `@{name}`")
-    attachments = (one for name, hint in found.items() for one in _read_or_stored(name, hint, stored, read))
+            hints.setdefault(name, f"to send it as text: `@{name}`")
+    attachments = (
+        attachment for name, hint in hints.items() for attachment in _read_or_stored(name, hint, stored, read)
+    )
     return rest, tuple(dict.fromkeys(attachments))
 
 
@@ -83,10 +85,10 @@ def _read_or_stored(
     try:
         return (read or read_attachments)(name)
     except UsageError as error:
-        kept = [attachment for attachment in stored if _stands_for(name, attachment)]
-        if not kept:
+        fitting = [attachment for attachment in stored if _stands_for(name, attachment)]
+        if not fitting:
             raise UsageError(str(error), error.hint or hint) from None
-        return kept
+        return fitting
 
 
 def read_attachments(name: str) -> list[Attachment]:
@@ -95,18 +97,18 @@ def read_attachments(name: str) -> list[Attachment]:
         return [read_attachment(name)]
     if len(files) > MAX_FILES:
         raise UsageError(f"{name}: more than {MAX_FILES} files", "a pattern names fewer: @src/*.py")
-    found: list[Attachment] = []
+    attachments: list[Attachment] = []
     for file in files:
         with suppress(UsageError):  # not text, or too long
-            found.append(replace(read_attachment(file), name=file))
-    if not found:
+            attachments.append(replace(read_attachment(file), name=file))
+    if not attachments:
         raise UsageError(f"{name}: no text files")
-    if (size := sum(len(one.text.encode()) for one in found)) > MAX_BYTES:
+    if (size := sum(len(attachment.text.encode()) for attachment in attachments)) > MAX_BYTES:
         raise UsageError(
-            f"{name}: {len(found)} files of {format_bytes(size)}; {format_bytes(MAX_BYTES)} can be attached",
+            f"{name}: {len(attachments)} files of {format_bytes(size)}; {format_bytes(MAX_BYTES)} can be attached",
             "a pattern names fewer: @src/*.py",
         )
-    return found
+    return attachments
 
 
 def _stands_for(name: str, attachment: Attachment) -> bool:
@@ -211,10 +213,10 @@ def files_of(name: str) -> list[str] | None:
         if path.is_file():
             return None
         folder = path.is_dir()
-        found = sorted(islice(_below(path) if folder else _fitting(path), MAX_FILES + 1))
+        paths = sorted(islice(_below(path) if folder else _fitting(path), MAX_FILES + 1))
     except (OSError, RuntimeError, ValueError):
         return None
-    return found if found or folder else None
+    return paths if paths or folder else None
 
 
 def _fitting(pattern: Path) -> Iterator[str]:

@@ -50,7 +50,11 @@ class Candidates(ParallelAnswers):
         phases = {answer.phase for answer in self.answers}
         if "answering" in phases:
             return "answering"
-        return "prefill" if "prefill" in phases else "idle" if phases == {"idle"} else "waiting"
+        if "prefill" in phases:
+            return "prefill"
+        if phases == {"idle"}:
+            return "idle"
+        return "waiting"
 
     def stop(self) -> None:
         """Cancel all; their text is kept as partial."""
@@ -80,7 +84,7 @@ class Candidates(ParallelAnswers):
         events: list[AnswerEvent] = []
         for event in self._conversation.engine.poll():
             about = getattr(event, "id", None)
-            answer = next((one for one in self.answers if one.turn is not None and one.turn.id == about), None)
+            answer = next((each for each in self.answers if each.turn is not None and each.turn.id == about), None)
             events.append((answer, event))
             self._or_notice(self._handle, answer, event)
         self._save()
@@ -96,10 +100,10 @@ class Candidates(ParallelAnswers):
             self.notice = one_line(event.message, event.hint)
         elif isinstance(event, Died) or (isinstance(event, Failed) and event.id is None):
             self.notice = one_line(event.message, event.hint) if isinstance(event, Failed) else event.message
-            for one in self.answers:
-                if one.phase != "idle":
-                    one.notice = event.message
-                    self._or_notice(self._end, one, "died" if isinstance(event, Died) else "failed")
+            for each in self.answers:
+                if each.phase != "idle":
+                    each.notice = event.message
+                    self._or_notice(self._end, each, "died" if isinstance(event, Died) else "failed")
 
     def _submit(self) -> None:
         """Submit the requests that wait for the model."""

@@ -47,7 +47,7 @@ class UnsentMessage:
 
     def _read_lately(self, name: str) -> Sequence[Attachment]:
         now = time.monotonic()
-        self._read = {known: kept for known, kept in self._read.items() if now < kept[0] + _FRESH_S}
+        self._read = {known: entry for known, entry in self._read.items() if now < entry[0] + _FRESH_S}
         if name not in self._read:
             self._read[name] = now, read_attachments(name)
         return self._read[name][1]

@@ -144,7 +144,11 @@ def batch(arguments: BatchArguments) -> int:
             _answer(arguments, loaded, draft_network, remaining, file, tally, cancel)
     if not arguments.quiet or arguments.as_json:
         _summarise(_report(arguments, settings, resolved, tally), as_json=arguments.as_json)
-    return 130 if tally.remaining else 1 if tally.failed else 0
+    if tally.remaining:
+        return 130
+    if tally.failed:
+        return 1
+    return 0
 
 
 def _replaced_note(file: "ResultFile") -> str:

@@ -103,7 +103,11 @@ class _LazyGroup(click.Group):
         if not args:
             if ctx.resilient_parsing:  # shell completion
                 return None
-            return "chat" if _on_a_terminal() else None if sys.stdin.isatty() else "run"
+            if _on_a_terminal():
+                return "chat"
+            if sys.stdin.isatty():
+                return None
+            return "run"
         if _is_prompt(args[0]):
             return "run"
         name = args[0].partition("=")[0]

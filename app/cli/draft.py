@@ -28,7 +28,11 @@ def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | 
     """
     if given is not None and speculate is not None:
         raise UsageError(f"--draft and --speculate {speculate} exclude each other")
-    return None if speculate is not None else given if given is not None else usual or None
+    if speculate is not None:
+        return None
+    if given is not None:
+        return given
+    return usual or None
 
 
 def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Network | None":

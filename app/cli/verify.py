@@ -79,4 +79,8 @@ def verify(given: VerifyArguments) -> int:
         print_json(found)
     else:
         show(found, table_width(sys.stdout))
-    return 130 if found["interrupted"] else 0 if found["passed"] else 1
+    if found["interrupted"]:
+        return 130
+    if found["passed"]:
+        return 0
+    return 1

@@ -185,11 +185,11 @@ class EngineClient:
 
     def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:
-            for one in sorted(self._open if generation is None else self._open & {generation}):
-                self._link.send(Cancel(one))
+            for each in sorted(self._open if generation is None else self._open & {generation}):
+                self._link.send(Cancel(each))
                 if self.state == "loading":  # a Done would wait for the model
-                    self._open.discard(one)
-                    self._backlog.append(Abandoned(one))
+                    self._open.discard(each)
+                    self._backlog.append(Abandoned(each))
 
     def poll(self) -> list[Event]:
         events = self._backlog

@@ -75,22 +75,22 @@ class RemoteEngine:
         """Do nothing."""
 
     def cancel(self, generation: int | None = None) -> None:
-        for one in sorted(self._open if generation is None else self._open & {generation}):
-            self._events.put((self._current, Abandoned(one)))  # before the error of the closed connection
+        for each in sorted(self._open if generation is None else self._open & {generation}):
+            self._events.put((self._current, Abandoned(each)))  # before the error of the closed connection
             with self._changes:
-                connection = self._running.pop(one, None)
+                connection = self._running.pop(each, None)
             if connection is not None and connection.sock is not None:
                 connection.sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
 
     def poll(self) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         while True:
             try:
                 number, event = self._events.get_nowait()
             except Empty:
-                return found
+                return events
             if number == self._current and self._note(event):
-                found.append(event)
+                events.append(event)
 
     def pull(self, name: str) -> None:
         raise EngineError(f"{name}: models of a server are fetched there")
@@ -126,8 +126,8 @@ class RemoteEngine:
     def _connect(self, number: int) -> None:
         self._events.put((number, LoadProgress(f"connecting to {self._address.url}", 0, None)))
         try:
-            found = self._address.get("/v1/models", _CONNECT_S)["data"]
-            model = next((one for one in found if self._model in (None, one["id"])), None)
+            models = self._address.get("/v1/models", _CONNECT_S)["data"]
+            model = next((each for each in models if self._model in (None, each["id"])), None)
             if model is None:
                 raise ServerError(f"the server has no model {self._model!r}")
             self._model, self._own = str(model["id"]), model.get("owned_by") == _OWN

@@ -36,28 +36,28 @@ def document(event: Event) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def event_of(name: str, found: dict[str, Any]) -> Event | None:
+def event_of(name: str, fields: dict[str, Any]) -> Event | None:
     """Return the event of a document; None for an unknown name. Raises ValueError, TypeError, KeyError."""
     from headrace.runtime.machine.peaks import Peak
 
     match name:
         case "model":
-            return Ready(_read_card(found))
+            return Ready(_read_card(fields))
         case "prefill":
-            return typed(Prefill, found)
+            return typed(Prefill, fields)
         case "steps":
-            records = typed(list[StepRecord], found["steps"])
-            return Delta(found["id"], [textless(record) for record in records], found["ttft_s"], by_kind=True)
+            records = typed(list[StepRecord], fields["steps"])
+            return Delta(fields["id"], [textless(record) for record in records], fields["ttft_s"], by_kind=True)
         case "done":
-            return Done(found["id"], found["reason"], typed(Summary, found["summary"]), False)
+            return Done(fields["id"], fields["reason"], typed(Summary, fields["summary"]), False)
         case "failed":
-            return Failed(found["id"], "", None)
+            return Failed(fields["id"], "", None)
         case "load":
-            blocks = typed(PoolStats, found["blocks"]) if found["blocks"] else None
-            states = {int(answer): state for answer, state in found["states"].items()}
-            return BatchStatus(**found | {"states": states, "blocks": blocks, "batches": tuple(found["batches"])})
+            blocks = typed(PoolStats, fields["blocks"]) if fields["blocks"] else None
+            states = {int(answer): state for answer, state in fields["states"].items()}
+            return BatchStatus(**fields | {"states": states, "blocks": blocks, "batches": tuple(fields["batches"])})
         case "bandwidth":
-            return PeakMeasured(**found | {"peak": typed(Peak, found["peak"])})
+            return PeakMeasured(**fields | {"peak": typed(Peak, fields["peak"])})
         case "died":
             return Died("the engine stopped")
     return None
@@ -70,9 +70,9 @@ def textless(record: StepRecord) -> TextChunk:
 
 def _card(card: ModelCard) -> dict[str, Any]:
     """Return a loaded model's figures; no path."""
-    kept = ("name", "kind", "context_limit", "weight_bytes", "thinks", "load_s", "spare_cpus", "kv", "compute_flops")
+    names = ("name", "kind", "context_limit", "weight_bytes", "thinks", "load_s", "spare_cpus", "kv", "compute_flops")
     machine = {name: value for name, value in asdict(card.machine).items() if name != "isa"}
-    return {name: getattr(card, name) for name in kept} | {
+    return {name: getattr(card, name) for name in names} | {
         "kernels": dict(card.kernels),
         "cost": asdict(card.cost),
         "machine": machine,
@@ -80,15 +80,15 @@ def _card(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _read_card(found: dict[str, Any]) -> ModelCard:
+def _read_card(fields: dict[str, Any]) -> ModelCard:
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.peaks import Peak
     from headrace.runtime.metrics.cost import StepCost
 
-    machine = typed(Machine, {**found["machine"], "isa": []})
+    machine = typed(Machine, {**fields["machine"], "isa": []})
     machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
-    cost = typed(StepCost, found["cost"])
-    peak = typed(Peak, found["peak"]) if found["peak"] else None
+    cost = typed(StepCost, fields["cost"])
+    peak = typed(Peak, fields["peak"]) if fields["peak"] else None
     unknown: dict[str, Any] = {
         "path": "",
         "origin": "",
@@ -97,4 +97,4 @@ def _read_card(found: dict[str, Any]) -> ModelCard:
         "budget": None,
     }
     read = {"machine": machine, "cost": cost, "peak": peak, "active_memory_bytes": 0}
-    return ModelCard(**found | unknown | read)
+    return ModelCard(**fields | unknown | read)

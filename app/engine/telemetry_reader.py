@@ -38,10 +38,10 @@ class TelemetryReader:
 
     def poll(self) -> list[Event]:
         """Return the events since the last call."""
-        found = []
+        events = []
         while self._events:
-            found.append(self._events.popleft())
-        return found
+            events.append(self._events.popleft())
+        return events
 
     def close(self) -> None:
         """Stop reading."""
@@ -74,6 +74,6 @@ class TelemetryReader:
 def wait_for_model(reader: TelemetryReader, seconds: float) -> list[Event]:
     """Return the first events, at least one, or none after some seconds."""
     deadline = time.monotonic() + seconds
-    while not (found := reader.poll()) and time.monotonic() < deadline:
+    while not (events := reader.poll()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return events

@@ -31,7 +31,12 @@ def chat_facts(path: Path) -> dict[str, Any] | None:
         with_tools = TemplateRules(tokenizer.chat_template, offers_tools=True)
         prompts = ChatPrompt(tokenizer)
         form = tokenizer.thinking_form
-        system = "anywhere" if rules.takes_later_system else "first" if rules.takes_system else "user"
+        if rules.takes_later_system:
+            system = "anywhere"
+        elif rules.takes_system:
+            system = "first"
+        else:
+            system = "user"
         return {
             "system": system,
             "tools": with_tools.takes_tools,

@@ -31,30 +31,30 @@ def usable_memory() -> int | None:
     """Return the bytes available to a model now; None if unknown."""
     from headrace.runtime.machine.memory import budget
 
-    found = budget()
-    return found.usable if found else None
+    memory = budget()
+    return memory.usable if memory else None
 
 
-def fits_text(fits: Mapping[str, int] | None, most: int | None) -> str:
+def fits_text(fits: Mapping[str, int] | None, limit: int | None) -> str:
     """Format for prose: `all 8,192`, `f16 41,200 · q8 all`, `nothing`; empty if unknown."""
     if not fits:
         return ""
     if not any(fits.values()):
         return "nothing"
-    if fits[FLOAT16.name] == most:
-        return f"all {most:,}"
-    return " · ".join(f"{name} {'all' if tokens == most else f'{tokens:,}'}" for name, tokens in _telling(fits, most))
+    if fits[FLOAT16.name] == limit:
+        return f"all {limit:,}"
+    return " · ".join(f"{name} {'all' if tokens == limit else f'{tokens:,}'}" for name, tokens in _telling(fits, limit))
 
 
-def fits_short(fits: Mapping[str, int] | None, most: int | None) -> str:
+def fits_short(fits: Mapping[str, int] | None, limit: int | None) -> str:
     """Format for a column: `134k/252k/all`, `all`, `-` if nothing fits or it is unknown."""
     if not fits or not any(fits.values()):
         return "-"
-    counts = [tokens for _, tokens in _telling(fits, most)]
-    return "/".join("all" if n == most else f"{n >> 10}k" if n >= 1024 else str(n) for n in counts)
+    counts = [tokens for _, tokens in _telling(fits, limit)]
+    return "/".join("all" if n == limit else f"{n >> 10}k" if n >= 1024 else str(n) for n in counts)
 
 
-def _telling(fits: Mapping[str, int], most: int | None) -> list[tuple[str, int]]:
+def _telling(fits: Mapping[str, int], limit: int | None) -> list[tuple[str, int]]:
     """Return the formats up to the first in which everything fits."""
-    last = next((number for number, tokens in enumerate(fits.values(), 1) if tokens == most), len(fits))
+    last = next((number for number, tokens in enumerate(fits.values(), 1) if tokens == limit), len(fits))
     return list(fits.items())[:last]

@@ -243,7 +243,12 @@ class MessageForm:
         done = self._answer.done
         assert done is not None
         summary = done.summary
-        reason = "max_tokens" if done.reason == "length" else "stop_sequence" if done.stop_string else "end_turn"
+        if done.reason == "length":
+            reason = "max_tokens"
+        elif done.stop_string:
+            reason = "stop_sequence"
+        else:
+            reason = "end_turn"
         if self._answer.calls and done.reason == "stop":
             reason = "tool_use"
         usage = {

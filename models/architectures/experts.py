@@ -52,7 +52,7 @@ def several_experts(fields: Fields) -> bool:
 
 def _groups(fields: Fields) -> tuple[int, int]:
     """Return the number of groups of experts and how many of them a token may use."""
-    count, groups, kept = (fields.count(key, default=1) for key in ("n_routed_experts", "n_group", "topk_group"))
-    if count % groups or kept > groups or fields.count("num_experts_per_tok") > count // groups * kept:
-        raise CheckpointError(f"config.json: {kept} of {groups} groups do not fit {count} experts")
-    return groups, kept
+    count, groups, kept_groups = (fields.count(key, default=1) for key in ("n_routed_experts", "n_group", "topk_group"))
+    if count % groups or kept_groups > groups or fields.count("num_experts_per_tok") > count // groups * kept_groups:
+        raise CheckpointError(f"config.json: {kept_groups} of {groups} groups do not fit {count} experts")
+    return groups, kept_groups

@@ -98,12 +98,12 @@ def _gemma4_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 def _reads_earlier_kv(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether this tensor is of keys or values in a layer that reads those of an earlier one."""
-    found = _OF_KEYS.fullmatch(name)
-    if found is None:
+    match = _OF_KEYS.fullmatch(name)
+    if match is None:
         return False
     layers = config.get("num_hidden_layers")
     shared = config.get("num_kv_shared_layers", 20)
-    return type(layers) is int and type(shared) is int and 0 < layers - shared <= int(found[1])
+    return type(layers) is int and type(shared) is int and 0 < layers - shared <= int(match[1])
 
 
 def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:

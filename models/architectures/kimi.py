@@ -61,10 +61,10 @@ def _runs(fields: Fields) -> bool:
 
 def _renamed(name: str, config: Config) -> str:
     """Return the name of a delta network's tensor: it is called attention in the checkpoint."""
-    found = _ATTENTION.match(name)
-    if found is None or int(found[1]) not in _kda_layers(config):
+    match = _ATTENTION.match(name)
+    if match is None or int(match[1]) not in _kda_layers(config):
         return name
-    name = f"model.layers.{found[1]}.mixer.{name[found.end() :]}"
+    name = f"model.layers.{match[1]}.mixer.{name[match.end() :]}"
     for theirs, ours in _KDA:
         name = name.replace(theirs, ours)
     return name

@@ -46,9 +46,9 @@ def mamba2(fields: Fields) -> MixerConfig | None:
     return MixerConfig(sizes, fields.positive("rms_norm_eps"), step_limits(fields, 0.001, 100.0))
 
 
-def step_limits(fields: Fields, least: float, most: float) -> tuple[float, float]:
-    """Return the least and the largest step of a Mamba-2 mixer. least, most: defaults."""
-    limits = fields.values.get("time_step_limit") or [least, most]
+def step_limits(fields: Fields, least: float, maximum: float) -> tuple[float, float]:
+    """Return the least and the largest step of a Mamba-2 mixer. least, maximum: defaults."""
+    limits = fields.values.get("time_step_limit") or [least, maximum]
     if not isinstance(limits, list) or len(limits) != 2 or not all(_is_step(limit) for limit in limits):
         raise CheckpointError(f"config.json: time_step_limit must be two numbers, not {limits!r:.60}")
     return float(limits[0]), float(limits[1])

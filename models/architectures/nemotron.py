@@ -41,12 +41,12 @@ def _renamed(name: str, config: Config) -> str:
     """Return the name of a tensor or module by its layer: `mixer`, `self_attn`, `mlp`, and norms."""
     blocks = [(number, letter) for number, letters in enumerate(_pairs(config)) for letter in letters]
 
-    def renamed(found: re.Match[str]) -> str:
-        block = int(found[1])
+    def renamed(match: re.Match[str]) -> str:
+        block = int(match[1])
         number, letter = blocks[block] if block < len(blocks) else (block, "M")
         mixes = letter in "M*"
         norm = "input_layernorm" if mixes else "post_attention_layernorm"
-        part = norm if found[2] == "norm" else {"M": "mixer", "*": "self_attn"}.get(letter, "mlp")
+        part = norm if match[2] == "norm" else {"M": "mixer", "*": "self_attn"}.get(letter, "mlp")
         return f"model.layers.{number}.{part}"
 
     name = _BLOCK.sub(renamed, name)

@@ -32,9 +32,9 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _mixer(fields: Fields) -> MixerConfig:
-    most = 2.0 if fields.values.get("linear_allow_neg_eigval", True) else 1.0
+    max_beta = 2.0 if fields.values.get("linear_allow_neg_eigval", True) else 1.0
     eps = fields.positive("layer_norm_epsilon", default=1e-5)
-    return replace(gated_delta(fields), eps=eps, apart=True, most_beta=most)
+    return replace(gated_delta(fields), eps=eps, apart=True, most_beta=max_beta)
 
 
 def _states_theta(fields: Fields) -> bool:

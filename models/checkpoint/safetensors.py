@@ -112,10 +112,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _with_quantization(config: dict[str, Any], root: Path, names: list[str]) -> dict[str, Any]:
     """Return the config with a top-level `quantization_config`, also if the text part or ModelOpt's file has it."""
-    own = config.get("quantization_config")
-    if own is not None:
-        legacy = isinstance(own, dict) and "quant_method" not in own and {"bits", "group_size"} <= own.keys()
-        return {**config, "quantization": config.get("quantization", own)} if legacy else config
+    own_section = config.get("quantization_config")
+    if own_section is not None:
+        legacy = (
+            isinstance(own_section, dict)
+            and "quant_method" not in own_section
+            and {"bits", "group_size"} <= own_section.keys()
+        )
+        return {**config, "quantization": config.get("quantization", own_section)} if legacy else config
     text = config.get("text_config")
     section = text.get("quantization_config") if isinstance(text, dict) else None
     if section is None and "hf_quant_config.json" in names:

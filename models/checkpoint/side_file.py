@@ -35,7 +35,7 @@ def check_inside(root: Path, file: Path) -> None:
         cache = snapshot.parents
         if len(cache) > 2 and cache[0].name == "snapshots" and cache[1].name.startswith("models--"):
             allowed += [cache[1] / "blobs", cache[2] / "blobs"]
-    if not any(target.is_relative_to(place) for place in allowed):
+    if not any(target.is_relative_to(folder) for folder in allowed):
         raise CheckpointError(f"{file.name} is a link out of the model directory")
 
 

@@ -15,10 +15,10 @@ def is_gguf(name: str) -> bool:
 
 def part_names(name: str) -> list[str]:
     """Return the file names of the set that `name` belongs to, in order; `name` alone for a whole file."""
-    found = _PART.search(name)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= _MOST_PARTS:
+    match = _PART.search(name)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_PARTS:
         return [name]
-    return [_PART.sub(f"-{number:05d}-of-{found[2]}", name) for number in range(1, int(found[2]) + 1)]
+    return [_PART.sub(f"-{number:05d}-of-{match[2]}", name) for number in range(1, int(match[2]) + 1)]
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -47,11 +47,11 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     head = next((matrix for matrix in shape.matrices if matrix.output), None)
     vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
     if on_gpu:
-        kept = memory.CACHE_LIMIT + (0 if shape.head_dim in _FUSED else _SCORES_ON_GPU)
+        working = memory.CACHE_LIMIT + (0 if shape.head_dim in _FUSED else _SCORES_ON_GPU)
     else:
-        kept = _SCORES if _is_stock(shape) else 0
+        working = _SCORES if _is_stock(shape) else 0
     peak = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
-    return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + kept
+    return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + working
 
 
 def loaded_weight_bytes(checkpoint: Checkpoint, shape: StepShape) -> int:

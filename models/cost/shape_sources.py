@@ -218,9 +218,11 @@ def _vector_weights(config: DecoderConfig) -> int:
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
-    own: Sequence[str] = () if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers) else _BOTH
+    sections: Sequence[str] = (
+        () if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers) else _BOTH
+    )
     recurrent = any(layer.mixer for layer in config.layers)
-    return own, architecture_named(config.architecture).class_splits if recurrent else own
+    return sections, architecture_named(config.architecture).class_splits if recurrent else sections
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:

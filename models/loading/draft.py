@@ -42,11 +42,14 @@ def check_memory(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     """Raise UsageError that names the first token in which the vocabularies differ."""
     wanted = target.vocabulary()
-    found = draft.vocabulary()
-    if wanted == found:
+    draft_vocabulary = draft.vocabulary()
+    if wanted == draft_vocabulary:
         return
-    first = min(token for token in wanted.keys() | found.keys() if wanted.get(token) != found.get(token))
+    first = min(
+        token for token in wanted.keys() | draft_vocabulary.keys() if wanted.get(token) != draft_vocabulary.get(token)
+    )
     raise UsageError(
-        f"{name} cannot be a draft: its token {first} is {found.get(first)!r}, the model's is {wanted.get(first)!r}",
+        f"{name} cannot be a draft: its token {first} is {draft_vocabulary.get(first)!r}, "
+        f"the model's is {wanted.get(first)!r}",
         "a draft needs exactly the vocabulary of the model, as smaller models of one family have it",
     )

@@ -96,8 +96,8 @@ _Tried = tuple[mx.array, mx.array, mx.array, mx.array]
 
 def _fitted(weights: mx.array, counts: mx.array, low: mx.array, high: mx.array, bits: int, dtype: mx.Dtype) -> _Tried:
     """Round groups (N, groups, G) to codes between low and high, fit scale and bias to them, and round again."""
-    most = 2**bits - 1
-    codes = _codes(weights, (high - low) / most, low, most)
+    max_code = 2**bits - 1
+    codes = _codes(weights, (high - low) / max_code, low, max_code)
     total = counts.sum(axis=-1, keepdims=True)
     mean_code = (counts * codes).sum(axis=-1, keepdims=True) / total
     mean = (counts * weights).sum(axis=-1, keepdims=True) / total
@@ -106,19 +106,19 @@ def _fitted(weights: mx.array, counts: mx.array, low: mx.array, high: mx.array, 
     scale = mx.where(spread > 0, together / mx.maximum(spread, 1e-30), 0.0)
     bias = mean - scale * mean_code
     scale, bias = (fit.astype(dtype).astype(mx.float32) for fit in (scale, bias))
-    codes = _codes(weights, scale, bias, most)
+    codes = _codes(weights, scale, bias, max_code)
     error = (counts * (weights - scale * codes - bias) ** 2).sum(axis=-1, keepdims=True)
     return error, codes, scale, bias
 
 
-def _codes(weights: mx.array, scale: mx.array, bias: mx.array, most: int) -> mx.array:
+def _codes(weights: mx.array, scale: mx.array, bias: mx.array, max_code: int) -> mx.array:
     divisor = mx.where(scale == 0, 1.0, scale)  # a group of equal weights has its bias alone
-    return mx.clip(mx.round((weights - bias) / divisor), 0, most)
+    return mx.clip(mx.round((weights - bias) / divisor), 0, max_code)
 
 
-def _smaller_error(one: _Tried, other: _Tried) -> _Tried:
-    better = other[0] < one[0]
-    error, codes, scales, biases = (mx.where(better, b, a) for a, b in zip(one, other, strict=True))
+def _smaller_error(tried: _Tried, other: _Tried) -> _Tried:
+    better = other[0] < tried[0]
+    error, codes, scales, biases = (mx.where(better, b, a) for a, b in zip(tried, other, strict=True))
     return error, codes, scales, biases
 
 

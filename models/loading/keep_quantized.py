@@ -72,13 +72,13 @@ def copy_text_files(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
-    kept = _kept(checkpoint)
+    kept_names = _kept(checkpoint)
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
-    total = sum(checkpoint.tensors[name].nbytes for name in kept)
+    total = sum(checkpoint.tensors[name].nbytes for name in kept_names)
     for number, arrays in enumerate(shard_arrays(checkpoint)):
         written: dict[str, mx.array] = {}
-        for name in kept & arrays.keys():
+        for name in kept_names & arrays.keys():
             array = arrays[name]
             info = checkpoint.tensors[name]
             called = name
@@ -93,9 +93,9 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
 
 def _kept(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
-    kept = set(text_part(checkpoint).stored.values())
+    names = set(text_part(checkpoint).stored.values())
     head = head_tensors(checkpoint)
-    return kept if head is None else kept | set(head.renamed)
+    return names if head is None else names | set(head.renamed)
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:

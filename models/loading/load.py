@@ -263,21 +263,21 @@ def stored_network(
     """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its `sized`."""
     if kv != "auto":
         return kv, sized(kv)
-    chosen, found = _fitting_kv(sized, limit, working)
+    chosen, fitting = _fitting_kv(sized, limit, working)
     common = chosen if place is None else FORMATS[place.largest(FORMATS.index(chosen))]
-    return (chosen, found) if common is chosen else (common, sized(common))
+    return (chosen, fitting) if common is chosen else (common, sized(common))
 
 
 def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:
     """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
     chosen = FORMATS[0]
-    found = sized(FORMATS[0])
+    fitting = sized(FORMATS[0])
     for kind in FORMATS[1:]:
-        if _fitting_tokens(*found[1:], working, wanted, memory.budget()) >= wanted:
+        if _fitting_tokens(*fitting[1:], working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
-            chosen, found = kind, sized(kind)  # both or neither
-    return chosen, found
+            chosen, fitting = kind, sized(kind)  # both or neither
+    return chosen, fitting
 
 
 def fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:

@@ -178,8 +178,8 @@ def write_mixed(
 
 
 def _tensors(module: str, weight: Any) -> dict[str, mx.array]:
-    found = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
-    return {name: array for name, array in found.items() if array is not None}
+    tensors = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
+    return {name: array for name, array in tensors.items() if array is not None}
 
 
 def _section(formats: Mapping[str, Groups]) -> dict[str, Any]:

@@ -129,9 +129,9 @@ class _Head:
             return None
         if isinstance(part, Stage):
             return cls(tensors, head_parameters(tensors, ops, dtype, requantize), None)
-        own = tensor_part(head_config(tensors), part.split, part.rank, part.unit)
+        own_part = tensor_part(head_config(tensors), part.split, part.rank, part.unit)
         read = _reading(part, checkpoint)
-        return cls(tensors, head_parameters(tensors, ops, dtype, requantize, own.take, read), own)
+        return cls(tensors, head_parameters(tensors, ops, dtype, requantize, own_part.take, read), own_part)
 
     def made(self, network: Decoder, group: Group) -> HeadDecoder:
         """Return the head of a rank's network."""

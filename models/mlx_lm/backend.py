@@ -105,9 +105,9 @@ class MlxLmBackend:
             self._prefixes.clear()
 
     def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
-        for kept in self._prefixes:
-            if kept.tokens == list(tokens[: len(kept.tokens)]) and not stop():
-                store_cache(kept.cache, kept.tokens, self._options.key, store)
+        for prefix in self._prefixes:
+            if prefix.tokens == list(tokens[: len(prefix.tokens)]) and not stop():
+                store_cache(prefix.cache, prefix.tokens, self._options.key, store)
 
     def load(self, prompt: Sequence[int], store: DiskStore) -> None:
         if self.shares_prefixes and not self._prefixes.has(prompt):

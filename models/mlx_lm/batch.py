@@ -60,14 +60,14 @@ class BatchedPart:
         """Return the mask (N, 1, 1, longest) of visible entries, or None if all are."""
         self.masked = True
         assert tokens == 1
-        own = [part.make_mask(1, window_size=window_size, return_array=False) for part in self._parts]
-        if not all(mask is None for mask in own):
+        masks = [part.make_mask(1, window_size=window_size, return_array=False) for part in self._parts]
+        if not all(mask is None for mask in masks):
             self._hides.append(True)
         longest = max(self._ends)
-        if not return_array and all(mask is None for mask in own) and min(self._ends) == longest:
+        if not return_array and all(mask is None for mask in masks) and min(self._ends) == longest:
             return None
         rows = []
-        for mask, end in zip(own, self._ends, strict=True):
+        for mask, end in zip(masks, self._ends, strict=True):
             seen = mx.ones((end,), mx.bool_) if mask is None else mask.reshape(-1)
             rows.append(mx.pad(seen, (0, longest - end)))
         return mx.stack(rows)[:, None, None]

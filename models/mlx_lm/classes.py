@@ -68,7 +68,7 @@ def _moved(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, 
 
 def _stacked(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, mx.array]:
     """Stack experts that are still stored one by one, under the names of `SwitchGLU`."""
-    found: dict[str, dict[int, mx.array]] = {}
+    experts: dict[str, dict[int, mx.array]] = {}
     result: dict[str, mx.array] = {}
     for name, array in weights.items():
         match = None if name in names else _EXPERT.fullmatch(name)
@@ -76,5 +76,5 @@ def _stacked(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str
             result[name] = array
         else:
             owner, number, part = match.groups()
-            found.setdefault(f"{owner}.switch_mlp.{part}", {})[int(number)] = array
-    return result | {name: mx.stack([each[number] for number in sorted(each)]) for name, each in found.items()}
+            experts.setdefault(f"{owner}.switch_mlp.{part}", {})[int(number)] = array
+    return result | {name: mx.stack([each[number] for number in sorted(each)]) for name, each in experts.items()}

@@ -96,10 +96,10 @@ def _matrices(model: Any, shares: Mapping[str, float], vocab_size: int) -> list[
 
 def _part(name: str) -> str:
     """Return the part of the network that a parameter belongs to, by its name; empty for others."""
-    found = {"experts": "experts used", "switch_mlp": "experts used", "attn": "attention", "attention": "attention",
+    parts = {"experts": "experts used", "switch_mlp": "experts used", "attn": "attention", "attention": "attention",
              "mlp": "MLP", "feed_forward": "MLP", "lm_head": "head", "embed_tokens": "head", "wte": "head"}  # fmt: skip
     modules = name.split(".")
-    return next((part for word, part in found.items() if any(word in module for module in modules)), "")
+    return next((part for word, part in parts.items() if any(word in module for module in modules)), "")
 
 
 def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
@@ -111,11 +111,11 @@ def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
         return parts
 
     parts = leaves(probe(1))
-    found = [_of_keys(part) for part in parts]
-    if None in found:
+    kinds = [_of_keys(part) for part in parts]
+    if None in kinds:
         grown = zip(leaves(probe(_SHORT)), leaves(probe(_LONG)), strict=True)
-        found = [_of_growth(*pair) if known is None else known for known, pair in zip(found, grown, strict=True)]
-    return [layer for layers in found for layer in layers or ()]
+        kinds = [_of_growth(*pair) if known is None else known for known, pair in zip(kinds, grown, strict=True)]
+    return [layer for layers in kinds for layer in layers or ()]
 
 
 def _of_keys(part: Any) -> list[LayerKV] | None:

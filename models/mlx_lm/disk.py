@@ -41,8 +41,8 @@ def load_cache(empty: MlxLmCache, prompt: Sequence[int], root: bytes, store: Dis
 
     Only the last tokens, less than a block, may differ from the prompt's.
     """
-    for place, done in reversed(list(_ends(root, prompt))):
-        block = store.get(place)
+    for key, done in reversed(list(_ends(root, prompt))):
+        block = store.get(key)
         if block is None or len(block.groups) != 1 or block.groups[0] is None or not block.tokens:
             continue
         tokens = [*prompt[:done], *block.tokens]
@@ -54,10 +54,10 @@ def load_cache(empty: MlxLmCache, prompt: Sequence[int], root: bytes, store: Dis
 def _ends(root: bytes, prompt: Sequence[int]) -> Iterator[tuple[bytes, int]]:
     """Yield the places where a stored cache may end, and the prompt tokens before its last block."""
     yield digest(root, (), b"end"), 0
-    for number, (place, part) in enumerate(places(root, prompt)):
+    for number, (key, part) in enumerate(places(root, prompt)):
         if len(part) == BLOCK:
-            yield place, number * BLOCK
-            yield digest(place, (), b"end"), (number + 1) * BLOCK
+            yield key, number * BLOCK
+            yield digest(key, (), b"end"), (number + 1) * BLOCK
 
 
 def _state(cache: MlxLmCache) -> dict[str, Any]:

@@ -315,8 +315,8 @@ def ternary_to_affine(model: Any) -> None:
     """
     from mlx_lm.models.bitlinear_layers import BitLinear
 
-    found = [(path, module) for path, module in model.named_modules() if type(module) is BitLinear]
-    layers = [(path, _affine(module)) for path, module in found if module.in_features % _GROUPS[-1] == 0]
+    ternary = [(path, module) for path, module in model.named_modules() if type(module) is BitLinear]
+    layers = [(path, _affine(module)) for path, module in ternary if module.in_features % _GROUPS[-1] == 0]
     model.update_modules(tree_unflatten(layers))
 
 

@@ -74,10 +74,10 @@ class KernelFunctions:
         if hasattr(cache, "bits") or not isinstance(keys, mx.array):
             stock: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
             return stock
-        if isinstance(cache, BatchedPart) and (own := cache.own_entries()) is not None:
+        if isinstance(cache, BatchedPart) and (own_entries := cache.own_entries()) is not None:
             rows = [
                 self._ops.attend_heads(queries[i : i + 1], *pair, scale, None, sinks, "decode")
-                for i, pair in enumerate(own)
+                for i, pair in enumerate(own_entries)
             ]
             return mx.concatenate(rows)
         return self._ops.attend_heads(queries, keys, values, scale, mask, sinks, self.phase)
@@ -121,9 +121,9 @@ class KernelFunctions:
 
     def normalize_qk(self, q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
         """Normalize queries and keys as `mlx_lm.models.gated_delta.normalize_qk` does."""
-        own = eps * inv_scale**2
+        own_eps = eps * inv_scale**2
         scaled = ((q, inv_scale**2), (k, inv_scale))
-        q, k = (self._ops.rms_norm(x, _filled(x.shape[-1], factor), own) for x, factor in scaled)
+        q, k = (self._ops.rms_norm(x, _filled(x.shape[-1], factor), own_eps) for x, factor in scaled)
         return q, k
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, **options: Any) -> mx.array:
@@ -214,12 +214,12 @@ def _namespace(function: FunctionType, ours: dict[int, Any], namespaces: dict[st
     """Return the globals of a function's module with `ours` in place of the originals, its own functions included."""
     name = function.__module__
     if name not in namespaces:
-        namespaces[name] = own = dict(function.__globals__)
+        namespaces[name] = own_globals = dict(function.__globals__)
         for key, value in function.__globals__.items():
             if id(value) in ours:
-                own[key] = ours[id(value)]
+                own_globals[key] = ours[id(value)]
             elif isinstance(value, FunctionType) and value.__module__ == name:
-                own[key] = _with_globals(value, own)
+                own_globals[key] = _with_globals(value, own_globals)
     return namespaces[name]
 
 
@@ -227,9 +227,9 @@ def _of_models(function: FunctionType) -> bool:
     return function.__module__.startswith("mlx_lm.models.")
 
 
-def _with_globals(function: FunctionType, own: dict[str, Any]) -> FunctionType:
+def _with_globals(function: FunctionType, own_globals: dict[str, Any]) -> FunctionType:
     """Return the function with other globals."""
-    bound = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    bound = FunctionType(function.__code__, own_globals, function.__name__, function.__defaults__, function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__
     bound.__module__ = function.__module__
     return bound

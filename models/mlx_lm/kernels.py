@@ -54,15 +54,17 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
     nbytes: dict[str, int] = {}
     for path, module in candidates.items():
         name = path.rpartition(".")[2]
-        own = stored.pop(path)
+        own_layer = stored.pop(path)
         if name in read:
             continue
         if id(module) not in made:
-            weight = ops.prepare(_weight(module, own), mx.float32, exact=not _ROUTERS.isdisjoint(path.split(".")[-2:]))
-            made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own["weight"].shape[0]))
+            weight = ops.prepare(
+                _weight(module, own_layer), mx.float32, exact=not _ROUTERS.isdisjoint(path.split(".")[-2:])
+            )
+            made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own_layer["weight"].shape[0]))
             arrays += weight.arrays
             for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
-                if part in own:  # symmetric weights lose their biases
+                if part in own_layer:  # symmetric weights lose their biases
                     nbytes[f"{path}.{part}"] = 0 if array is None else array.nbytes
         _put(model, path, made[id(module)])
     functions = KernelFunctions(ops)

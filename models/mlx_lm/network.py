@@ -99,8 +99,8 @@ class MlxLmNetwork:
         return self
 
     def _parameters(self) -> dict[str, mx.array]:
-        found = dict(tree_flatten(self._model.parameters()))
-        return {name: array for name, array in found.items() if isinstance(array, mx.array)}
+        parameters = dict(tree_flatten(self._model.parameters()))
+        return {name: array for name, array in parameters.items() if isinstance(array, mx.array)}
 
     def with_kv(self, kv: KVFormat) -> "MlxLmNetwork":
         """Return a network with the same weights and K/V stored as `kv`. Raises UsageError if not supported."""

@@ -38,22 +38,24 @@ class PrefixCaches:
     def take(self, prompt: Sequence[int]) -> MlxLmCache | None:
         """Return a cache with the longest available prefix of `prompt`, all tokens but the last at most, or None."""
         wanted = prompt[:-1]
-        found = [(kept.cache.reachable(common_prefix(kept.tokens, wanted)), kept) for kept in reversed(self._kept)]
+        reachable = [
+            (prefix.cache.reachable(common_prefix(prefix.tokens, wanted)), prefix) for prefix in reversed(self._kept)
+        ]
         running = [
             (cache.reachable(common_prefix(tokens, wanted)), cache)
             for cache, tokens in list(self._prompts.items())
             if self._can_copy
         ]
-        length, kept = max(found, key=lambda pair: pair[0], default=(0, None))
+        length, prefix = max(reachable, key=lambda pair: pair[0], default=(0, None))
         running_length, cache = max(running, key=lambda pair: pair[0], default=(0, None))
         if cache is not None and running_length > length:
             length = running_length
             cache = cache.duplicate()
-        elif kept is not None and length:
-            ends_here = length == len(kept.tokens) or not self._can_copy
+        elif prefix is not None and length:
+            ends_here = length == len(prefix.tokens) or not self._can_copy
             if ends_here:
-                self._kept.remove(kept)
-            cache = kept.cache if ends_here else kept.cache.duplicate()
+                self._kept.remove(prefix)
+            cache = prefix.cache if ends_here else prefix.cache.duplicate()
         else:
             return None
         cache.trim(length)
@@ -61,7 +63,7 @@ class PrefixCaches:
 
     def has(self, prompt: Sequence[int]) -> bool:
         """Return whether a kept cache has entries of `prompt` only."""
-        return any(kept.tokens == list(prompt[: len(kept.tokens)]) for kept in self._kept)
+        return any(prefix.tokens == list(prompt[: len(prefix.tokens)]) for prefix in self._kept)
 
     def add_running(self, cache: MlxLmCache, prompt: Sequence[int]) -> None:
         """Offer the committed entries, of the first of `prompt`, while the cache lives."""
@@ -80,15 +82,15 @@ class PrefixCaches:
         if not cache.committed:
             return
         cache.mark()
-        own = list(tokens[: cache.committed])
-        self._kept = [kept for kept in self._kept if kept.tokens != own[: len(kept.tokens)]]
-        self._kept.append(KeptSequence(cache, own, cache.allocated_bytes))
-        while len(self._kept) > 1 and sum(len(kept.tokens) for kept in self._kept) > self._max_entries:
+        own_tokens = list(tokens[: cache.committed])
+        self._kept = [prefix for prefix in self._kept if prefix.tokens != own_tokens[: len(prefix.tokens)]]
+        self._kept.append(KeptSequence(cache, own_tokens, cache.allocated_bytes))
+        while len(self._kept) > 1 and sum(len(prefix.tokens) for prefix in self._kept) > self._max_entries:
             del self._kept[0]
 
     def evict(self) -> None:
         """Drop the oldest kept caches beyond the spare memory."""
-        while self._kept and self._spare is not None and sum(kept.nbytes for kept in self._kept) > self._spare(0):
+        while self._kept and self._spare is not None and sum(prefix.nbytes for prefix in self._kept) > self._spare(0):
             del self._kept[0]
 
     def clear(self) -> None:

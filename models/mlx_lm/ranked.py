@@ -129,7 +129,7 @@ def _division(split: Split, group: Any) -> Callable[[Any], None]:
             model.shard(group)
             return
         stages = text_model(model).model
-        counts = [len(own) for own in split.ranges(len(stages.layers))]
+        counts = [len(layers) for layers in split.ranges(len(stages.layers))]
         if "split" in signature(stages.pipeline).parameters:
             stages.pipeline(group, counts)
         elif len(set(split.shares)) == 1:

@@ -132,7 +132,12 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
         path = owner(modules, name)
         mixture, of_list, _ = path.partition(".experts.")
         stacked = isinstance(modules[path], QuantizedSwitchLinear | SwitchLinear)
-        count = array.shape[0] if stacked else listed.get(mixture, 0) if of_list else 0
+        if stacked:
+            count = array.shape[0]
+        elif of_list:
+            count = listed.get(mixture, 0)
+        else:
+            count = 0
         shares[name] = 0.0 if path in tables else min(1.0, active / count) if active and count else 1.0
     return shares
 
@@ -144,7 +149,7 @@ def _listed_experts(modules: Mapping[str, Any]) -> dict[str, int]:
         mixture, _, rest = path.partition(".experts.")
         if (number := rest.partition(".")[0]).isdecimal():
             numbers[mixture].add(number)
-    return {mixture: len(found) for mixture, found in numbers.items()}
+    return {mixture: len(experts) for mixture, experts in numbers.items()}
 
 
 def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:

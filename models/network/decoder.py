@@ -272,8 +272,8 @@ class Decoder:
         width = self.config.hidden_size
         if not size or len(self._layer_groups) == 1:
             return x
-        own = embedded[..., width + layers.start * size : width + layers.stop * size]
-        return mx.concatenate([x[..., :width], own], axis=-1)
+        own_inputs = embedded[..., width + layers.start * size : width + layers.stop * size]
+        return mx.concatenate([x[..., :width], own_inputs], axis=-1)
 
     def _layer(self, residual: Residual, kv: KVPass, index: int, embedded: mx.array) -> Residual:
         """Run one layer, then add its own input, if layers have some. embedded: what `embed` returned."""
@@ -281,16 +281,18 @@ class Decoder:
         layer = self._layers[index]
         size = self.config.input_size
         width = self.config.hidden_size
-        own = layer.own_input
+        own_input = layer.own_input
         epilogue = Epilogue(self._next_norm(index), layer.scalar)
         if residual.x.shape[-1] != width:
             residual = Residual(residual.x[..., :width])
-        if own is None:
+        if own_input is None:
             return self._block(residual, kv, index, epilogue)
         x = self._block(residual, kv, index, Epilogue()).x
         inputs = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
-        gated = ops.glu(ops.linear(x, own.gate), inputs, "gelu")
-        return add_products(ops, x, [Product(gated, own.projection)], own.norm, self.config.norm_eps, epilogue)
+        gated = ops.glu(ops.linear(x, own_input.gate), inputs, "gelu")
+        return add_products(
+            ops, x, [Product(gated, own_input.projection)], own_input.norm, self.config.norm_eps, epilogue
+        )
 
     def _next_norm(self, index: int) -> mx.array | None:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""

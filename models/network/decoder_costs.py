@@ -96,10 +96,10 @@ def state_bytes(config: DecoderConfig) -> int:
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, grouped by window and shape; layers that read another's K/V do not count again."""
-    kept = [(i, layer) for i, layer in enumerate(config.layers) if layer.attends and layer.source is None]
+    attending = [(i, layer) for i, layer in enumerate(config.layers) if layer.attends and layer.source is None]
     last = config.appending - 1
     kinds = sorted(
-        (layer.window or 0, kv.row_bytes(*config.heads_of(layer)), layer.chunked, i == last) for i, layer in kept
+        (layer.window or 0, kv.row_bytes(*config.heads_of(layer)), layer.chunked, i == last) for i, layer in attending
     )
     groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:3])]
     return [LayerKV(len(late), row, window or None, sum(late), chunked) for (window, row, chunked), late in groups]

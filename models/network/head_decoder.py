@@ -107,8 +107,8 @@ def head_parameters(
     infos = {ours: checkpoint.tensors[theirs] for ours, theirs in stored.items()}
     if (section := quantization_section(checkpoint.config)) is not None:
         modules = {theirs.rpartition(".")[0]: ours.rpartition(".")[0] for ours, theirs in stored.items()}
-        own = {modules.get(name, name): entry for name, entry in section.items()}
-        config = {**config, "quantization": own}
+        renamed = {modules.get(name, name): entry for name, entry in section.items()}
+        config = {**config, "quantization": renamed}
     part = TextPart(config, infos, stored, {}, whole_norms=not tensors.shifts)
     return Parameters(replace(checkpoint, tensors=dict(tensors.infos)), ops, dtype, requantize, take, read, part)
 

@@ -34,10 +34,10 @@ class TokenHistory:
 
 def first_tokens(pieces: list[mx.array], length: int) -> list[mx.array]:
     """Return the first `length` tokens of pieces (1, T)."""
-    kept: list[mx.array] = []
+    tokens_of_rows: list[mx.array] = []
     for piece in pieces:
         if length <= 0:
             break
-        kept.append(piece if piece.shape[1] <= length else piece[:, :length])
+        tokens_of_rows.append(piece if piece.shape[1] <= length else piece[:, :length])
         length -= piece.shape[1]
-    return kept
+    return tokens_of_rows

@@ -24,8 +24,8 @@ def read_mixer(
     step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)
     if sizes.kind != "ssm":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
-        most = mixer.most_beta
-        spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=most, norm=norm, norm_eps=mixer.eps)
+        max_beta = mixer.most_beta
+        spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=max_beta, norm=norm, norm_eps=mixer.eps)
         order = _by_key_head(sizes) if mixer.by_key_head else None
         return spec, parameters.fused(prefix, inputs, order), output
     order = _as_queries(sizes)

@@ -86,16 +86,16 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     if f"{HEAD_INPUT}.projection.weight" not in renamed.values():
         return None
     text = config.get("text_config")
-    one = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None
-    changed = {**config, "text_config": one} if one else {**config, **_ONE_LAYER}
+    one_layer = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None
+    changed = {**config, "text_config": one_layer} if one_layer else {**config, **_ONE_LAYER}
     raw = any(name.endswith("conv1d.weight") and info.shape[-1] != 1 for name, info in checkpoint.tensors.items())
     return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
 
 
 def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, Any]) -> "dict[str, mx.array]":
     """Return the arrays without those of a head, which some classes refuse."""
-    found = _prefix(config, arrays)
-    return {name: array for name, array in arrays.items() if found is None or not name.startswith(found[1])}
+    prefix = _prefix(config, arrays)
+    return {name: array for name, array in arrays.items() if prefix is None or not name.startswith(prefix[1])}
 
 
 def _prefix(config: Mapping[str, Any], names: Collection[str]) -> tuple[HeadNames, str] | None:

@@ -136,9 +136,9 @@ class Parameters:
         rows = tensor.rows // 2
         head_dim = rows // heads
         whole = self._stored(module, tensor.rows, tensor.columns)
-        own = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
-        gate = self._prepared(_reordered(whole, own + head_dim), {module: rows})
-        self._taken[module] = _reordered(whole, own)
+        indices = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
+        gate = self._prepared(_reordered(whole, indices + head_dim), {module: rows})
+        self._taken[module] = _reordered(whole, indices)
         return replace(tensor, rows=rows), gate
 
     def halves_of_heads(

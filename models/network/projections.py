@@ -89,9 +89,9 @@ def add_experts(
         if dense is None:
             return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
         return add_products(ops, x, [dense], None, eps, epilogue)
-    own = ops.experts(residual.x, branches.before_experts, eps, layer.mixture, activation)
-    own = ops.rms_norm(own, branches.after_experts, eps)
-    both = add_products(ops, own, [dense], branches.after_dense, eps, Epilogue()).x
+    expert_output = ops.experts(residual.x, branches.before_experts, eps, layer.mixture, activation)
+    expert_output = ops.rms_norm(expert_output, branches.after_experts, eps)
+    both = add_products(ops, expert_output, [dense], branches.after_dense, eps, Epilogue()).x
     return Residual(*ops.add_norms(both, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
 
 

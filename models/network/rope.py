@@ -116,9 +116,9 @@ def _yarn(
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    one = scaling.get("mscale")
+    mscale = scaling.get("mscale")
     all_dims = scaling.get("mscale_all_dim")
-    amplitude = magnitude(float(one)) / magnitude(float(all_dims)) if one and all_dims else magnitude(1.0)
+    amplitude = magnitude(float(mscale)) / magnitude(float(all_dims)) if mscale and all_dims else magnitude(1.0)
     return [blend(pair, period) for pair, period in enumerate(base)], float(
         scaling.get("attention_factor") or amplitude
     )

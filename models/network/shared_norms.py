@@ -74,9 +74,9 @@ class SharedNorms:
     def _sharing(self, kv_heads: int) -> int:
         """Return the number of ranks that have this rank's K/V heads."""
         part = self._part
-        own = kv_range(part.heads, part.whole.heads, kv_heads)
+        own_heads = kv_range(part.heads, part.whole.heads, kv_heads)
         ranges = head_ranges(part.whole, part.split, part.unit)
-        return sum(kv_range(heads, part.whole.heads, kv_heads) == own for heads in ranges)
+        return sum(kv_range(heads, part.whole.heads, kv_heads) == own_heads for heads in ranges)
 
 
 class _NormedPass:

@@ -22,12 +22,12 @@ def stacks_of(name: str) -> list[str]:
     """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is in neither layout."""
     if _HALVES in name:
         return [name.replace("input_linear", half) for half in ("gate_proj", "up_proj")]
-    if (found := _COLUMNS.fullmatch(name)) is not None:
-        halves = ["down_proj"] if found[2] == "down_proj" else ["gate_proj", "up_proj"]
-        return [f"{found[1]}.{half}.weight" for half in halves]
-    if (found := _STORED.fullmatch(name)) is None:
+    if (match := _COLUMNS.fullmatch(name)) is not None:
+        halves = ["down_proj"] if match[2] == "down_proj" else ["gate_proj", "up_proj"]
+        return [f"{match[1]}.{half}.weight" for half in halves]
+    if (match := _STORED.fullmatch(name)) is None:
         return []
-    experts, stored, part = found.groups()
+    experts, stored, part = match.groups()
     modules = ["gate_proj", "up_proj"] if stored == "gate_up_proj" else [stored]
     return [f"{experts}.{module}.{_PARTS[part]}" for module in modules]
 

@@ -53,18 +53,18 @@ def stage(config: DecoderConfig, split: Split, rank: int) -> Stage:
 
     Layers that read the K/V of an earlier one are on its rank.
     """
-    own = stage_ranges(config, split)[rank]
+    own_layers = stage_ranges(config, split)[rank]
     layers = tuple(
-        replace(layer, source=None if layer.source is None else layer.source - own.start)
-        for layer in config.layers[own.start : own.stop]
+        replace(layer, source=None if layer.source is None else layer.source - own_layers.start)
+        for layer in config.layers[own_layers.start : own_layers.stop]
     )
-    return Stage(config, replace(config, layers=layers), own, rank)
+    return Stage(config, replace(config, layers=layers), own_layers, rank)
 
 
 def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
     """Return the layers of each rank, in proportion to the shares."""
     ranges = split.ranges(len(config.layers))
-    edges = [own.start for own in ranges]
+    edges = [layers.start for layers in ranges]
     for rank, edge in enumerate(edges):
         sources = [layer.source for layer in config.layers[edge:] if layer.source is not None]
         edges[rank] = min([edge, *sources])
@@ -118,13 +118,13 @@ class StageDecoder(Decoder):
     def _run(self, x: mx.array, kv: KVPass) -> mx.array | None:
         """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
         group = self._group
-        own = self.config.hidden_size + self.config.input_size * len(self._layers)
-        out = self._run_layers(x[..., :own] if x.shape[-1] > own else x, kv)
+        own_width = self.config.hidden_size + self.config.input_size * len(self._layers)
+        out = self._run_layers(x[..., :own_width] if x.shape[-1] > own_width else x, kv)
         if self._last:
             wanted = _wanted(kv.rows)
             return group.send(out[:, :wanted], 0) if wanted else None
-        if x.shape[-1] > own:
-            out = mx.concatenate([out, x[..., own:]], axis=-1)
+        if x.shape[-1] > own_width:
+            out = mx.concatenate([out, x[..., own_width:]], axis=-1)
         return group.send(out, group.rank + 1)
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:

@@ -55,7 +55,9 @@ class TensorDecoder(Decoder):
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E), on rank 0; the others evaluate the result."""
-        return self._at_once(self._group.gather_columns(super().all_logits(x), [len(own) for own in self._vocabulary]))
+        return self._at_once(
+            self._group.gather_columns(super().all_logits(x), [len(rows) for rows in self._vocabulary])
+        )
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         out = super().layers(x, self._norms.around(kv))
@@ -90,8 +92,8 @@ class TensorDecoder(Decoder):
 
     def own_rows(self, tokens: mx.array) -> mx.array:
         """Return the rows (B, T, E) of the table that this rank has, and zeros for those of others."""
-        own = self._vocabulary[self._group.rank]
-        return self._ops.embed(tokens, self._table, self._dtype, own.start)
+        own_vocabulary = self._vocabulary[self._group.rank]
+        return self._ops.embed(tokens, self._table, self._dtype, own_vocabulary.start)
 
     def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:
         """See `Decoder`: this rank's products, then the sum of all ranks'. Rank 0 has x in its part."""
@@ -125,8 +127,8 @@ class TensorDecoder(Decoder):
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             return _scaled(self._group.all_sum(partial), epilogue)
         assert layer.mlp_post_norm is not None
-        own = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
-        parts = mx.concatenate([ops.linear(dense.x, dense.weight), own])
+        expert_output = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
+        parts = mx.concatenate([ops.linear(dense.x, dense.weight), expert_output])
         of_dense, of_experts = mx.split(self._group.all_sum(parts), 2)
         both = ops.rms_norm(of_dense, branches.after_dense, eps) + ops.rms_norm(of_experts, branches.after_experts, eps)
         return _scaled(x + ops.rms_norm(both, layer.mlp_post_norm, eps), epilogue)

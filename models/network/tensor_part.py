@@ -69,14 +69,14 @@ class TensorPart:
         module, kind = name.rpartition(".")[::2]
         if any(tensor.name == module and tensor.rows_by == "vocabulary" for tensor in ends(self.whole)):
             return _rows(array, kind, [self.own(array.shape[0])])
-        found = _LAYER.fullmatch(name)
-        if found is None:
+        match = _LAYER.fullmatch(name)
+        if match is None:
             return array
-        layer = self.whole.layers[int(found[1])]
-        path = found[2]
-        tensors = modules[int(found[1])].get(_NUMBER.sub(".{}.", path))
+        layer = self.whole.layers[int(match[1])]
+        path = match[2]
+        tensors = modules[int(match[1])].get(_NUMBER.sub(".{}.", path))
         if tensors is None:
-            segments = vectors[int(found[1])].get(f"{path}.{kind}", ())
+            segments = vectors[int(match[1])].get(f"{path}.{kind}", ())
             return _numbers(array, self._ranges(segments, layer)) if segments else array
         tensor = tensors[0]
         if tensor.columns_by is not None:
@@ -108,10 +108,10 @@ class TensorPart:
             return _scaled(self.heads, size // heads)
         assert layer.mixer is not None
         sizes = layer.mixer.sizes
-        own = mixer_ranges(layer.mixer, self.split, self.unit)[self.rank]  # heads, or channels
+        own_heads = mixer_ranges(layer.mixer, self.split, self.unit)[self.rank]  # heads, or channels
         if unit == "mixer_keys":
-            return _scaled(kv_range(own, sizes.heads, sizes.key_heads), size // sizes.key_heads)
-        return _scaled(own, size // (sizes.inner if sizes.kind == "conv" else sizes.heads))
+            return _scaled(kv_range(own_heads, sizes.heads, sizes.key_heads), size // sizes.key_heads)
+        return _scaled(own_heads, size // (sizes.inner if sizes.kind == "conv" else sizes.heads))
 
     def _columns(self, array: Any, kind: str, own: range, total: int, name: str) -> Any:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
@@ -170,10 +170,10 @@ def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> li
 def kv_range(heads: range, total: int, kv_heads: int) -> range:
     """Return the K/V heads that query heads read. Raises UsageError if they are not all heads of those."""
     each = total // kv_heads
-    own = range(heads.start // each, -(-heads.stop // each))
-    if len(own) > 1 and (heads.start % each or heads.stop % each):
+    own_heads = range(heads.start // each, -(-heads.stop // each))
+    if len(own_heads) > 1 and (heads.start % each or heads.stop % each):
         raise UsageError(f"tensor parallel: {total} heads with {kv_heads} K/V heads cannot be divided so", _HINT)
-    return own
+    return own_heads
 
 
 def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
@@ -255,9 +255,9 @@ def _rows(array: Any, kind: str, ranges: list[range]) -> Any:
     return mx.concatenate(parts, axis=axis) if isinstance(array, mx.array) else parts[0].joined(parts[1:], axis)
 
 
-def _scaled(own: range, by: int) -> range:
-    return range(own.start * by, own.stop * by)
+def _scaled(heads: range, by: int) -> range:
+    return range(heads.start * by, heads.stop * by)
 
 
-def _moved(own: range, by: int) -> range:
-    return range(own.start + by, own.stop + by)
+def _moved(heads: range, by: int) -> range:
+    return range(heads.start + by, heads.stop + by)

@@ -51,9 +51,9 @@ class BackgroundCheck:
             f"`headrace models rm {name}` removes it; fetching it then installs it anew",
         )
 
-    def start(self, found: Callable[[CheckpointError], None] = lambda _: None) -> None:
-        """Start the thread. `found` is called from it if there is damage, cached or new."""
-        self._thread = threading.Thread(target=self._run, args=(found,), name="checksums", daemon=True)
+    def start(self, on_damage: Callable[[CheckpointError], None] = lambda _: None) -> None:
+        """Start the thread. `on_damage` is called from it if there is damage, cached or new."""
+        self._thread = threading.Thread(target=self._run, args=(on_damage,), name="checksums", daemon=True)
         self._thread.start()
 
     def pause(self) -> None:
@@ -79,11 +79,11 @@ class BackgroundCheck:
     def _wait_its_turn(self, _stage: str, _done: int, _total: int | None) -> None:
         self._clear.wait()
 
-    def _run(self, found: Callable[[CheckpointError], None]) -> None:
+    def _run(self, on_damage: Callable[[CheckpointError], None]) -> None:
         _lower_priority()
         self.read()
         if (damage := self.damage) is not None:
-            found(damage)
+            on_damage(damage)
 
     def read(self) -> None:
         """Check all files without a cached result, on the calling thread."""
@@ -107,12 +107,16 @@ _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DA
 
 def _recall(file: Path, entry: FileRecord) -> str | None:
     """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
-    kept = _checked().get(str(file))
+    checked = _checked().get(str(file))
     oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
-    if not isinstance(kept, dict) or kept.get("file") != _identity(file) or kept.get("sha256") != entry["sha256"]:
+    if (
+        not isinstance(checked, dict)
+        or checked.get("file") != _identity(file)
+        or checked.get("sha256") != entry["sha256"]
+    ):
         return None
-    problem = kept.get("problem")
-    day = kept.get("day")
+    problem = checked.get("problem")
+    day = checked.get("day")
     return problem if isinstance(problem, str) and isinstance(day, str) and (problem or day >= oldest) else None
 
 

@@ -200,8 +200,8 @@ def _similar(name: str, known: list[str]) -> list[str]:
 
 def _family(name: str) -> str:
     """Return the letters that a name begins with: `qwen` of qwen3-4b."""
-    found = re.match("[a-z]*", name.lower())
-    return found[0] if found else ""
+    match = re.match("[a-z]*", name.lower())
+    return match[0] if match else ""
 
 
 def squashed(name: str) -> str:

@@ -37,8 +37,8 @@ def checksums(
     known: sha256 digests by name, which are not computed again. Raises OSError for an unreadable file.
     """
     known = known or {}
-    found = names if names is not None else _below(folder)
-    sizes = {name: (folder / name).stat().st_size for name in found}
+    paths = names if names is not None else _below(folder)
+    sizes = {name: (folder / name).stat().st_size for name in paths}
     count = ByteProgress(progress, "hashing", sum(size for name, size in sizes.items() if name not in known))
     return {
         name: {"bytes": size, "sha256": known.get(name) or hash_file(folder / name, count)}
@@ -48,8 +48,8 @@ def checksums(
 
 def size_problems(folder: Path, recorded: Files) -> list[str]:
     """Return problems visible from sizes alone: missing, truncated or grown files."""
-    found = (_size_problem(folder, name, entry) for name, entry in recorded.items())
-    return [problem for problem in found if problem]
+    problems = (_size_problem(folder, name, entry) for name, entry in recorded.items())
+    return [problem for problem in problems if problem]
 
 
 def content_problems(folder: Path, recorded: Files, progress: Progress = silent) -> list[str]:

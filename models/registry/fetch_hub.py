@@ -221,13 +221,13 @@ def _verify(path: Path, stated: Any, progress: Progress) -> None:
     """Compare a file with the hub's digest: sha256 for LFS files, the git blob id for others."""
     size = path.stat().st_size
     if stated.lfs is not None:
-        found = hash_file(path, ByteProgress(progress, "verifying", size))
+        computed = hash_file(path, ByteProgress(progress, "verifying", size))
         expected = stated.lfs.sha256
     else:
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        found = hash_file(path, ByteProgress(silent, "", size), digest)
+        computed = hash_file(path, ByteProgress(silent, "", size), digest)
         expected = stated.blob_id
-    if expected is not None and found != expected:
+    if expected is not None and computed != expected:
         path.resolve().unlink()  # the blob, which the next run would trust
         path.unlink()
         raise FetchError(f"{path.name} is damaged: its digest is not the one the hub states", "run it again")

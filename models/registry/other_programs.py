@@ -83,17 +83,17 @@ def _ollama_folders() -> list[Path]:
 def _ollama_models() -> Iterator[ForeignModel]:
     for folder in _ollama_folders():
         for manifest in _files(folder / "manifests", depth=4):
-            *place, model, tag = manifest.relative_to(folder / "manifests").parts
+            *address, model, tag = manifest.relative_to(folder / "manifests").parts
             layers = _layers(manifest)
             file = _blob(folder, layers.get(_OLLAMA_MODEL))
             if file is None:
                 continue
-            prefix = "" if tuple(place) == _OLLAMA_LIBRARY else "/".join(_without_default_host(place)) + "/"
+            prefix = "" if tuple(address) == _OLLAMA_LIBRARY else "/".join(_without_default_host(address)) + "/"
             yield ForeignModel(f"{prefix}{model}:{tag}", file, "Ollama", has_adapter=_OLLAMA_ADAPTER in layers)
 
 
-def _without_default_host(place: list[str]) -> list[str]:
-    return place[1:] if place[0] == _OLLAMA_LIBRARY[0] else place
+def _without_default_host(address: list[str]) -> list[str]:
+    return address[1:] if address[0] == _OLLAMA_LIBRARY[0] else address
 
 
 def _layers(manifest: Path) -> dict[str, str]:

@@ -176,7 +176,12 @@ def stored_name(text: str) -> str | None:
 
 
 def _hub_name(hub: HubId) -> str:
-    file = f":{hub.quantization}" if hub.quantization else f"/{hub.file}" if hub.file else ""
+    if hub.quantization:
+        file = f":{hub.quantization}"
+    elif hub.file:
+        file = f"/{hub.file}"
+    else:
+        file = ""
     at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
 
@@ -297,8 +302,8 @@ def _install_hub(
             open_checkpoint(directory)
             return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name} | made
         open_checkpoint(files.folder)
-        kept = checksums(files.folder, files.names, known=files.sha256, progress=progress)
+        sums = checksums(files.folder, files.names, known=files.sha256, progress=progress)
         source = f"{hub} at {files.commit[:12]}"
-        return {**facts, "source": source, "snapshot": str(files.folder), "files": kept}
+        return {**facts, "source": source, "snapshot": str(files.folder), "files": sums}
 
     return store.install(wanted.name, build, replace=True, progress=progress)

@@ -79,7 +79,12 @@ class HubId:
     quantization: str | None = None
 
     def __str__(self) -> str:
-        part = f"/{self.file}" if self.file else f":{self.quantization}" if self.quantization else ""
+        if self.file:
+            part = f"/{self.file}"
+        elif self.quantization:
+            part = f":{self.quantization}"
+        else:
+            part = ""
         return f"{self.repo}{part}@{self.revision}" if self.revision else f"{self.repo}{part}"
 
 
@@ -139,8 +144,8 @@ def _with_tag(name: str, tag: str) -> str:
     if tag == "latest":
         return respelled(name) or name
     shorter = _TAG_OF_4_BITS.sub("", tag)
-    found = (respelled(f"{name}-{each}") for each in (tag, shorter, INSTRUCT.sub("", shorter)))
-    return next((known for known in found if known is not None), f"{name}-{tag}")
+    names = (respelled(f"{name}-{each}") for each in (tag, shorter, INSTRUCT.sub("", shorter)))
+    return next((known for known in names if known is not None), f"{name}-{tag}")
 
 
 def _looks_like_path(text: str) -> bool:
@@ -199,9 +204,9 @@ def _in_a_repository(text: str) -> bool:
 
 def _hub_id(text: str) -> HubId:
     """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf or FOLDER, with @REVISION or without."""
-    place, at, revision = text.partition("@")
-    place, colon, quantization = place.partition(":")
-    org, _, rest = place.partition("/")
+    repository, at, revision = text.partition("@")
+    repository, colon, quantization = repository.partition(":")
+    org, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
     if slash and not file.lower().endswith(".gguf") and Path(org).is_dir():
         raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")

@@ -83,7 +83,12 @@ class RunReport:
         summary = self.summary
         use = self.answer.cpu_use
         known = summary.step_s is not None and summary.tpot_s
-        slowed_by = "" if not self.busy else OTHERS if use is None else cpu_phrase(use, "used")
+        if not self.busy:
+            slowed_by = ""
+        elif use is None:
+            slowed_by = OTHERS
+        else:
+            slowed_by = cpu_phrase(use, "used")
         if self.without_kernels:
             slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
         return StepFigures(

@@ -187,7 +187,12 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         if beside:
             share = counts[row] / most if most else 0.0
             body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, beside - 2, style))
-        mark = "┈" if name.startswith("p") else "│" if name.isspace() else "┤"
+        if name.startswith("p"):
+            mark = "┈"
+        elif name.isspace():
+            mark = "│"
+        else:
+            mark = "┤"
         lines.append(Content.assemble((f"{name}{mark}", "$quiet"), body))
     if rows < height:
         numbers = f"{'step':>{_AXIS - 1}} {_numbers(window.steps[-1].index, room)}"

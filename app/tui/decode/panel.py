@@ -111,7 +111,12 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     Charts stand right of the others, and so do sections for which the left column has no room. In one column all
     stand in their order.
     """
-    count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
+    if size.width < _TWO_FROM:
+        count = 1
+    elif size.width < _THREE_FROM:
+        count = 2
+    else:
+        count = 3
     columns: list[list[Wanted]] = [[] for _ in range(count)]
     rooms = [size.height] * count
     spare = [size.height] * count

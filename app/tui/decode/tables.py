@@ -70,7 +70,12 @@ def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Conte
         f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
         for n, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False))
     )
-    style = "$text-accent" if row.phase == "decode" else "$text-error" if row.phase == "failed" else ""
+    if row.phase == "decode":
+        style = "$text-accent"
+    elif row.phase == "failed":
+        style = "$text-error"
+    else:
+        style = ""
     line = Content.styled(text, "$quiet" if row.phase in OVER and row.phase != "failed" else style)
     said = Content(" ".join(sanitise(row.words).split())) if words else Content("")
     while said.cell_length > words:

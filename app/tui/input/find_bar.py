@@ -48,7 +48,12 @@ class FindBar(Horizontal):
     def show_count(self, number: int, count: int) -> None:
         """Show the match's number and their count."""
         words = self.query_one(Field).value.strip()
-        text = f"{number} of {count}" if count else ("not found" if words else "")
+        if count:
+            text = f"{number} of {count}"
+        elif words:
+            text = "not found"
+        else:
+            text = ""
         self.query_one("#find-count", Static).update(Content.styled(text, "$quiet" if count else "$text-error"))
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -117,7 +117,12 @@ class LiveMetrics:
             self._since_look.extend(event.records)
         self.trail.add(self.batch.totals)
         decoding = any(row.phase == "decode" for row in self.batch.rows)
-        self.phase = "idle" if self.batch.over else "decode" if decoding else "prefill"
+        if self.batch.over:
+            self.phase = "idle"
+        elif decoding:
+            self.phase = "decode"
+        else:
+            self.phase = "prefill"
         self._changed()
 
     def set_turns(self, turns: Sequence[Turn]) -> None:

@@ -267,7 +267,12 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
 
     failure: the reason of the latest download's failure. shown: number of `_COLUMNS`.
     """
-    mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
+    if current:
+        mark = ("●", "bold $text-success")
+    elif row.installed:
+        mark = ("✓", "$text-success")
+    else:
+        mark = ("↓", "$quiet")
     if row.problem:
         return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
     if failure:

@@ -55,9 +55,9 @@ def recognise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> F
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
             raise _unsupported(f"{method} with 8-bit weights")
         return None
-    found = _read(str(method), section, tensors)
-    _refuse_unexplained(found.tensors(tensors), mlx=True)
-    return found
+    recognised = _read(str(method), section, tensors)
+    _refuse_unexplained(recognised.tensors(tensors), mlx=True)
+    return recognised
 
 
 def _is_nvfp4(section: Mapping[str, Any]) -> bool:
@@ -101,7 +101,12 @@ def _compressed(section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
         if any(entry.get("num_bits") != 8 for entry in weights):
             raise _unsupported(f"compressed-tensors {kind} with other than 8 bits")
         blocks = {_block_size(entry.get("block_structure")) for entry in weights}
-        name = "FP8" if kind == "float-quantized" else "INT8" if kind == "int-quantized" else "8-bit"
+        if kind == "float-quantized":
+            name = "FP8"
+        elif kind == "int-quantized":
+            name = "INT8"
+        else:
+            name = "8-bit"
         return _scaled(f"{name} (compressed-tensors)", tensors, blocks.pop() if len(blocks) == 1 else ())
     if kind == "pack-quantized":
         kinds = {(entry.get("num_bits"), entry.get("type", "int")) for entry in weights}
@@ -221,10 +226,10 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
     matrices: dict[str, ForeignMatrix] = {}
     states = [(name.removesuffix(end), name) for name in tensors for end in nf4.STATES if name.endswith(end)]
     for weight, state in states:
-        shape, found = nf4.parts_of(weight, state, tensors)
+        shape, parts = nf4.parts_of(weight, state, tensors)
         bits, group = requantized(shape)
         matrices[weight] = ForeignMatrix(
-            "nf4", shape, found["parts"], 4, found["group"], (found["outer"],), bits, group, offset=found["offset"]
+            "nf4", shape, parts["parts"], 4, parts["group"], (parts["outer"],), bits, group, offset=parts["offset"]
         )
     if not matrices:
         raise _unsupported("bitsandbytes without 4-bit weights in the checkpoint")
@@ -260,7 +265,13 @@ def _check(
 ) -> None:
     for role, name in parts.items():
         info = tensors[name]
-        types = FLOATS if role == "scales" else ("I32",) if role != "order" else ("I32", "I64")
+        types: tuple[str, ...]
+        if role == "scales":
+            types = FLOATS
+        elif role == "order":
+            types = ("I32", "I64")
+        else:
+            types = ("I32",)
         if info.dtype not in types or info.shape != wanted.get(role, info.shape):
             raise CheckpointError(f"tensor {name} is {info.dtype} {info.shape}, which does not fit {parts['data']}")
     if not groups or columns % groups:

@@ -105,7 +105,13 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
         name = "full" if kind == _FULL else "sliding"
         wide = config["use_double_wide_mlp"] and layer >= count - shared
         without_v = kind == _FULL and config["attention_k_eq_v"]
-        keys = () if layer >= count - shared else (f"{name}_k",) if without_v else (f"{name}_k", f"{name}_v")
+        keys: tuple[str, ...]
+        if layer >= count - shared:
+            keys = ()
+        elif without_v:
+            keys = (f"{name}_k",)
+        else:
+            keys = (f"{name}_k", f"{name}_v")
         found.append(("norms", name, *keys, "wide" if wide else "mlp", *both))
     return found
 

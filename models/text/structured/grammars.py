@@ -168,7 +168,12 @@ class Grammars:
             final = self.literal(form.answer_head) if form is not None and has_head else ""
             fits = f"{final} @fits"
         if calls is not None:
-            fits = "calls" if calls.forced else f"(calls | {fits})" if fits else "answer"
+            if calls.forced:
+                fits = "calls"
+            elif fits:
+                fits = f"(calls | {fits})"
+            else:
+                fits = "answer"
             text = calls.text
         elif not any(lead) and fits.strip() == "@fits":
             return ""

@@ -83,7 +83,11 @@ class JsonPlace:
         """The fewest quotes after which a key may have ended that comes again; 0 if none can."""
         if not any(self.levels):
             return 0
-        return 1 if self.key is not None else 3 if self.in_text else 2
+        if self.key is not None:
+            return 1
+        if self.in_text:
+            return 3
+        return 2
 
     @property
     def is_within_an_escape(self) -> bool:
