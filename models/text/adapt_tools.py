@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+_ANY = {"type": "string"}
 
 
 def complete_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -36,7 +37,10 @@ def _stated(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simple(schema: Any) -> Any:
-    """Return a schema in which each type is one name, and each property has a description."""
+    """Return a schema in which each type is one name, and each property is an object with a description.
+
+    Templates of one type a value have no word for any value: there it is a text.
+    """
     if isinstance(schema, list):
         return [_simple(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -46,10 +50,15 @@ def _simple(schema: Any) -> Any:
         kinds = simple["type"] if isinstance(simple["type"], list) else [simple["type"]]
         # Hermes 2 Pro's template takes the letters of "null" for types, and theirs again.
         simple["type"] = next((kind for kind in kinds if kind != "null"), "string")
+    if simple.get("type") == "array" and not isinstance(simple.get("items"), dict):
+        simple["items"] = _ANY
+    if simple.get("type") == "object" and simple.get("additionalProperties", True) is True:
+        simple["additionalProperties"] = _ANY
     properties = simple.get("properties")
     if isinstance(properties, dict):
         simple["properties"] = {
-            name: {"type": "string", "description": "", **each} if isinstance(each, dict) else each
+            name: {**_ANY, "description": "", **(each if isinstance(each, dict) else {})}
             for name, each in properties.items()
+            if each is not False  # no value fits
         }
     return simple

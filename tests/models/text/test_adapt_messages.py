@@ -358,13 +358,22 @@ def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
         {"name": "look", "parameters": {"type": "object", "properties": {"a": True}}},
         {"name": "look", "parameters": {}},
         {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "null"}}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": False, "b": {"type": "string"}}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array", "items": True}}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "object"}}}},
     ],
 )
 def test_definitions_get_the_fields_that_a_template_reads(function: dict[str, Any]) -> None:
-    """As Command R+ does: fields of the tool and of each parameter are joined as texts. Hermes 2 Pro fails for null."""
+    """As Command R+ does: fields of the tool and of each parameter are joined as texts. Hermes 2 Pro fails for null,
+    GigaChat for boolean schemas.
+    """
     template = (
         "{% for tool in tools or [] %}{{ tool.function.name + ': ' + tool.function.description }}"
-        "{% for name, each in tool.function.parameters.properties.items() if each is mapping %}"
+        "{% for name, each in tool.function.parameters.properties.items() %}"
+        "{% if each is boolean %}{{ raise_exception('boolean') }}{% endif %}"
+        "{% if each.type == 'array' %}{{ '' + each['items'].type }}{% endif %}"
+        "{% if each.type == 'object' %}{{ '' + each.additionalProperties.type }}{% endif %}"
         "{% if each.type == 'null' %}{{ raise_exception('null') }}{% endif %}"
         "{{ ' ' + name + ' ' + each.type + ' ' + each.description }}{% endfor %}{% endfor %}" + _TURNS
     )
