@@ -48,10 +48,12 @@ Bound = Literal["weights", "K/V", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One shape on one target with `context` cached tokens. expected: None without measured or published figures,
-    and for what does not fit.
+    """One shape on one target with `context` cached tokens.
 
-    step_bytes: weights and all sequences' K/V. bound: the largest term of the roofline.
+    step_bytes: weights and all sequences' K/V.
+    bound: the largest term of the roofline.
+    expected: None without measured or published figures, and for what does not fit.
+    busy: other programs slowed the measurement of the bandwidth, so the machine may exceed the roofline when idle.
     """
 
     context: int
@@ -65,6 +67,7 @@ class Prediction:
     expected: float | None
     memory: int
     fits: bool | None
+    busy: bool
 
 
 def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
@@ -79,6 +82,13 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
         seconds = max(seconds, limit.seconds)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     fits = None if target.memory is None else memory <= target.memory
+    bound: Bound
+    if limit.roof == "arithmetic":
+        bound = "compute"
+    elif weights >= kv:
+        bound = "weights"
+    else:
+        bound = "K/V"
     return Prediction(
         context=context,
         batch=batch,
@@ -86,11 +96,12 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
         weight_bytes=weights,
         kv_bytes=kv,
         step_flops=flops,
-        bound="compute" if limit.roof == "arithmetic" else "weights" if weights >= kv else "K/V",
+        bound=bound,
         roofline=batch / limit.seconds,
         expected=batch / seconds if seconds and fits is not False else None,
         memory=memory,
         fits=fits,
+        busy=target.measured and target.busy,
     )
 
 

@@ -364,6 +364,7 @@ def test_a_bandwidth_measured_under_load_is_noted(monkeypatch: pytest.MonkeyPatc
         found = targets.targets_for((), None, others=False)
         lines = summarise_assumptions(found, assumptions("mlx-lm"), FLOAT16)
         assert any("other programs" in line for line in lines) is (busy and found[0].measured)
+        assert predict(SHAPE, found[0], assumptions("mlx-lm"), 1000).busy is (busy and found[0].measured)
 
 
 def test_the_catalog_reads_what_the_installed_default_model_reads() -> None:
