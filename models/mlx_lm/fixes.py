@@ -163,6 +163,12 @@ def _refuse_capped_logits(config: Config) -> None:
 # Results of classes
 
 
+def _rotate_share(model: Any, checkpoint: Checkpoint) -> None:
+    """Apply GLM-4's partial rotation, which its class ignores."""
+    for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
+        module.dims = int(module.dims * checkpoint.config.get("partial_rotary_factor", 0.5))
+
+
 def _weigh_jamba(model: Any, _checkpoint: Checkpoint) -> None:
     _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
 
@@ -347,7 +353,7 @@ FIXES = {
     "ernie4_5_moe": Fix(correct=_correct_experts),
     "falcon_h1": Fix(correct=_scale_keys, refuse=_refuse_norms_by_groups),
     "gemma3": Fix(refuse=_refuse_capped_logits),
-    "glm": Fix(scalings=_UNSCALED),
+    "glm": Fix(correct=_rotate_share, scalings=_UNSCALED),
     "glm4": Fix(scalings=_UNSCALED),
     "glm4_moe": Fix(scalings=_UNSCALED),
     "gpt2": Fix(rename=_without_prefix),

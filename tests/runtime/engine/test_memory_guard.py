@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import kv_budget
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Request, Speculation
+from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
@@ -21,6 +21,7 @@ from headrace.runtime.kv.paged_arrays import MAX_SLAB
 from headrace.runtime.machine import hardware, memory
 from headrace.runtime.ops import BLOCK, reference
 from headrace.runtime.ops.kv_format import Q4, Q8
+from headrace.runtime.speculation.proposer import Speculation
 from tests.kernels import FAST
 from tests.steady import SteadyPace
 from tests.tiny import load_decoder, write_model
