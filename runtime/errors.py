@@ -82,6 +82,10 @@ class SessionError(HeadraceError):
 class DeletedError(SessionError):
     """A session or message that does not exist, maybe deleted by another process. Retrying does not help."""
 
+
+class UnknownSessionError(DeletedError):
+    """A session was asked for that is not stored."""
+
     exit_code = 2
 
 

@@ -21,7 +21,7 @@ from headrace.app.sessions.rows import marked, message_of, readable, session_of
 from headrace.app.sessions.salvage import SELECT_MESSAGE, readable_messages, readable_sessions
 from headrace.app.sessions.write_back import write_back
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.errors import DeletedError, SessionError, UsageError
+from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
 _RECENT_LENGTH = 4000  # characters
@@ -97,10 +97,12 @@ class SessionStore:
         return new
 
     def session(self, session_id: str) -> Session:
-        """Return the session with this id. Raises DeletedError."""
+        """Return the session with this id. Raises UnknownSessionError."""
         rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
-            raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` lists all sessions")
+            raise UnknownSessionError(
+                f"there is no session {session_id}", "`headrace sessions list` lists all sessions"
+            )
         return session_of(rows[0])
 
     def find(self, text: str, *, drafts: bool = False) -> Session:
@@ -112,12 +114,13 @@ class SessionStore:
             used = "active_leaf IS NOT NULL" + (" OR draft IS NOT NULL" if drafts else "")
             rows = self.db.rows(f"SELECT * FROM sessions WHERE {used} ORDER BY updated_at DESC LIMIT 1")
             if not rows:
-                raise DeletedError("no conversation has been kept yet", "the chat keeps each one, `run --save` its own")
+                hint = "the chat keeps each one, `run --save` its own"
+                raise UnknownSessionError("no conversation has been kept yet", hint)
         else:
             rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
         if len(rows) != 1:
             problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
-            raise DeletedError(problem, "`headrace sessions list` lists all sessions")
+            raise UnknownSessionError(problem, "`headrace sessions list` lists all sessions")
         return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:

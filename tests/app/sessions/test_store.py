@@ -18,7 +18,7 @@ from headrace.app.sessions.database import VERSION
 from headrace.app.sessions.records import Attachment, Draft
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import DeletedError, SessionError, UsageError
+from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
 from tests.summaries import make_summary
 
 METRICS = make_summary()
@@ -255,6 +255,18 @@ def test_a_failed_transaction_changes_nothing(store: SessionStore) -> None:
     assert store.messages(session.id) == []
     assert store.session(session.id).active_leaf is None
     answered(store, session.id, "and on", "it goes")
+
+
+def test_deleting_elsewhere_is_no_wrong_command_line(store: SessionStore) -> None:
+    session = store.create()
+    message = store.add(session.id, None, "user", "hi")
+    store.delete(session.id)
+    with pytest.raises(DeletedError) as deleted:
+        store.grow(message.id, "more", durable=False)
+    assert deleted.value.exit_code == 1
+    with pytest.raises(UnknownSessionError) as unknown:
+        store.session(session.id)
+    assert unknown.value.exit_code == 2
 
 
 def test_texts_that_sqlite_cannot_hold(store: SessionStore) -> None:
