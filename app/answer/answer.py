@@ -83,7 +83,7 @@ class Answer:
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
         self.reports: list[TokenReport] = []
-        """Of its tokens so far, if log probabilities were requested."""
+        """Log probabilities of its tokens so far, if they were requested."""
         self.calls: list[ToolCall] = []
         """Tool calls so far, in order."""
         self.unchecked_tools: Mapping[str, str] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
 
 # A formula in LaTeX, or one of its marks: the rest is still to come. The bound keeps many marks from taking long.
 _FORMULA = re.compile(r"\\\[.{0,2000}?\\\]|\\\(.{0,2000}?\\\)|\\[\[\]()]", re.DOTALL)
@@ -23,12 +24,17 @@ def parser() -> "MarkdownIt":
             return is_web_address(url)
 
     def image(_renderer: Any, tokens: Any, index: int, *_: Any) -> str:
-        return escapeHtml(f"▨ {tokens[index].content} ⟨{tokens[index].attrs['src']}⟩")
+        return escapeHtml(image_text(tokens[index]))
 
     made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
     made.add_render_rule("image", image)
     made.inline.ruler.before("escape", "latex", _formula)
     return made.disable(["reference", "html_inline", "html_block"])
+
+
+def image_text(token: "Token") -> str:
+    """Return the text that stands for an image: its description and its address."""
+    return f"▨ {token.content} ⟨{token.attrs['src']}⟩"
 
 
 def _formula(state: "StateInline", silent: bool) -> bool:

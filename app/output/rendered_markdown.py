@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.app.output.markdown_parser import parser
+from headrace.app.output.markdown_parser import image_text, parser
 from headrace.app.output.terminal import console
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _as_text(tokens: list["Token"]) -> list["Token"]:
             if child.type == "softbreak":
                 child.type = "hardbreak"
             elif child.type == "image":
-                child.content = f"▨ {child.content} ⟨{child.attrs['src']}⟩"
+                child.content = image_text(child)
                 child.type = "text"
                 child.tag = ""
                 child.children = None

@@ -159,17 +159,21 @@ def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None
         described.types.add(_source(plan.container, wanted).type)
         if form.settings is not None:
             described.settings[wanted.module] = form.settings
-    _write_side_files(plan, described, target, sha256)
     paths = plan.container.paths
     for path in paths:
         (target / path.name).symlink_to(path.absolute())
-    origin = json.loads((target / "headrace.json").read_text(encoding="utf-8"))
-    _write_json(target / "headrace.json", origin | {"gguf": {path.name: file_facts(path) for path in paths}})
+    _write_side_files(plan, described, target, sha256, links={path.name: file_facts(path) for path in paths})
     _write_json(target / LINK_FILE, {"tensors": tensors})
 
 
-def _write_side_files(plan: ConversionPlan, written: _ConversionLog, target: Path, sha256: str | None) -> None:
-    """Write all files but the weights. written: the tensors' properties."""
+def _write_side_files(
+    plan: ConversionPlan,
+    written: _ConversionLog,
+    target: Path,
+    sha256: str | None,
+    links: Mapping[str, Mapping[str, int]] | None = None,
+) -> None:
+    """Write all files but the weights. written: the tensors' properties. links: facts of the files linked to."""
     container = plan.container
     metadata = plan.metadata
     config = plan.config
@@ -184,7 +188,8 @@ def _write_side_files(plan: ConversionPlan, written: _ConversionLog, target: Pat
     _write_json(target / "tokenizer_config.json", tokenizer_facts)
     _write_templates(metadata, target)
     _write_json(target / "generation_config.json", generation_config(metadata, special))
-    _write_json(target / "headrace.json", _origin(container.paths, metadata, written, sha256))
+    linked = {} if links is None else {"gguf": links}
+    _write_json(target / "headrace.json", _origin(container.paths, metadata, written, sha256) | linked)
     _write_json(target / "config.json", config)
 
 

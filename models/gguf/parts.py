@@ -139,10 +139,11 @@ def gguf_parts(checkpoint: Checkpoint) -> dict[str, GgufPart]:
     """
     container = open_container(checkpoint.gguf[0])
     layout = layout_of(container)
+    vectors = made_vectors(layout)
     takes: dict[str, Callable[[], Array]] = {
-        name: partial(np.asarray, values, "<f4") for name, values in made_vectors(layout).items()
+        name: partial(np.asarray, values, "<f4") for name, values in vectors.items()
     }
-    forms = {name: ("F32", np.shape(values)) for name, values in made_vectors(layout).items()}
+    forms = {name: ("F32", np.shape(values)) for name, values in vectors.items()}
     container = replace(container, metadata={})  # a vocabulary takes more memory than the tokenizer
     for target in layout.targets:
         arrays = layout.described(target).arrays

@@ -171,9 +171,7 @@ def has_chat_template(file: Path) -> bool:
 
 def convert(file: "Path | ConversionPlan", directory: Path, progress: Progress, sha256: str | None = None) -> None:
     """Write the MLX-format conversion of `file` into `directory`. sha256: the file's digest, if known."""
-    from headrace.models.gguf import (
-        convert_gguf,  # late: numpy and gguf take seconds
-    )
+    from headrace.models.gguf import convert_gguf  # late: numpy and gguf take seconds
 
     convert_gguf(
         file,

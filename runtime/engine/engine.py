@@ -261,7 +261,6 @@ class Engine:
                 batch.started = self._clock.read_at + self._drafting.spent_s
         else:
             batch = self._run(self._schedule(), before)
-            self._in_flight = batch
             events = [] if before is None else self._commit(before)
         self._in_flight = batch
         if batch is None:

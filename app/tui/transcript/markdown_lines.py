@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content, Span
 
-from headrace.app.output.markdown_parser import parser
+from headrace.app.output.markdown_parser import image_text, parser
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -172,7 +172,7 @@ def _piece(child: "Token") -> str:
     """Return the text of an inline token."""
     if child.type in ("softbreak", "hardbreak"):
         return "\n"
-    return f"▨ {child.content} ⟨{child.attrs['src']}⟩" if child.type == "image" else child.content
+    return image_text(child) if child.type == "image" else child.content
 
 
 def _table(tokens: list["Token"], width: int) -> list[Content]:
