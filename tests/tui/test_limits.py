@@ -5,11 +5,17 @@ from dataclasses import replace
 import pytest
 
 from headrace.app.answer.sentence import sentence
+from headrace.app.predict import DEFAULT_CONTEXT
+from headrace.app.predict.prediction import Target, predict
+from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.tui.decode.context_speed import expected_rate
+from headrace.app.tui.metrics.facts import with_peaks
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.figures import decode_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.model_rows import model_rows
+from headrace.models.registry.catalog import load_catalog
+from headrace.runtime.metrics.limit import step_limit
 from tests.app.scripted_engine import CARD, COST, record, summary
 
 READING_S = COST.step_bytes(0) / 54e9
@@ -38,7 +44,9 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
     assert expected_rate(COST, 54.0, 0, machine.flops_per_second) == pytest.approx(most)
     card = replace(CARD, name="smollm2-135m")
     row = next(row for row in model_rows(card, machine) if row.name == card.name)
-    assert row.tokens_per_second == pytest.approx(most)
+    nbytes, flops = COST.step_bytes(DEFAULT_CONTEXT), COST.step_flops(DEFAULT_CONTEXT)
+    limit_of_f5 = step_limit(nbytes, flops, 54e9, machine.flops_per_second)
+    assert row.tokens_per_second == pytest.approx(1 / limit_of_f5.seconds)
 
     metrics.submitted()
     metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
@@ -50,3 +58,48 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
     point = decode_point(metrics.totals)
     assert point is not None
     assert roofs(machine).limit_of(point).startswith(f"{roof} limits it")
+
+
+@pytest.mark.usefixtures("home")
+def test_f5_and_fit_name_the_same_limit() -> None:
+    """Both predict each model of the catalog with the same number of tokens in the cache."""
+    card = replace(CARD, name="no such model")
+    _, machine = facts(CARD)
+    machine = replace(machine, measured_gb_s=54.0, compute_flops=2e12)
+    target = Target("this machine", 54e9, None, flops=2e12, apple=False)
+    rows = {row.name: row.tokens_per_second for row in model_rows(card, machine)}
+    for name, entry in load_catalog().items():
+        predicted = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
+        assert rows[name] == pytest.approx(predicted.roofline)
+
+
+def test_a_later_measurement_leaves_the_figures_of_an_answer_as_they_are() -> None:
+    metrics = LiveMetrics()
+    model, machine = facts(CARD)
+    metrics.ready(model, replace(machine, measured_gb_s=54.0, memory_gb_s=None, compute_flops=None, peak_flops=None))
+    metrics.submitted()
+    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
+    ended = summary(1, 0, 20)
+    metrics.finished(ended, "stop")
+
+    def figures() -> list[object]:
+        return [metrics.figures.roofline_rate, metrics.roofline_rate, metrics.mbu, metrics.memory, metrics.limits]
+
+    before = figures()
+    metrics.machine = with_peaks(metrics.machine, 80.0, None, 30.0)
+    metrics.version += 1
+    assert figures() == before
+    metrics.submitted()
+    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
+    assert metrics.limits.measured_gb_s == 80.0
+
+
+def test_an_answer_above_the_measured_bandwidth_corrects_its_limit() -> None:
+    """The engine stores its MBU as that of the corrected bandwidth, which it tells at the next measurement only."""
+    metrics = LiveMetrics()
+    model, machine = facts(CARD)
+    metrics.ready(model, replace(machine, measured_gb_s=20.0, memory_gb_s=None, compute_flops=None, peak_flops=None))
+    metrics.submitted()
+    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
+    metrics.finished(replace(summary(1, 0, 20), achieved_gb_s=25.0, mbu=1.0), "stop")
+    assert metrics.limits.measured_gb_s == 25.0

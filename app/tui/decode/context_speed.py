@@ -39,15 +39,15 @@ class ContextSpeedSection(Section):
     def change_key(self, metrics: LiveMetrics) -> object:
         """Ignore changes too small to see in the chart."""
         achieved = metrics.history.token_gb_s
-        peak = metrics.machine.measured_gb_s
+        peak = metrics.limits.measured_gb_s
         model = metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
-        limits = peak, metrics.machine.flops_per_second, model.context_limit
+        limits = peak, metrics.limits.flops_per_second, model.context_limit
         return id(metrics), metrics.context // BUCKET, share, limits, model.name, metrics.phase
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost = metrics.model.cost
-        peak = metrics.machine.measured_gb_s
+        peak = metrics.limits.measured_gb_s
         if cost is None:
             return [Content.styled("no model yet", "$faint").truncate(width, ellipsis=True)]
         if peak is None:
@@ -56,7 +56,7 @@ class ContextSpeedSection(Section):
             return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
         achieved = metrics.history.token_gb_s
         span = span_of(metrics.context, metrics.model.context_limit)
-        flops_per_second = metrics.machine.flops_per_second
+        flops_per_second = metrics.limits.flops_per_second
         chart = context_chart(
             cost, peak, achieved, metrics.history.speeds(), span, width, height - 1, flops_per_second=flops_per_second
         )

@@ -39,7 +39,7 @@ class RooflineSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)
-        limits = roofs(metrics.machine)
+        limits = roofs(metrics.limits)
         marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
         if not marks:
             return [Content.styled("after the first answer", "$faint")]

@@ -61,6 +61,7 @@ class LiveMetrics:
         self._turn = StepTotals()
         self.output_tokens = 0  # tokens of the turn
         self._final: Summary | None = None  # of the turn, once it is over
+        self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
         self.speculating = False
         """True if the latest turn verified draft tokens."""
         self.batch: BatchMetrics | None = None
@@ -119,6 +120,7 @@ class LiveMetrics:
         decoding = any(row.phase == "decode" for row in self.batch.rows)
         if self.batch.over:
             self.phase = "idle"
+            self._machine_at_end = self._machine_at_end or self.machine
         elif decoding:
             self.phase = "decode"
         else:
@@ -140,7 +142,7 @@ class LiveMetrics:
 
     def _forget_turn(self) -> None:
         self.prefill_done = self.prefill_total = self.reused = self.prefetched = 0
-        self.first_token = self._final = None
+        self.first_token = self._final = self._machine_at_end = None
         self.steps.clear()
         self.texts = []
         self.busy_steps.clear()
@@ -221,6 +223,7 @@ class LiveMetrics:
         self.history.end_turn()
         self.first_token = FirstToken.of(summary)
         self._final = summary
+        self._machine_at_end = _corrected(self.machine, summary)
         self.prefill_done = self.prefill_total = summary.prefill_tokens
         fed = summary.prefill_tokens
         if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
@@ -315,8 +318,13 @@ class LiveMetrics:
         """True if other programs slow the turn down, or did: its MBU would be theirs."""
         return self._final.busy if self._final is not None else self.contention is not None
 
+    @property
+    def limits(self) -> MachineFacts:
+        """The machine whose limits the steps are compared with: as measured at the turn's end, once it is over."""
+        return self._machine_at_end or self.machine
+
     def _share(self, achieved_gb_s: float | None) -> float | None:
-        return mbu(achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s, busy=self.busy).share
+        return mbu(achieved_gb_s, self.limits.memory_gb_s, self.limits.measured_gb_s, busy=self.busy).share
 
     @property
     def achieved_gb_s(self) -> float | None:
@@ -341,7 +349,7 @@ class LiveMetrics:
 
     def _means(self) -> StepFigures:
         totals = self.totals
-        machine = self.machine
+        machine = self.limits
         cost = self.model.cost
         figures = StepFigures(
             step_bytes=cost.step_bytes(self.context) if cost else 0,
@@ -388,13 +396,13 @@ class LiveMetrics:
     @property
     def memory(self) -> MBU:
         """MBU over the steps of `totals`, also where other programs slow them down."""
-        return mbu(self.achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s)
+        return mbu(self.achieved_gb_s, self.limits.memory_gb_s, self.limits.measured_gb_s)
 
     @property
     def roofline_rate(self) -> float | None:
         """Tokens per second at one token a step, at most: by the measured bandwidth and arithmetic."""
         last = self.last
-        machine = self.machine
+        machine = self.limits
         cost = self.model.cost
         if last is None or cost is None or not machine.measured_gb_s:
             return None
@@ -467,3 +475,11 @@ class LiveMetrics:
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
         }
+
+
+def _corrected(machine: MachineFacts, summary: Summary) -> MachineFacts:
+    """Return the machine's facts that a stored MBU is of: an answer above the measured bandwidth corrected it."""
+    achieved = summary.achieved_gb_s
+    if not achieved or not summary.mbu or not machine.measured_gb_s or achieved <= machine.measured_gb_s:
+        return machine
+    return replace(machine, measured_gb_s=achieved / summary.mbu)

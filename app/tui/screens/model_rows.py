@@ -1,11 +1,12 @@
 """Rows of the model picker: size, fit in memory, and speed limit by the roofline.
 
-The speed is computed: the limit of a step by measured bandwidth and arithmetic, with an empty KV cache.
+The speed is the limit of a step by measured bandwidth and arithmetic, with DEFAULT_CONTEXT tokens in the cache.
 """
 
 from dataclasses import dataclass
 
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.limit import step_limit
@@ -66,7 +67,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
                 quantization=document["quantization"] or "",
                 licence=str(document.get("licence") or ""),
                 fits=memory <= usable if memory is not None and usable is not None else None,
-                tokens_per_second=_most(costs.get(document["name"]), size, machine),
+                tokens_per_second=_most(costs.get(document["name"]), size, document["context"], machine),
                 problem=document.get("problem"),
                 recommended_for=tuple(uses.get(document["name"], ())),
             )
@@ -74,9 +75,15 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     return rows
 
 
-def _most(cost: StepCost | None, size: int, machine: MachineFacts) -> float | None:
-    """Return the most tokens per second; None if it is unknown. cost: None outside the catalog: all bytes are read."""
-    nbytes, flops = (cost.step_bytes(0), cost.step_flops(0)) if cost is not None else (size, 0)
+def _most(cost: StepCost | None, size: int, longest: int | None, machine: MachineFacts) -> float | None:
+    """Return the most tokens per second; None if it is unknown.
+
+    cost: None outside the catalog: all bytes are read.
+    size: bytes on disk.
+    longest: context of the model, in tokens; None if unknown.
+    """
+    context = min(DEFAULT_CONTEXT, longest - 1) if longest else DEFAULT_CONTEXT
+    nbytes, flops = (cost.step_bytes(context), cost.step_flops(context)) if cost is not None else (size, 0)
     if not machine.measured_gb_s or not nbytes:
         return None
     return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds

@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 from headrace.app.chat.download_plan import DownloadPlan, download_plan
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.output.sanitise import sanitise
+from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.uses import STAR, USES
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
@@ -23,10 +24,10 @@ from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, three_digits
 
 _SPEED = "tok/s ≤"
-_SPEED_IS = "tok/s: computed, at most by memory and arithmetic"
+_SPEED_IS = f"tok/s: at most, computed with {DEFAULT_CONTEXT:,} tokens in the cache"
 # Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
 _COLUMNS = (
     ("size", 9, ">"),
@@ -288,7 +289,7 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
         format_bytes(row.bytes),
         format_bytes(row.memory_bytes),
         Content.styled(*fits),
-        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–",
+        three_digits(row.tokens_per_second),
         f"{row.context:,}" if row.context else "–",
         Content.styled(sanitise(row.quantization) or "–", "$quiet"),
         Content.styled(sanitise(row.licence) or "–", "$quiet"),
