@@ -18,12 +18,14 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
     ask: whether to ask at all. chat: refuse a file without a chat template. Raises UsageError then, HeadraceError for
     "no" and for a full disk, and the errors of reading the file.
     """
+    from headrace.models.registry.adapters import split_adapter
     from headrace.models.registry.resolve import find_source
     from headrace.models.registry.source import LocalGGUF
     from headrace.models.registry.store import Store
 
     store = Store()
     try:
+        name = name if name is None else split_adapter(name)[0]
         source = find_source(name, store) if name is not None else None
     except HeadraceError:  # reported when the model is loaded
         return

@@ -88,7 +88,7 @@ class EngineHost:
         self._text_s = SERVED_TEXT_S if spec.serving else TEXT_S
         self._resolved = resolved
         self._load_s = load_s
-        key = kv_key(resolved.path, loaded.network)
+        key = kv_key(resolved.path, loaded.network, resolved.adapter)
         self._answerer = Answerer(
             loaded,
             draft=draft,

@@ -67,17 +67,18 @@ def disk_cache_bytes() -> int:
     return int(chat.kept_gb * 1e9)
 
 
-def kv_key(model: Path, network: Network) -> bytes:
-    """Return a digest of everything that K/V depend on: the model's files, kernels and versions."""
+def kv_key(model: Path, network: Network, adapter: Path | None = None) -> bytes:
+    """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions."""
     key = blake2b(digest_size=16)
-    for file in sorted(model.glob("*")):
+    folders = [model] if adapter is None else [model, adapter]
+    for file in [file for folder in folders for file in sorted(folder.glob("*"))]:
         stat = file.stat()
         key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     status = ops.native.status()
     shape = getattr(network, "kv_shape", None) or getattr(network, "kv_format", None)
     rounding = ops.native.exact(), network.activations
     numerics = shape, ops.describe()["kernels"], status.instruction_set, rounding, versions(), _built()
-    key.update(f"{model.resolve()} {numerics}".encode())
+    key.update(f"{[str(folder.resolve()) for folder in folders]} {numerics}".encode())
     return key.digest()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.foreign.formats import recognise
 from headrace.models.checkpoint.foreign.matrices import Foreign
 from headrace.models.checkpoint.gguf_link import LINK_FILE, read_link
@@ -44,6 +45,7 @@ class Checkpoint:
     origin: dict[str, Any] | None = field(default=None)  # headrace.json: source and conversion
     foreign: Foreign | None = field(default=None)  # another tool's quantization
     gguf: list[Path] = field(default_factory=list)  # files whose tensors are converted when read; no shards then
+    adapter: Adapter | None = None  # low-rank changes of the weights
 
     @property
     def quantization(self) -> dict[str, Any] | None:

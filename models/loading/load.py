@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
+from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
@@ -31,7 +32,7 @@ from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.command_buffers import limit_command_buffers
@@ -93,7 +94,7 @@ def load_resolved(
     path = resolved.path
     name = resolved.name
     with report_store_damage(resolved.stored_as, path):
-        loaded = load_model(path, name=name, place=place, **options)
+        loaded = load_model(path, name=name, place=place, adapter=resolved.adapter, **options)
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
 
@@ -107,15 +108,24 @@ def load_model(
     activations: ActivationsChoice = 16,
     force: bool = False,
     place: "Place | None" = None,
+    adapter: Path | None = None,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
     requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
+    adapter: a folder with low-rank changes of the weights (`models.checkpoint.adapter`).
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
+    if adapter is not None:
+        if config is None or place is not None:
+            raise UnsupportedModelError(
+                f"{name} cannot have an adapter: headrace applies it in its own decoder, on one machine",
+                "merge the adapter into its base, and load the result",
+            )
+        checkpoint = replace(checkpoint, adapter=open_adapter(adapter))
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(
@@ -227,6 +237,7 @@ def sized_network(
             network.cost.kv,
         )
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
+    weights += 0 if checkpoint.adapter is None else checkpoint.adapter.nbytes
     kv = stored_kv(config, ops.select(), dtype, wanted)
     if architecture_named(config.architecture).head is None or (head := _head(checkpoint)) is None:
         return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)

@@ -51,7 +51,7 @@ class Decoder:
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
     ) -> None:
         self.config = config
-        self._ops = ops
+        self._ops = ops = parameters.ops
         self._dtype = dtype
         self._layers = read_layers(config, parameters)
         self._prepared = parameters.prepared
@@ -61,6 +61,7 @@ class Decoder:
         self._shares_attention = all(ops.slots(spec) for spec in attends)
         self._layer_groups = self._fuse(ops)
         self._read_ends(config, parameters)
+        self._adapter = parameters.check_adapter()
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
         """Read the weights before and behind the layers."""
@@ -157,7 +158,7 @@ class Decoder:
             arrays += layer.vectors
         if self._inputs is not None:
             arrays += [*self._inputs.arrays, *self._inputs.table.arrays]
-        return arrays
+        return arrays + [array for pair in self._adapter for factor in pair for array in factor.arrays]
 
     @property
     def cost(self) -> StepCost:
@@ -171,6 +172,10 @@ class Decoder:
         matrices = layer_matrices(self.config, lambda module, _tensor: sizes[module])
         head = self._head
         matrices.append(Matrix("head", 1, head.rows, head.columns, head.nbytes, output=True, part="head"))
+        factors = [factor for pair in self._adapter for factor in pair]
+        if factors:
+            numbers = sum(factor.rows * factor.columns for factor in factors)
+            matrices.append(Matrix("adapter", 1, numbers, 1, sum(factor.nbytes for factor in factors)))
         return step_cost(
             matrices,
             nbytes - sum(matrix.count * matrix.nbytes for matrix in matrices),

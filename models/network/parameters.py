@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -18,6 +18,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import TextPart, text_part
+from headrace.models.network.adapted import AdaptedOps, Change, Changes, Factors, joined
 from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
 from headrace.models.network.weight_arrays import loaded, weight_arrays
@@ -71,6 +72,7 @@ class Parameters:
         read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
         part: TextPart | None = None,
     ) -> None:
+        adapter = checkpoint.adapter if part is None else None
         part = part or text_part(checkpoint)
         arrays = read(checkpoint)
         self._at_once = read is not weight_arrays or bool(checkpoint.gguf)
@@ -80,19 +82,29 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
+        self._changes = Changes(adapter, part.stored)
+        self._factors: dict[Weight, Factors] = {}  # of prepared weights that an adapter changes, and stay as stored
         self.prepared: list[PreparedModules] = []  # all weights that were returned
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
         multiply = architecture_of(part.config).multiply
         if multiply is not None:
+            if adapter is not None:
+                raise UnsupportedModelError("headrace applies no adapters to models with weights it multiplies")
             self._arrays = multiply(self._arrays, Fields(part.config), self._whole_norms)
         if take is not None:
             self._arrays = take(self._arrays)
 
     @property
     def ops(self) -> Ops:
-        return self._ops
+        """The operations; with an adapter those that add its products."""
+        return cast(Ops, AdaptedOps(self._ops, self._factors)) if self._changes.exist else self._ops
+
+    def check_adapter(self) -> list[Factors]:
+        """Return the factors that were not merged. Raises UnsupportedModelError if a change was left out."""
+        self._changes.check_taken()
+        return list(self._factors.values())
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +113,8 @@ class Parameters:
 
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
-        return self._prepared(self._stored(module, rows, columns), {module: rows}, exact=exact)
+        weight = self._stored(module, rows, columns)
+        return self._prepared(weight, {module: rows}, self._changes.take(module, rows, columns), exact=exact)
 
     def tensor(self, prefix: str, tensor: Tensor) -> Weight:
         """Return one matrix of a layer."""
@@ -118,14 +131,25 @@ class Parameters:
         if f"{whole}.weight" in self:
             modules = [(whole, sum(rows for _, rows in modules))]
         parts = []
+        changes = []
         start = 0
         for module, rows in modules:
             part = self._stored(module, rows, columns)
-            parts.append(part if order is None else _reordered(part, order[start : start + rows] - start))
+            change = self._changes.take(module, rows, columns)
+            if order is not None:
+                own_order = order[start : start + rows] - start
+                part = _reordered(part, own_order)
+                change = change and change.rows(own_order)
+            parts.append(part)
+            changes.append(change)
             start += rows
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
-            return [self._prepared(_joined(parts, mx.concatenate), dict(modules))]
-        return [self._prepared(part, {module: rows}) for (module, rows), part in zip(modules, parts, strict=True)]
+            change = joined(changes, [rows for _, rows in modules])
+            return [self._prepared(_joined(parts, mx.concatenate), dict(modules), change)]
+        return [
+            self._prepared(part, {module: rows}, change)
+            for (module, rows), part, change in zip(modules, parts, changes, strict=True)
+        ]
 
     def gated(self, prefix: str, tensor: Tensor, heads: int) -> tuple[Tensor, Weight]:
         """Take apart a projection that has D rows and then D gates of each head.
@@ -137,8 +161,11 @@ class Parameters:
         head_dim = rows // heads
         whole = self._stored(module, tensor.rows, tensor.columns)
         indices = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
-        gate = self._prepared(_reordered(whole, indices + head_dim), {module: rows})
+        change = self._changes.take(module, tensor.rows, tensor.columns)
+        gate_order = indices + head_dim
+        gate = self._prepared(_reordered(whole, gate_order), {module: rows}, change and change.rows(gate_order))
         self._taken[module] = _reordered(whole, indices)
+        self._changes.keep(module, change and change.rows(indices))
         return replace(tensor, rows=rows), gate
 
     def halves_of_heads(
@@ -234,9 +261,24 @@ class Parameters:
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
-    def _prepared(self, weight: Weight, modules: Mapping[str, int], *, exact: bool = False, count: int = 1) -> Weight:
-        """Prepare a weight for the operations. modules, count: see `PreparedModules`."""
+    def _prepared(
+        self,
+        weight: Weight,
+        modules: Mapping[str, int],
+        change: Change | None = None,
+        *,
+        exact: bool = False,
+        count: int = 1,
+    ) -> Weight:
+        """Prepare a weight for the operations.
+
+        modules, count: see `PreparedModules`.
+        change: an adapter's, of this weight.
+        """
         prepared = self._ops.prepare(weight, self._dtype, exact=exact)
+        if change is not None:
+            a, b = (self._ops.prepare(Weight(factor), self._dtype) for factor in change)
+            self._factors[prepared] = Factors(a, b)
         self.prepared.append(PreparedModules(prepared.nbytes or prepared, modules, count))
         if self._at_once:
             mx.eval(prepared.arrays)  # releases what has been read
@@ -250,6 +292,9 @@ class Parameters:
             data = self._pop(f"{module}.weight", (*stack, rows, columns))
             if not mx.issubdtype(data.dtype, mx.floating):
                 raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
+            if not stack and (change := self._changes.take(module, rows, columns)) is not None:
+                sum_in_float = data.astype(mx.float32) + change.b @ change.a.astype(mx.float32)
+                data = sum_in_float.astype(data.dtype)
             if self._requantize is not None and self._requantize.fits(columns):
                 return self._requantize.apply(data, bias)
             return Weight(data, bias=bias)

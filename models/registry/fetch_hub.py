@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
+from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.checksums import ByteProgress, hash_file
@@ -27,7 +28,7 @@ from headrace.models.registry.hub_header import HubFile, WholeFilesError, check_
 from headrace.models.registry.hub_transfer import Mute, bar_class, interruptible, small_chunks
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
-from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
+from headrace.runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
@@ -150,13 +151,47 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         progress("reading the header", 0, None)
         with suppress(WholeFilesError):
             check_gguf(_gguf_header(hub, info, names))
+    folder = _download_files(hub, info, names, cached, progress)
+    stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
+    return _found(hub, commit, folder, names, _licence(info), stated)
+
+
+def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path:
+    """Download the files of an adapter, or find them in the cache; return their folder. Raises as `fetch_hub`.
+
+    fetch=False asks only the cache.
+    """
+    wanted = (CONFIG_FILE, *WEIGHT_FILES)
+    with checked_responses(), small_chunks():
+        info = _model_info(hub, files_metadata=True) if fetch else None
+        if info is None:
+            try:
+                return Path(
+                    snapshot_download(
+                        hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=list(wanted)
+                    )
+                )
+            except (OSError, ValueError) as error:
+                raise unreachable(hub) from error
+        siblings = {sibling.rfilename for sibling in info.siblings or []}
+        names = [name for name in wanted if name in siblings]
+        if CONFIG_FILE not in names or len(names) < 2:
+            raise CheckpointError(f"{hub.repo} has no adapter that headrace reads: {CONFIG_FILE} and .safetensors")
+        cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=info.sha), str)}
+        with explained(hub):
+            return _download_files(hub, info, names, cached, progress)
+
+
+def _download_files(hub: HubId, info: Any, names: Sequence[str], cached: set[str], progress: Progress) -> Path:
+    """Download files of one commit into the hub's cache, and verify those that were not in it; return their folder."""
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     sizes = {name: siblings[name].size or 0 for name in names}
     bar = bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
     folder = Path(
         interruptible(
             lambda: snapshot_download(
                 hub.repo,
-                revision=commit,
+                revision=info.sha,
                 allow_patterns=[glob.escape(name) for name in names],
                 tqdm_class=bar,
             ),
@@ -167,8 +202,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         if name not in cached:
             _verify(folder / name, siblings[name], progress)
     remove_leftovers(folder / name for name in names)
-    stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
-    return _found(hub, commit, folder, names, _licence(info), stated)
+    return folder
 
 
 def _from_cache(hub: HubId, file: str | None) -> HubFiles:

@@ -6,18 +6,20 @@
     resolve("org/name:Q4_K_M")     one GGUF of it, also org/name/file.gguf
     resolve("./m.gguf"), ("./m/")  local files
     resolve("llama3.2:3b")         a model that another program keeps on this disk, if it is not installed
+    resolve("qwen3-4b+./lora")     any of these with an adapter: a folder, or a hub repository
 
 An installed model costs one small file read: no catalog, no hashing, no network. Its files are checked when they are
 loaded. Downloads are checked here, so that a broken or refused checkpoint is never installed.
 """
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.registry.adapters import find_adapter, split_adapter
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import (
     convert,
@@ -56,6 +58,7 @@ class ResolvedModel:
     licence: str | None = None
     stored_as: str | None = None  # name in the store; None for a local directory
     facts: dict[str, Any] = field(default_factory=dict)  # headrace.json in the store
+    adapter: Path | None = None  # folder of an adapter
 
 
 def resolve(
@@ -73,7 +76,12 @@ def resolve(
     """
     store = store if store is not None else Store()
     progress = progress if progress is not None else silent
-    source = _parsed(name if name is not None else DEFAULT_MODEL, store)
+    base, adapter = split_adapter(name if name is not None else DEFAULT_MODEL)
+    if adapter is not None:
+        folder = find_adapter(adapter, progress, fetch=fetch)
+        model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
+        return replace(model, name=f"{model.name}+{shown_name(folder)}", adapter=folder)
+    source = _parsed(base, store)
     match source:
         case LocalDirectory(path):
             return ResolvedModel(shown_name(path), path, f"local directory {path}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from headrace.models.checkpoint.adapter import CONFIG_FILE, open_adapter
 from headrace.models.checkpoint.side_file import check_name
 from headrace.models.checkpoint.split_files import first_parts, is_gguf
 from headrace.runtime.errors import ModelNotFoundError, UsageError
@@ -174,6 +175,10 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
         ggufs = _ggufs(path)
         if len(ggufs) == 1:
             return LocalGGUF(ggufs[0])
+        if (path / CONFIG_FILE).is_file():
+            base = open_adapter(path).base
+            wanted = f", made for {base}" if base else ""
+            raise ModelNotFoundError(f"{path} is an adapter{wanted}", f"pass it behind its base: BASE+{path}")
         hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}" if ggufs else None
         raise ModelNotFoundError(f"{path} has no config.json, so it is not a model directory", hint)
     if path.suffix.lower() == ".gguf" or _begins_as_gguf(path):

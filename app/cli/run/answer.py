@@ -90,7 +90,7 @@ def _answerer(
         return Answerer(loaded, draft=draft, max_running=max_running), None
     from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_key  # late: imports numpy
 
-    key = kv_key(resolved.path, loaded.network)
+    key = kv_key(resolved.path, loaded.network, resolved.adapter)
     answerer = Answerer(loaded, draft=draft, keep_prefix=True, max_running=max_running, kv_key=key)
     return answerer, KVDiskCache(answerer.engine, disk_cache_bytes())
 

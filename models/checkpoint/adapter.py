@@ -1,0 +1,169 @@
+"""Low-rank adapters (LoRA; Hu et al., arXiv:2106.09685) in the folders of PEFT and of mlx-lm. Headers only.
+
+An adapter changes projections of a base model: W becomes W + scale * B A, with A (r, K), B (N, r) and W (N, K).
+
+PEFT     adapter_config.json, adapter_model.safetensors: base_model.model.MODULE.lora_A.weight (r, K), lora_B.weight
+mlx-lm   adapter_config.json, adapters.safetensors: MODULE.lora_a (K, r), MODULE.lora_b (r, N)
+
+Adapters that do more are refused by name: a plausible answer without a part of the adapter would be wrong.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.models.checkpoint.shard_header import quote, read_header, read_strict_object
+from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+CONFIG_FILE = "adapter_config.json"
+_PEFT_FILE = "adapter_model.safetensors"
+_MLX_FILE = "adapters.safetensors"
+WEIGHT_FILES = (_PEFT_FILE, _MLX_FILE)
+_PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_MLX_NAME = re.compile(r"(.+)\.lora_([ab])")
+# PEFT's settings that change the product, with the values that leave it alone.
+_PEFT_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA", None),
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "megatron_config": (None,),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The factors of one module's change, as stored."""
+
+    a: str  # tensor of A
+    b: str  # tensor of B
+    scale: float
+    rank: int
+    rows: int
+    columns: int
+    transposed: bool  # stored as (K, r) and (r, N)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter whose files passed the checks. modules: by the module's name in the base checkpoint."""
+
+    path: Path
+    file: Path
+    base: str | None  # the model it was trained on, as its config names it
+    modules: Mapping[str, LowRank]
+    nbytes: int
+
+
+def open_adapter(path: Path) -> Adapter:
+    """Check the adapter in the directory `path` and return its description.
+
+    Raises CheckpointError for files that are broken or inconsistent, and UnsupportedModelError for an adapter that does
+    more than add low-rank products.
+    """
+    config = read_strict_object(path, CONFIG_FILE)
+    peft = path / _PEFT_FILE
+    mlx = path / _MLX_FILE
+    if peft.is_file():
+        file = peft
+        scale_of = _peft_scales(config)
+    elif mlx.is_file():
+        file = mlx
+        scale_of = _mlx_scales(config)
+    else:
+        raise CheckpointError(f"{path} has an {CONFIG_FILE}, but neither {_PEFT_FILE} nor {_MLX_FILE}")
+    tensors = dict[str, TensorInfo]()
+    read_header(path, file.name, tensors)
+    pattern = _PEFT_NAME if file is peft else _MLX_NAME
+    factors: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise UnsupportedModelError(f"the adapter has the tensor {quote(name)}, which is no low-rank factor")
+        factors.setdefault(match[1], {})[match[2].lower()] = name
+    if not factors:
+        raise CheckpointError(f"{file.name} has no tensors")
+    modules = {module: _low_rank(module, names, tensors, scale_of) for module, names in factors.items()}
+    base = config.get("base_model_name_or_path") or config.get("model")
+    nbytes = sum(info.nbytes for info in tensors.values())
+    return Adapter(path, file, base if isinstance(base, str) else None, modules, nbytes)
+
+
+class _Scales:
+    """The scale of each module. ranks, alphas: by patterns of PEFT, which replace the defaults."""
+
+    def __init__(self, scale: float | None, alpha: float, root: bool, alphas: Mapping[str, float]) -> None:
+        self._scale = scale
+        self._alpha = alpha
+        self._root = root
+        self._alphas = alphas
+
+    def of(self, module: str, rank: int) -> float:
+        if self._scale is not None:
+            return self._scale
+        alpha = self._alpha
+        for pattern, value in self._alphas.items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                alpha = value
+                break
+        return alpha / (math.sqrt(rank) if self._root else rank)
+
+
+def _peft_scales(config: Mapping[str, Any]) -> _Scales:
+    for key, plain in _PEFT_PLAIN.items():
+        if config.get(key) not in plain:
+            raise UnsupportedModelError(f"the adapter has {key}: {quote(config[key])}, which headrace does not apply")
+    alphas = config.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict):
+        raise CheckpointError(f"{CONFIG_FILE}: alpha_pattern is not an object")
+    for pattern in alphas:
+        if not re.fullmatch(r"[\w.^$\\|]+", pattern):
+            raise UnsupportedModelError(f"the adapter has the alpha_pattern {quote(pattern)}, which is no plain name")
+    return _Scales(
+        None,
+        _number(config, "lora_alpha"),
+        config.get("use_rslora") is True,
+        {pattern: _number(alphas, pattern) for pattern in alphas},
+    )
+
+
+def _mlx_scales(config: Mapping[str, Any]) -> _Scales:
+    kind = config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise UnsupportedModelError(f"the adapter has fine_tune_type {quote(kind)}; headrace applies lora")
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, dict):
+        raise CheckpointError(f"{CONFIG_FILE} has no lora_parameters")
+    return _Scales(_number(parameters, "scale"), 0.0, False, {})
+
+
+def _number(values: Mapping[str, Any], key: str) -> float:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CheckpointError(f"{CONFIG_FILE}: {quote(key)} is no number")
+    return float(value)
+
+
+def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scales: _Scales) -> LowRank:
+    if names.keys() != {"a", "b"}:
+        raise CheckpointError(f"the adapter has one factor of {quote(module)}, not both")
+    a, b = (tensors[names[part]] for part in ("a", "b"))
+    transposed = names["a"].endswith("lora_a")
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in FLOATS or b.dtype not in FLOATS:
+        raise UnsupportedModelError(f"the adapter's factors of {quote(module)} are no matrices of floats")
+    columns, rank = a.shape if transposed else a.shape[::-1]
+    other_rank, rows = b.shape if transposed else b.shape[::-1]
+    if rank != other_rank or not rank:
+        raise CheckpointError(f"the adapter's factors of {quote(module)} have ranks {rank} and {other_rank}")
+    return LowRank(names["a"], names["b"], scales.of(module, rank), rank, rows, columns, transposed)

@@ -1,0 +1,175 @@
+"""Weights with an adapter: its low-rank products beside those of the weights (`models.checkpoint.adapter`).
+
+A quantized weight stays as it is: y = W x + B (A x). A plain one has B A added when it is read, and nothing is left to
+do. N = outputs of a projection, K = inputs, r = rank.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.adapter import Adapter
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Weight, Xielu
+from headrace.runtime.ops.activations import unit
+
+_FROM_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..*)")
+
+
+class Change(NamedTuple):
+    """A (r, K), and B (N, r) with the scale in it."""
+
+    a: mx.array
+    b: mx.array
+
+    def rows(self, order: mx.array) -> "Change":
+        """Return the change of these rows."""
+        return Change(self.a, self.b[order])
+
+
+class Factors(NamedTuple):
+    """A change, prepared for the operations."""
+
+    a: Weight
+    b: Weight
+
+
+class Changes:
+    """An adapter's changes by module, each taken once.
+
+    adapter: None changes nothing.
+    stored: tensor names of the text part -> names in the checkpoint.
+    Raises UnsupportedModelError for a change of what the checkpoint does not have.
+    """
+
+    def __init__(self, adapter: Adapter | None, stored: Mapping[str, str]) -> None:
+        self.exist = adapter is not None
+        self._left: dict[str, Change] = {}
+        if adapter is None:
+            return
+        arrays = mx.load(str(adapter.file), format="safetensors")
+        assert isinstance(arrays, dict)
+        modules = _modules(stored)
+        for name, stated in adapter.modules.items():
+            module = modules.get(name) or modules.get(_FROM_LAYERS.sub(r"\1", name))
+            if module is None:
+                raise _wrong_base(adapter, f"changes {name}, which the model does not have")
+            a = arrays[stated.a]
+            b = arrays[stated.b].astype(mx.float32) * stated.scale
+            self._left[module] = Change(mx.contiguous(a.T), mx.contiguous(b.T)) if stated.transposed else Change(a, b)
+
+    def take(self, module: str, rows: int, columns: int) -> Change | None:
+        """Return the change of a module of this size; None without one. Raises CheckpointError for another size."""
+        change = self._left.pop(module, None)
+        if change is not None and (change.b.shape[0], change.a.shape[1]) != (rows, columns):
+            raise CheckpointError(
+                f"the adapter changes {module} as a matrix of {change.b.shape[0]} x {change.a.shape[1]}, "
+                f"the model has {rows} x {columns}"
+            )
+        return change
+
+    def keep(self, module: str, change: Change | None) -> None:
+        """Put back the change of a module that is read in two parts."""
+        if change is not None:
+            self._left[module] = change
+
+    def check_taken(self) -> None:
+        """Raise UnsupportedModelError if something that the adapter changes was not read as a projection."""
+        if self._left:
+            raise UnsupportedModelError(
+                f"the adapter changes {min(self._left)}, to which headrace applies no adapter",
+                "merge the adapter into its base, and load the result",
+            )
+
+
+def _wrong_base(adapter: Adapter, reason: str) -> UnsupportedModelError:
+    hint = f"it was made for {adapter.base}" if adapter.base else None
+    return UnsupportedModelError(f"the adapter {adapter.path.name} {reason}", hint)
+
+
+def _modules(stored: Mapping[str, str]) -> dict[str, str]:
+    """Return our names of modules by those of the checkpoint, and by our own, whole and from `layers` on."""
+    modules: dict[str, str] = {}
+    for ours, theirs in stored.items():
+        if not ours.endswith(".weight"):
+            continue
+        module = ours.removesuffix(".weight")
+        names = {module, theirs.removesuffix(".weight")}
+        modules |= dict.fromkeys(names | {_FROM_LAYERS.sub(r"\1", name) for name in names}, module)
+    return modules
+
+
+def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | None:
+    """Return the change of stacked modules with these rows; None without any.
+
+    Their ranks follow one another in A. B has zeros where a rank is another module's.
+    """
+    present = [change for change in changes if change is not None]
+    if not present:
+        return None
+    ranks = sum(change.a.shape[0] for change in present)
+    parts = []
+    start = 0
+    for change, count in zip(changes, rows, strict=True):
+        rank = 0 if change is None else change.a.shape[0]
+        own = mx.zeros((count, 0)) if change is None else change.b
+        parts.append(mx.pad(own, [(0, 0), (start, ranks - start - rank)]))
+        start += rank
+    return Change(mx.concatenate([change.a for change in present]), mx.concatenate(parts))
+
+
+class AdaptedOps:
+    """Operations that add the products of `factors`, by the prepared weight beside which they stand.
+
+    A layer with one of these weights is computed one operation at a time.
+    """
+
+    def __init__(self, ops: Ops, factors: Mapping[Weight, Factors]) -> None:
+        self._ops = ops
+        self._factors = factors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def fuse(self, layers: Sequence[LayerWeights], eps: float, activation: str, **more: Any) -> LayersNode | None:
+        if any(weight in self._factors for layer in layers for weight in layer.matrices):
+            return None
+        return self._ops.fuse(layers, eps, activation, **more)
+
+    def linear(self, x: mx.array, w: Weight) -> mx.array:
+        product = self._ops.linear(x, w)
+        factors = self._factors.get(w)
+        if factors is None:
+            return product
+        return product + self._ops.linear(self._ops.linear(x, factors.a), factors.b)
+
+    def linear_add(self, x: mx.array, w: Weight, residual: mx.array) -> mx.array:
+        if w not in self._factors:
+            return self._ops.linear_add(x, w, residual)
+        return residual + self.linear(x, w)
+
+    def linear_add_norm(
+        self,
+        x: mx.array,
+        w: Weight,
+        residual: mx.array,
+        post_norm: mx.array | None,
+        norm: mx.array | None,
+        eps: float,
+        scalar: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        if w not in self._factors:
+            return self._ops.linear_add_norm(x, w, residual, post_norm, norm, eps, scalar)
+        return self._ops.add_norms(self.linear(x, w), residual, post_norm, norm, eps, scalar)
+
+    def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
+        if w not in self._factors:
+            return self._ops.norm_linear(x, norm, eps, w)
+        return self.linear(x if norm is None else self._ops.rms_norm(x, norm, eps), w)
+
+    def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
+        if w not in self._factors:
+            return self._ops.norm_glu(x, norm, eps, w, activation)
+        return unit(self.norm_linear(x, norm, eps, w), activation, compiled=False)

@@ -1,0 +1,184 @@
+"""Adapters: the logits are those of merged weights, for plain and quantized bases; what is not applied is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.app.engine.kv_disk_cache import kv_key
+from headrace.models.checkpoint.adapter import open_adapter
+from headrace.models.loading.load import load_model
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError
+from headrace.runtime.kv.backend import KVOptions, one_pass
+from tests.adapters import EVERY, write_adapter, write_merged
+from tests.tiny import quantize_model, write_model
+from tests.tiny_chat import write_byte_tokenizer
+
+PROMPT = [1 + i * 7 % 90 for i in range(30)]
+
+
+def _model(folder: Path, variant: str = "llama") -> Path:
+    base = write_model(folder / "base", variant)
+    write_byte_tokenizer(base)
+    return base
+
+
+def _quantized(folder: Path, base: Path) -> Path:
+    quantized = quantize_model(base, folder / "quantized")
+    write_byte_tokenizer(quantized)
+    return quantized
+
+
+def _network(directory: Path, adapter: Path | None = None) -> Decoder:
+    network = load_model(directory, name="tiny", context=64, adapter=adapter).network
+    assert isinstance(network, Decoder)
+    return network
+
+
+def _logits(network: Decoder, prompt: list[int] = PROMPT) -> mx.array:
+    kv = network.kv_backend(KVOptions(64))
+    cache = kv.acquire([0])
+    for _ in prefill(network, kv, cache, prompt):
+        pass
+    kv_pass = one_pass(kv, cache, 1, "decode")
+    logits = network.logits(network.layers(network.embed(mx.array([[5]])), kv_pass))
+    mx.eval(logits)
+    return logits
+
+
+def _distance(ours: mx.array, theirs: mx.array) -> float:
+    return float(mx.abs(ours - theirs).max().item() / mx.abs(theirs).max().item())
+
+
+@pytest.mark.parametrize("kind", ["peft", "mlx-lm"])
+def test_an_adapter_of_a_plain_model_is_merged(tmp_path: Path, kind: Any) -> None:
+    base = _model(tmp_path)
+    changes = write_adapter(tmp_path / "adapter", base, kind)
+    merged = _model_of(write_merged(tmp_path / "merged", base, changes))
+    with_adapter = _logits(_network(base, tmp_path / "adapter"))
+    assert _distance(with_adapter, _logits(_network(merged))) < 1e-5
+    assert _distance(with_adapter, _logits(_network(base))) > 0.05
+
+
+def _model_of(directory: Path) -> Path:
+    write_byte_tokenizer(directory)
+    return directory
+
+
+def _dequantized(folder: Path, quantized: Path) -> Path:
+    """Write a quantized model's values as a plain one."""
+    stored = mx.load(str(quantized / "model.safetensors"))
+    assert isinstance(stored, dict)
+    plain = {}
+    for name, array in stored.items():
+        module = name.removesuffix(".weight")
+        if name.endswith((".scales", ".biases")):
+            continue
+        if f"{module}.scales" in stored:
+            array = mx.dequantize(array, stored[f"{module}.scales"], stored[f"{module}.biases"], group_size=32, bits=4)
+        plain[name] = array
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "model.safetensors"), plain)
+    (folder / "config.json").write_text((quantized.parent / "base" / "config.json").read_text())
+    return _model_of(folder)
+
+
+@pytest.mark.parametrize("modules", [EVERY, ("self_attn.q_proj", "self_attn.v_proj"), ("mlp.down_proj",)])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3", "qwen2", "gpt-oss", "llama3-scaled"])
+def test_a_quantized_base_stays_as_it_is(tmp_path: Path, variant: str, modules: tuple[str, ...]) -> None:
+    if variant == "gpt-oss" and modules[0].startswith("mlp"):
+        pytest.skip("it has experts alone")
+    base = _model(tmp_path, variant)
+    changes = write_adapter(tmp_path / "adapter", base, "peft", modules)
+    quantized = _quantized(tmp_path, base)
+    merged = _model_of(write_merged(tmp_path / "merged", _dequantized(tmp_path / "plain", quantized), changes))
+    network = _network(quantized, tmp_path / "adapter")
+    ours = _logits(network)
+    assert _distance(ours, _logits(_network(merged))) < 2e-3  # activations are rounded to 16 bits
+    assert _distance(ours, _logits(_network(quantized))) > 0.01
+
+
+def test_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
+    base = _model(tmp_path)
+    write_adapter(tmp_path / "adapter", base)
+    network = _network(_quantized(tmp_path, base), tmp_path / "adapter")
+    whole = _rows(network, [PROMPT])
+    assert mx.array_equal(_rows(network, [PROMPT[:11], PROMPT[11:]]), whole)
+
+
+def _rows(network: Decoder, chunks: list[list[int]]) -> mx.array:
+    """Return the last layer's output of every token, fed in these chunks."""
+    kv = network.kv_backend(KVOptions(64))
+    cache = kv.acquire([0])
+    parts = []
+    for chunk in chunks:
+        kv_pass = one_pass(kv, cache, len(chunk), "prefill")
+        parts.append(network.layers(network.embed(mx.array([chunk])), kv_pass))
+        kv_pass.advance()
+        mx.eval(parts[-1], kv_pass.arrays)
+    return mx.concatenate(parts, axis=1)
+
+
+def test_a_step_counts_the_adapters_bytes(tmp_path: Path) -> None:
+    base = _model(tmp_path)
+    write_adapter(tmp_path / "adapter", base)
+    quantized = _quantized(tmp_path, base)
+    plain = _network(quantized).cost
+    adapted = _network(quantized, tmp_path / "adapter").cost
+    assert adapted.step_bytes(10) - plain.step_bytes(10) >= open_adapter(tmp_path / "adapter").nbytes
+    assert adapted.step_flops(10) > plain.step_flops(10)
+
+
+def test_stored_entries_of_another_adapter_stay_apart(tmp_path: Path) -> None:
+    base = _model(tmp_path)
+    write_adapter(tmp_path / "a", base)
+    write_adapter(tmp_path / "b", base)
+    network = _network(base)
+    keys = {kv_key(base, network, adapter) for adapter in (None, tmp_path / "a", tmp_path / "b")}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "LOHA"}, "peft_type"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"alpha_pattern": {"(?:a|b)*": 3}}, "alpha_pattern"),
+    ],
+)
+def test_an_adapter_that_does_more_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+    write_adapter(tmp_path / "adapter", _model(tmp_path), settings=settings)
+    with pytest.raises(HeadraceError, match=named):
+        open_adapter(tmp_path / "adapter")
+
+
+def test_scales_follow_the_config(tmp_path: Path) -> None:
+    settings = {"lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"q_proj": 2}}
+    write_adapter(tmp_path / "adapter", _model(tmp_path), settings=settings)
+    modules = open_adapter(tmp_path / "adapter").modules
+    assert modules["model.layers.0.self_attn.q_proj"].scale == 1.0  # 2 / sqrt(4)
+    assert modules["model.layers.0.self_attn.k_proj"].scale == 4.0
+
+
+def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", _model(tmp_path))
+    phi = _model_of(write_model(tmp_path / "phi", "phi3"))
+    with pytest.raises(UnsupportedModelError, match="changes model.layers.0.mlp.gate_proj") as caught:
+        _network(phi, tmp_path / "adapter")
+    assert caught.value.hint == "it was made for org/base"
+    small = _model_of(write_model(tmp_path / "small", "llama", changes={"intermediate_size": 64}))
+    with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.\w+ as a matrix of"):
+        _network(small, tmp_path / "adapter")
+
+
+def test_changes_of_experts_are_refused(tmp_path: Path) -> None:
+    base = _model(tmp_path, "qwen3-moe")
+    write_adapter(tmp_path / "adapter", base, modules=("mlp.gate",))
+    network = _network(base, tmp_path / "adapter")
+    assert _distance(_logits(network), _logits(_network(base))) > 0
