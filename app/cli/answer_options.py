@@ -79,6 +79,23 @@ def activations_option(command: Command) -> Command:
     return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
 
 
+def adapter_option(command: Command) -> Command:
+    """Add --adapter to a click command with a `model`, which gets the adapter behind it: BASE+ADAPTER."""
+
+    @wraps(command)
+    def with_adapter(adapter: str | None, **arguments: Any) -> Any:
+        if adapter is not None:
+            from headrace.app.config.settings import chosen_model, load_settings
+            from headrace.models.registry.resolve import DEFAULT_MODEL
+
+            model = chosen_model(arguments["model"], load_settings())
+            arguments["model"] = f"{model or DEFAULT_MODEL}+{adapter}"
+        return command(**arguments)
+
+    help = "LoRA adapter of the model, a folder or hub id; -m MODEL+ADAPTER is the same."
+    return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
+
+
 def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:
     """Return a decorator that passes a command's arguments as one object of `kind`."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
-from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, adapter_option, answer_options, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
@@ -89,6 +89,7 @@ class BatchArguments:
 @click.option("--parallel", type=click.IntRange(1, 256), default=PARALLEL, help=f"Requests at a time [{PARALLEL}].")
 @click.option("--in-order", is_flag=True, help="Results in the order of the lines, not as they finish.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
+@adapter_option
 @kv_option
 @activations_option
 @hosts_options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, answer_option, kv_option, read_options
+from headrace.app.cli.answer_options import activations_option, adapter_option, answer_option, kv_option, read_options
 from headrace.app.cli.completion import model_names, session_ids
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.gguf_copy import agree_to_copy
@@ -78,6 +78,7 @@ class ChatOptions:
 @click.option(
     "--context", type=click.IntRange(1), metavar="N", help="Context limit in tokens [the largest for model and memory]."
 )
+@adapter_option
 @kv_option
 @activations_option
 @answer_option("speculate")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, adapter_option, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
@@ -99,6 +99,7 @@ class ServeArguments:
 )
 @draft_option
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
+@adapter_option
 @kv_option
 @activations_option
 @hosts_options
@@ -217,11 +218,10 @@ def _end_with(parent: int) -> None:
 
 def _check_installed(names: Iterable[str]) -> None:
     """Raise ModelNotFoundError for a name that no installed model has."""
-    from headrace.app.server.models import installed_models, named
+    from headrace.app.server.models import installed_models
 
-    installed = installed_models()
     for name in names:
-        if named(name, installed) is None:
+        if not installed_models([name]):
             raise ModelNotFoundError(f"{name} is not installed", f"`headrace models pull {name}` fetches it")
 
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from headrace.app.engine.model_card import ModelCard
+from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.store import Store, StoredModel
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
@@ -35,9 +36,22 @@ def is_served(name: str | None, card: ModelCard, aliases: frozenset[str]) -> boo
 
 
 def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
-    """Return the models of the store, in the order of their names. only: names to return; None: all."""
+    """Return the models of the store, in the order of their names. only: names to return; None: all.
+
+    A name with an adapter, BASE+ADAPTER, is a model of its own.
+    """
     models = [_installed(model) for model in Store().list()]
-    return models if only is None else [model for name in only if (model := named(name, models)) is not None]
+    if only is None:
+        return models
+    chosen = []
+    for name in only:
+        base, adapter = split_adapter(name)
+        model = named(base, models)
+        if model is not None and adapter is not None:
+            model = replace(model, name=name_with(model.name, adapter), stored_as=f"{model.stored_as}+{adapter}")
+        if model is not None:
+            chosen.append(model)
+    return chosen
 
 
 def named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:

@@ -3,7 +3,7 @@
 smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora
 """
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.registry.progress import Progress
@@ -19,6 +19,11 @@ def split_adapter(text: str) -> tuple[str, str | None]:
     if not base or not adapter:
         raise UsageError(f"{text!a} lacks a model before the plus sign, or an adapter behind it")
     return base, adapter
+
+
+def name_with(base: str, adapter: str) -> str:
+    """Return the display name of a model with an adapter: `qwen3-4b+lora`."""
+    return f"{base}+{PurePath(adapter).name}"
 
 
 def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Path:

@@ -179,7 +179,12 @@ def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path
             raise CheckpointError(f"{hub.repo} has no adapter that headrace reads: {CONFIG_FILE} and .safetensors")
         cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=info.sha), str)}
         with explained(hub):
-            return _download_files(hub, info, names, cached, progress)
+            folder = _download_files(hub, info, names, cached, progress)
+            # Downloads by commit leave no branch in the cache; without network the branch is looked up there.
+            branch = folder.parents[1] / "refs" / (hub.revision or "main")
+            branch.parent.mkdir(parents=True, exist_ok=True)
+            branch.write_text(info.sha)
+            return folder
 
 
 def _download_files(hub: HubId, info: Any, names: Sequence[str], cached: set[str], progress: Progress) -> Path:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.registry.adapters import find_adapter, split_adapter
+from headrace.models.registry.adapters import find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import (
     convert,
@@ -80,7 +80,7 @@ def resolve(
     if adapter is not None:
         folder = find_adapter(adapter, progress, fetch=fetch)
         model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
-        return replace(model, name=f"{model.name}+{shown_name(folder)}", adapter=folder)
+        return replace(model, name=name_with(model.name, adapter), adapter=folder)
     source = _parsed(base, store)
     match source:
         case LocalDirectory(path):

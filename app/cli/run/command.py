@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, adapter_option, answer_options, as_object, kv_option
 from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
 from headrace.app.cli.draft import draft_option
 from headrace.app.cli.hosts_options import hosts_options
@@ -43,6 +43,7 @@ from headrace.app.cli.run.arguments import RunArguments
 @draft_option
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoded side by side.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
+@adapter_option
 @kv_option
 @activations_option
 @hosts_options

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.adapters import write_adapter
 from tests.commands import HEADRACE, headrace
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
@@ -56,6 +57,14 @@ def test_only_the_answer_is_on_standard_output(model: Path, home: Path) -> None:
     assert "\x1b" not in done.stdout
     assert done.stdout.endswith("\n")
     assert answer["completion_tokens"] == 8
+
+
+def test_an_adapter_changes_the_answer(model: Path, home: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "lora", model, size=1.0)
+    plain = document("hi", "-m", str(model), "-n", "8", home=home)
+    adapted = document("hi", "-m", str(model), "--adapter", str(tmp_path / "lora"), "-n", "8", home=home)
+    assert adapted["model"] == f"{plain['model']}+lora"
+    assert adapted["tokens"] != plain["tokens"]
 
 
 def test_json_has_the_promised_keys_and_figures_that_agree(model: Path, home: Path) -> None:

