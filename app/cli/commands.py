@@ -17,6 +17,7 @@ from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.machine.address_space import check_imports
 
 PROGRAM = "headrace"
 COMPLETE = "_HEADRACE_COMPLETE"  # set by a shell's completion script
@@ -196,6 +197,7 @@ def cli() -> None:
             "this Python is built for Intel, and MLX has no GPU there",
             "headrace needs an arm64 Python on a Mac with Apple silicon; `headrace doctor` shows the way",
         )
+    check_imports()
 
 
 def _is_prompt(argument: str) -> bool:

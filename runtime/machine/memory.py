@@ -1,8 +1,8 @@
 """Memory budget of weights and KV cache, and wiring of memory on Macs.
 
-The budget is the free memory less a reserve for other programs. Linux: available RAM, or the container's limit if
-lower. CUDA: the card's free memory. Metal: the recommended working set; free RAM says little there, since macOS
-compresses the memory of others.
+The budget is the free memory less a reserve for other programs. Linux: available RAM, or the limit of the container
+or of the address space if lower. CUDA: the card's free memory. Metal: the recommended working set; free RAM says little
+there, since macOS compresses the memory of others.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from headrace.runtime.config import environment
 from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.machine.address_space import address_space, threads_need, too_small
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.metrics.units import format_bytes
 
@@ -20,6 +21,7 @@ CACHE_LIMIT = 512 << 20  # bytes of freed buffers that MLX keeps: enough for a p
 LOADING_CACHE_LIMIT = 8 << 20  # the same while weights are loaded: a layer, but never a whole embedding table
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
+_ADDRESS_SPACE = "address space (ulimit -v)"
 # Wired memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883). Only weights that might be paged
 # out during an answer are wired, and never the whole working set.
 _WIRED_FROM = 0.5  # share of the working set; smaller weights stay resident anyway
@@ -31,19 +33,27 @@ class Budget:
     """Bytes for weights, KV cache and working memory together."""
 
     total: int
-    """RAM or container limit, GPU memory, or recommended working set."""
+    """RAM or container limit, address space limit, GPU memory, or recommended working set."""
     free: int
     reserve: int
-    """Left to other programs."""
+    """Left to other programs, or to the threads of the process in its address space."""
     source: str
-    """`available RAM`, `free GPU memory` or `recommended working set`."""
+    """`available RAM`, `address space (ulimit -v)`, `free GPU memory` or `recommended working set`."""
 
     @property
     def usable(self) -> int:
         return max(0, self.free - self.reserve)
 
+    @property
+    def is_address_space(self) -> bool:
+        return self.source == _ADDRESS_SPACE
 
-def budget(host: Machine | None = None, available: Callable[[], int | None] = memory_available) -> Budget | None:
+
+def budget(
+    host: Machine | None = None,
+    available: Callable[[], int | None] = memory_available,
+    limited: Callable[[], tuple[int, int] | None] = address_space,
+) -> Budget | None:
     """Return the current budget of this machine; None if its memory is unknown."""
     host = host or machine()
     if host.backend == "metal" and host.device_memory_bytes:
@@ -61,7 +71,13 @@ def budget(host: Machine | None = None, available: Callable[[], int | None] = me
         total = host.memory_bytes or free_ram
         free = free_ram
         source = "available RAM"
-    return Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
+    ram = Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
+    space = limited() if host.backend == "cpu" else None
+    if space is None:
+        return ram
+    size, used = space
+    limit = Budget(size, max(0, size - used), threads_need(host.usable_cores), _ADDRESS_SPACE)
+    return limit if limit.usable < ram.usable else ram
 
 
 def check_fits(
@@ -81,6 +97,8 @@ def check_fits(
     needed = weight_bytes + kv_bytes + overhead_bytes
     if limit is None or needed <= limit.usable:
         return
+    if limit.is_address_space:
+        raise too_small(limit.total, limit.total - limit.free + limit.reserve + needed)
     asked = f"KV cache for {context:,} tokens" if context else "KV cache"
     raise NotEnoughMemoryError(
         f"not enough memory: needs {format_bytes(needed)} (weights {format_bytes(weight_bytes)}, "

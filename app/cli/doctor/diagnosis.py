@@ -17,7 +17,7 @@ from headrace.app.cli.doctor.user_files import models_state, sessions_state, set
 from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime.config import environment, paths
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.machine import hardware, memory
+from headrace.runtime.machine import address_space, hardware, memory
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
@@ -222,7 +222,8 @@ def _memory(report: Report) -> list[Finding]:
     found = []
     if report.budget and report.budget.usable < _LITTLE_MEMORY:
         what = f"little memory: {format_bytes(report.budget.usable)} free for weights and KV cache"
-        found.append(Finding("advice", what, "close other programs, or raise the container's memory limit"))
+        do = "close other programs, or raise the container's memory limit"
+        found.append(Finding("advice", what, address_space.HINT if report.budget.is_address_space else do))
     if (report.swap_used or 0) > _MUCH_SWAP:
         what = f"{format_bytes(report.swap_used or 0)} of swap in use: weights may be swapped to disk"
         found.append(Finding("advice", what, "close other programs"))

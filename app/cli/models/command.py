@@ -307,7 +307,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
     if document["kv_bytes_per_token"] is not None:
         rows.append(("KV cache", f"{format_bytes(document['kv_bytes_per_token'])} a token, in half precision"))
     if fits := fits_text(document["context_fits"], document["context"]):
-        rows.append(("Fits now", f"{fits} tokens of context"))
+        rows.append(("Fits now", "nothing" if fits == "nothing" else f"{fits} tokens of context"))
     if document["memory_bytes"] is not None:
         at = _tokens(document["memory_context"])
         rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))

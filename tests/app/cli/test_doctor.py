@@ -112,6 +112,11 @@ def test_each_trouble_is_found_with_something_to_do(report: Report, expected: li
     assert all(finding.do for finding in findings(report))
 
 
+def test_a_small_address_space_is_told_from_little_memory() -> None:
+    [found] = findings(replace(LINUX, budget=Budget(GIB, GIB, GIB, "address space (ulimit -v)")))
+    assert "ulimit" in found.do
+
+
 @pytest.mark.parametrize(
     ("translated", "chip", "expected"),
     [("1", "Apple M4", "runs under Rosetta"), ("0", "Intel(R) Core(TM) i7", "this Mac has an Intel processor")],

@@ -19,10 +19,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("tiny") / "chat")
 
 
-def shell(redirection: str, model: Path, home: Path, *more: str) -> subprocess.CompletedProcess[bytes]:
+def shell(
+    redirection: str, model: Path, home: Path, *more: str, limits: str = ""
+) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "headrace", "run", "hi", "-m", str(model), "-n", "4", *more]
     return subprocess.run(
-        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *command],
+        ["/bin/sh", "-c", f'{limits} exec "$@" {redirection}', "sh", *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE_S,
@@ -50,6 +52,16 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     done = shell("> /dev/full", model, tmp_path, *more)
     assert done.returncode == 1
     assert done.stderr == b"headrace: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
+@pytest.mark.parametrize("mebibytes", [60, 150, 255, 260, 300, 400, 500])
+def test_a_small_address_space_is_one_line(mebibytes: int, model: Path, tmp_path: Path) -> None:
+    done = shell("", model, tmp_path, limits=f"ulimit -v {mebibytes << 10};")
+    assert (done.returncode, done.stdout) == (1, b"")
+    error, hint = done.stderr.decode().splitlines()
+    assert error.startswith("headrace: the address space limit (ulimit -v) of ")
+    assert hint.startswith("  hint: ")
 
 
 @pytest.mark.parametrize(

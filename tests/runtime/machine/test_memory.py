@@ -1,5 +1,6 @@
 """Memory budgets of recorded machines, and refusals with figures."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def test_budget_never_goes_below_zero() -> None:
     limit = budget(machine("cpu", None), lambda: 1)
     assert limit is not None
     assert limit.usable == 0
+
+
+def test_budget_within_an_address_space() -> None:
+    host = replace(machine("cpu", None), usable_cores=2)
+    limit = budget(host, lambda: 20 * GIB, lambda: (2 * GIB, GIB))
+    assert limit is not None
+    assert (limit.total, limit.free) == (2 * GIB, GIB)
+    assert limit.usable == GIB - 7 * (72 << 20)  # the threads' stacks and heaps
+    needed = f"{(GIB + 7 * (72 << 20) + 600 * 2**20) / GIB:.2f} GiB"
+    with pytest.raises(NotEnoughMemoryError, match=re.escape(f"(ulimit -v) of 2.00 GiB is too small; {needed}")):
+        check_fits(500 << 20, 60 << 20, 40 << 20, limit)
+    assert budget(host, lambda: 1, lambda: (2 * GIB, GIB)) == budget(host, lambda: 1, lambda: None)  # the lower one
+    on_metal = machine("metal", 48 * GIB)
+    assert budget(on_metal, lambda: GIB, lambda: (GIB, 1)) == budget(on_metal, lambda: GIB, lambda: None)
 
 
 def test_budget_on_metal_is_the_working_set() -> None:
