@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.models.cost.shape_sources import shape_of_config
+from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
+from headrace.models.cost.shape_sources import has_shape, shape_of_config
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.models.registry.source import CatalogName, HubId, parse_source
@@ -15,7 +16,8 @@ from headrace.runtime.errors import ModelNotFoundError
 
 ENTRIES = list(load_catalog().values())
 LICENCES = {
-    "Apache-2.0", "MIT", "Modified MIT", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open", "DeepSeek"
+    "Apache-2.0", "MIT", "Modified MIT", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open", "DeepSeek",
+    "MiniMax Community",
 }  # fmt: skip
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
@@ -61,6 +63,14 @@ def test_facts_are_complete(entry: CatalogEntry) -> None:
         assert entry.source.bytes == entry.download_bytes
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("minimax-m3", 428e9), ("deepseek-v3.1", 671e9), ("deepseek-v3.2", 671e9), ("glm-5", 744e9), ("kimi-k2", 1.03e12)],
+)
+def test_parameters_are_those_published(name: str, parameters: float) -> None:
+    assert find(name).shape.parameters == pytest.approx(parameters, rel=0.006)
+
+
 @each_entry
 def test_sizes_follow_from_the_shape(entry: CatalogEntry) -> None:
     """A wrong layer count, width or vocabulary shows up as weights that do not fit the published size."""
@@ -86,7 +96,7 @@ def test_sizes_follow_from_the_shape(entry: CatalogEntry) -> None:
     [  # those of one pass, as the models' cards state them
         ("qwen3.5-2b", 1.9e9), ("qwen3.5-4b", 4.2e9), ("gemma-4-e2b", 2.3e9), ("gemma-4-e4b", 4.6e9),
         ("gpt-oss-20b", 3.6e9), ("gpt-oss-120b", 5.1e9), ("gemma-4-26b-a4b", 3.8e9), ("qwen3.6-35b-a3b", 3e9),
-        ("lfm2.5-1.2b", 1.17e9),
+        ("lfm2.5-1.2b", 1.17e9), ("deepseek-v3.2", 37e9), ("glm-5", 40e9),
     ],
 )  # fmt: skip
 def test_a_token_reads_the_published_count_of_weights(name: str, weights: float) -> None:
@@ -163,6 +173,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_DEEPSEEK_3, "n_routed_experts": 256, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
         "num_attention_heads": 128, "num_key_value_heads": 128, "routed_scaling_factor": 2.5, "vocab_size": 129280,
     },
+    "deepseek-v3.2": {
+        **_DEEPSEEK_3, "model_type": "deepseek_v32", "n_routed_experts": 256, "first_k_dense_replace": 3, "n_group": 8,
+        "topk_group": 4, "num_attention_heads": 128, "num_key_value_heads": 128, "routed_scaling_factor": 2.5,
+        "vocab_size": 129280, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+    },
+    "glm-5": {
+        **_GLM, "model_type": "glm_moe_dsa", "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "routed_scaling_factor": 2.5,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64, "q_lora_rank": 2048, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "vocab_size": 154880,
+        "attention_bias": False, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+        "max_position_embeddings": 202752, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    },
+    "minimax-m3": {
+        "model_type": "minimax_m3_vl", "text_config": {
+            "model_type": "minimax_m3", "hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60,
+            "dense_intermediate_size": 12288, "shared_intermediate_size": 3072, "moe_layer_freq": [0] * 3 + [1] * 57,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "n_shared_experts": 1, "scoring_func": "sigmoid",
+            "use_routing_bias": True, "routed_scaling_factor": 2.0, "num_attention_heads": 64,
+            "num_key_value_heads": 4, "head_dim": 128, "partial_rotary_factor": 0.5, "rope_theta": 5e6,
+            "use_qk_norm": True, "use_gemma_norm": True, "rms_norm_eps": 1e-6, "vocab_size": 200064,
+            "tie_word_embeddings": False, "sparse_attention_config": {
+                "sparse_index_dim": 128, "sparse_num_index_heads": 4, "sparse_topk_blocks": 16,
+                "sparse_block_size": 128,
+            },
+        },
+    },
     "kimi-k2": {  # its own model_type is kimi_k2, which mlx-lm runs as this one
         **_DEEPSEEK_3, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64,
         "routed_scaling_factor": 2.827, "vocab_size": 163840,
@@ -172,7 +210,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_figures_follow_from_the_models_config(name: str) -> None:
-    shape = shape_of_config({**CONFIGS[name], "quantization": {"group_size": 64, "bits": 4}})
+    config = {**CONFIGS[name], "quantization": {"group_size": 64, "bits": 4}}
+    shape = shape_of_config(config) if has_shape(config) else shape_of_mlx_lm_config(config)
     entry = find(name)
     assert entry.weight_bytes == pytest.approx(shape.resident_bytes, rel=1e-4)
     assert entry.step_shape.cost.weight_flops == pytest.approx(shape.cost.weight_flops, rel=1e-4)
