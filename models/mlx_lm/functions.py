@@ -1,12 +1,10 @@
-"""Functions that mlx-lm's classes call, on our CPU kernels: attention, recurrent state, activations, RMSNorm.
+"""Functions that mlx-lm's classes call, on our CPU kernels: attention, rotation, activations, RMSNorm.
 
 Classes import them by name, so a model's modules get subclasses whose methods see ours. Other models in the process
 keep mlx-lm's. Calls that the kernels do not support (padding masks, quantized caches) go to mlx-lm's functions.
 """
 
 from copy import copy
-from functools import cache
-from inspect import Signature, signature
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -44,16 +42,12 @@ class KernelFunctions:
 
     def _replacements(self) -> dict[int, Any]:
         """Return replacements of functions and modules by the id of the original."""
-        from mlx_lm.models import activations, base, gated_delta, ssm
+        from mlx_lm.models import activations, base
 
         fast = _module(mx.fast, rms_norm=self.rms_norm, rope=self.rope)
         return {
             id(base.scaled_dot_product_attention): self.attention,
-            id(gated_delta.gated_delta_update): self.gated_delta_update,
-            id(gated_delta.normalize_qk): self.normalize_qk,
-            id(ssm.ssm_update): self.ssm_update,
             id(activations.swiglu): self.swiglu,
-            id(activations.precise_swiglu): self.precise_swiglu,
             id(nn): _module(nn, silu=self.silu, gelu_approx=self.gelu_approx),
             id(mx): _module(mx, fast=fast),
         }
@@ -81,50 +75,6 @@ class KernelFunctions:
             ]
             return mx.concatenate(rows)
         return self._ops.attend_heads(queries, keys, values, scale, mask, sinks, self.phase)
-
-    def gated_delta_update(self, *args: Any, **options: Any) -> tuple[mx.array, mx.array]:
-        """Apply the gated delta rule as `mlx_lm.models.gated_delta.gated_delta_update` does."""
-        from mlx_lm.models import gated_delta
-
-        given = _arguments(gated_delta.gated_delta_update, args, options)
-        if given["mask"] is not None:
-            updated: tuple[mx.array, mx.array] = gated_delta.gated_delta_update(*args, **options)
-            return updated
-        q = given["q"]
-        v = given["v"]
-        state = given["state"]
-        bound = given["lower_bound"]
-        beta = mx.sigmoid(given["b"])
-        if given["allow_neg_eigval"]:
-            beta = beta * 2.0
-        gates = (given["A_log"], given["a"], given["dt_bias"])
-        decay = gated_delta.compute_g(*gates) if bound is None else gated_delta.compute_lower_bound_g(*gates, bound)
-        if state is None:
-            state = mx.zeros((q.shape[0], *v.shape[-2:], q.shape[-1]), mx.float32)
-        return self._ops.recurrence(q, given["k"], v, decay, beta, state)
-
-    def ssm_update(self, *args: Any, **options: Any) -> tuple[mx.array, mx.array]:
-        """Apply Mamba-2's recurrence as `mlx_lm.models.ssm.ssm_update` does."""
-        from mlx_lm.models import ssm
-
-        given = _arguments(ssm.ssm_update, args, options)
-        if given["mask"] is not None or given["lengths"] is not None:
-            updated: tuple[mx.array, mx.array] = ssm.ssm_update(*args, **options)
-            return updated
-        x, state = given["hidden_states"], given["state"]  # x (B, T, H, Dv)
-        dt = ssm.compute_dt(given["dt"], given["dt_bias"], given["time_step_limit"])  # (B, T, H)
-        decay = mx.exp(dt * -mx.exp(given["A_log"]).astype(dt.dtype))
-        if state is None:
-            state = mx.zeros((x.shape[0], *x.shape[2:], given["B"].shape[-1]), mx.float32)
-        y, state = self._ops.recurrence(given["C"], given["B"], x * dt[..., None], decay, None, state)
-        return (y + x * given["D"][:, None]).astype(x.dtype), state
-
-    def normalize_qk(self, q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
-        """Normalize queries and keys as `mlx_lm.models.gated_delta.normalize_qk` does."""
-        own_eps = eps * inv_scale**2
-        scaled = ((q, inv_scale**2), (k, inv_scale))
-        q, k = (self._ops.rms_norm(x, _filled(x.shape[-1], factor), own_eps) for x, factor in scaled)
-        return q, k
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, **options: Any) -> mx.array:
         if weight is None or options:
@@ -163,33 +113,11 @@ class KernelFunctions:
     def swiglu(self, gate: mx.array, x: mx.array) -> mx.array:
         return self._ops.glu(gate, x, "silu")
 
-    def precise_swiglu(self, h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
-        return self._ops.glu(gate.astype(mx.float32), x.astype(mx.float32), "silu").astype(h.dtype)
-
     def silu(self, x: mx.array) -> mx.array:
         return self._ops.activate(x, "silu")
 
     def gelu_approx(self, x: mx.array) -> mx.array:
         return self._ops.activate(x, "gelu")
-
-
-@cache
-def _signature(function: Any) -> Signature:
-    return signature(function)
-
-
-def _arguments(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included."""
-    bound = _signature(function).bind(*args, **options)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-@cache
-def _filled(size: int, value: float) -> mx.array:
-    filled = mx.full((size,), value, mx.float32)
-    mx.eval(filled)
-    return filled
 
 
 def _module(stock: Any, **replaced: Any) -> ModuleType:

@@ -1,9 +1,9 @@
 """Exchange of the layers of an mlx-lm model for our CPU kernels, by module type.
 
 Projections, stacks of experts and embedding tables become modules that call `runtime.ops` with the weights in the types
-they are stored in; RMSNorm and convolutions run there, too, and so do functions that classes call for attention,
-recurrent state and activations (`functions`). Everything else of a class stays stock MLX, and so does a layer of
-which the class reads the weights itself.
+they are stored in; RMSNorm runs there, too, and so do functions that classes call for attention, rotation and
+activations (`functions`). Everything else of a class stays stock MLX, recurrent state and convolutions included, and so
+does a layer of which the class reads the weights itself.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -73,8 +73,6 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
             _put(model, path, _Norm(ops, module))
         elif type(module) is nn.RoPE:
             _put(model, path, _Rotation(functions, module))
-        elif type(module) is nn.Conv1d and _by_channel(module):
-            _put(model, path, _Convolution(ops, module))
     functions.bind(model)
     return Exchanged(arrays, nbytes, functions)
 
@@ -158,31 +156,6 @@ class _Rotation(nn.RoPE):  # type: ignore[misc]
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         settings = {"traditional": self.traditional, "base": self.base, "scale": self.scale}
         return self._functions.rope(x, self.dims, **settings, offset=offset)
-
-
-def _by_channel(conv: nn.Conv1d) -> bool:
-    """Return whether each channel is convolved by itself, without padding."""
-    channels, _, of_group = conv.weight.shape
-    settings = (conv.groups, of_group, conv.stride, conv.padding, conv.dilation)
-    return settings == (channels, 1, 1, 0, 1)
-
-
-class _Convolution(nn.Conv1d):  # type: ignore[misc]
-    """A convolution of each channel by itself on the kernels. Its weight stays readable."""
-
-    def __init__(self, ops: Ops, conv: nn.Conv1d) -> None:
-        nn.Module.__init__(self)
-        self.weight = conv.weight
-        if "bias" in conv:
-            self.bias = conv.bias
-        self.groups = conv.groups
-        self.stride = 1
-        self.padding = 0
-        self.dilation = 1
-        self._ops, self._turned = ops, mx.contiguous(conv.weight[..., 0].T)  # (width, C)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self._ops.convolve(x, self._turned, self.get("bias"))
 
 
 class _Probe(nn.Module):  # type: ignore[misc]

@@ -145,7 +145,7 @@ def test_stacks_broadcast_rows_and_indices_as_the_class_does(shape: tuple[int, .
     assert mx.allclose(ours, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "lfm2", "granitemoehybrid", "olmoe"])
+@pytest.mark.parametrize("kind", ["olmo2", "olmoe"])
 def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> None:
     network = load(write(tmp_path, EVERY[kind]), requantize=QUARTER, kernels=native).use_kernels()
     functions = network._functions
@@ -172,7 +172,7 @@ def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
     after = type(ours._model.layers[0].linear_attn)
     assert after is not before
     assert issubclass(after, before)
-    names = ("gated_delta_update", "nn", "mx")
+    names = ("nn", "mx")
     assert all(before.__call__.__globals__[name] is not after.__call__.__globals__[name] for name in names)
     assert before.__call__.__globals__["nn"] is nn
 
