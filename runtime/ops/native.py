@@ -352,21 +352,6 @@ def attend_heads(
     return kernels.attend_heads(q, keys, values, scale, not decodes, visible, sinks).transpose(0, 2, 1, 3)
 
 
-def recurrence(
-    q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array | None, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Update and read recurrent state, token by token, in one node; see the reference for shapes."""
-    if not _floats(q, k, v, decay, beta, state) or q.shape[-1] % 16:
-        fallbacks[f"recurrence: {q.dtype}, keys of {q.shape[-1]}"] += 1
-        return reference.recurrence(q, k, v, decay, beta, state)
-    return kernels.recurrence(q, k, v, decay, beta, state)
-
-
-def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    """Convolve each channel by itself; see the reference for shapes."""
-    return kernels.convolve(x, weight, bias) if _floats(x, weight, bias) else reference.convolve(x, weight, bias)
-
-
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:

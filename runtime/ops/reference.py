@@ -27,8 +27,6 @@ expert_linear = mixtures.expert_linear
 join_experts = mixtures.join_experts
 add_norms = metal.add_norms
 rounded_to_bytes = rounding.rounded_to_bytes
-recurrence = recurrent.recurrence
-convolve = recurrent.convolve
 mix_pass = recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "../core/gated.h"
 #include "../core/linear.h"
-#include "../core/recurrent.h"
 #include "../core/scratch.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"

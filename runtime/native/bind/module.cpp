@@ -15,12 +15,12 @@
 #include "cache_blocks.h"
 #include "embed_primitive.h"
 #include "experts_primitive.h"
+#include "gated_primitive.h"
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
 #include "mixer_primitive.h"
 #include "peer_primitive.h"
-#include "recurrent_primitive.h"
 #include "sample_primitive.h"
 #include "weight_arena.h"
 
@@ -174,8 +174,6 @@ NB_MODULE(_native, m) {
   m.def("rotate_heads", &hr::rotate_heads, "x"_a, "rope"_a, "offset"_a);
   m.def("attend_heads", &hr::attend_heads, "q"_a, "keys"_a, "values"_a, "scale"_a, "prefill"_a, "mask"_a.none() = nb::none(),
         "sinks"_a.none() = nb::none());
-  m.def("recurrence", &hr::recurrence, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a.none(), "state"_a);
-  m.def("convolve", &hr::convolve, "x"_a, "weight"_a, "bias"_a.none() = nb::none());
   m.def("gated", &hr::gated, "gate"_a, "up"_a.none(), "activation"_a);
   m.def("mix_pass", &hr::mix_pass, "x"_a, "states"_a, "counts"_a, "plan"_a);
   m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a,

@@ -146,7 +146,7 @@ struct EntryBlock {
   float* value_shares;     // (entries) 1 over that power
 };
 
-// One token of a head for a recurrence (core/recurrent.h): q, k (D), v, y (rows), decay (1 or D), beta (1) or nullptr.
+// One token of a head for a recurrence (core/mixer.h): q, k (D), v, y (rows), decay (1 or D), beta (1) or nullptr.
 struct StateToken {
   const float* q;
   const float* k;

@@ -1,4 +1,4 @@
-"""Recurrent state, convolutions, activations and attention over given heads on the native kernels.
+"""Recurrent layers, activations, and attention and rotation of given heads on the native kernels.
 
 Each against stock MLX on every instruction set of this machine, and against itself: a token has the same bits alone,
 with other sequences, and however its prompt is cut.
@@ -15,7 +15,6 @@ from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 B = 2
-T = 5
 HK = 2
 HV = 4
 DK = 32
@@ -30,46 +29,6 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 def close(ours: mx.array, wanted: mx.array) -> bool:
     assert ours.shape == wanted.shape
     return bool((mx.abs(ours - wanted).max() <= 2e-5 * mx.abs(wanted).max()).item())
-
-
-def state_inputs(*, delta: bool, per_key: bool) -> list[mx.array | None]:
-    mx.random.seed(7)
-    q, k = (mx.random.normal((B, T, HK, DK)) * DK**-0.5 for _ in range(2))
-    decay = mx.random.uniform(0.5, 1.0, (B, T, HV, DK) if per_key else (B, T, HV))
-    beta = mx.random.uniform(0.0, 1.0, (B, T, HV)) if delta else None
-    return [q, k, mx.random.normal((B, T, HV, DV)), decay, beta, mx.random.normal((B, HV, DV, DK))]
-
-
-@pytest.mark.parametrize("per_key", [False, True], ids=["one decay", "one for each key"])
-@pytest.mark.parametrize("delta", [False, True], ids=["additive", "delta rule"])
-def test_recurrence_matches_the_reference(delta: bool, per_key: bool) -> None:
-    inputs = state_inputs(delta=delta, per_key=per_key)
-    wanted = reference.recurrence(*inputs)
-    ours = native.recurrence(*inputs)
-    assert all(close(*pair) for pair in zip(ours, wanted, strict=True))
-
-    def part(sequence: slice, tokens: slice, state: mx.array) -> tuple[mx.array, mx.array]:
-        *rows, _ = [None if x is None else x[sequence, tokens] for x in inputs]
-        return native.recurrence(*rows, state)
-
-    for b in range(B):
-        own = slice(b, b + 1)
-        first, state = part(own, slice(0, 3), inputs[-1][own])
-        rest, state = part(own, slice(3, T), state)
-        assert mx.array_equal(mx.concatenate([first, rest], axis=1), ours[0][own])
-        assert mx.array_equal(state, ours[1][own])
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("channels", [16, 83])
-def test_convolution_matches_the_reference(biased: bool, channels: int) -> None:
-    mx.random.seed(channels)
-    x = mx.random.normal((B, T + 3, channels))
-    weight = mx.random.normal((4, channels))
-    bias = mx.random.normal((channels,)) if biased else None
-    ours = native.convolve(x, weight, bias)
-    assert close(ours, reference.convolve(x, weight, bias))
-    assert mx.array_equal(native.convolve(x[1:, 2:6], weight, bias), ours[1:, 2:3])
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
