@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from headrace.app.cli.commands import cli
+from headrace.models.text.tokenizers_library import load_tokenizer
 from tests.commands import HEADRACE, headrace
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
@@ -64,3 +66,10 @@ def test_a_forked_command_has_its_own_environment_folder_and_streams(tmp_path: P
     assert str(tmp_path / "first") in first.stdout
     assert str(tmp_path / "second") in second.stdout
     assert headrace("nonsense", home=tmp_path).returncode == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux alone")
+def test_commands_are_forked_after_a_tokenizer_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_tokenizer(write_chat_model(tmp_path / "tiny") / "tokenizer.json")
+    monkeypatch.setattr("tests.commands.subprocess.run", lambda *_, **__: pytest.fail("an interpreter was started"))
+    assert headrace("paths", home=tmp_path).returncode == 0
