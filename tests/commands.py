@@ -1,7 +1,7 @@
 """headrace commands as processes, on Linux forked from one that has already imported the modules.
 
 A command has its own process, streams, environment, working directory and session; only the start of the interpreter
-and the imports are shared. Memory bandwidth is measured on little memory.
+and the imports are shared. The machine is measured briefly.
 `tests/app/cli/test_processes.py` runs each command once in an interpreter of its own.
 """
 
@@ -133,10 +133,10 @@ def serve(number: int, imported: Sequence[str]) -> None:
 
     for name in imported:
         importlib.import_module(name)
-    from tests.steady import measure_bandwidth_briefly
+    from tests.steady import measure_machine_briefly
 
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
-    measure_bandwidth_briefly()
+    measure_machine_briefly()
     with socket.socket(fileno=number) as requests:
         while True:
             message, descriptors, _, _ = socket.recv_fds(requests, 16, 4)

@@ -124,10 +124,10 @@ def _terminals_tell_their_size() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _bandwidth_is_measured_briefly() -> None:
-    from tests.steady import measure_bandwidth_briefly
+def _the_machine_is_measured_briefly() -> None:
+    from tests.steady import measure_machine_briefly
 
-    measure_bandwidth_briefly()
+    measure_machine_briefly()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,19 @@
-"""Chunk budget without a clock, and memory bandwidth measured in an instant, whatever the machine."""
+"""Chunk budget without a clock, and a machine measured in an instant."""
 
 from headrace.runtime.engine.chunk_budget import ChunkBudget
-from headrace.runtime.machine import bandwidth
+from headrace.runtime.machine import bandwidth, compute
 
 
-def measure_bandwidth_briefly() -> None:
-    """Read 8 MiB in the fewest passes: each command that answers measures the bandwidth, longer than it runs."""
+def measure_machine_briefly() -> None:
+    """Read 8 MiB in the fewest passes and multiply one small matrix.
+
+    Each command that answers measures the bandwidth, and each benchmark the compute, for longer than either runs here.
+    """
     bandwidth._CPU_SIZE = (8 << 20, 8 << 20)
     bandwidth._SECONDS = 1e-9
     bandwidth._SHORT_S = 1e-9
+    compute._CPU_SIZE = 256
+    compute._SECONDS = 1e-9
 
 
 class SteadyPace(ChunkBudget):

@@ -20,6 +20,7 @@ from headrace.runtime.ops import Weight
 
 ROWS = 512
 FEW_ROWS = 4
+_CPU_SIZE, _GPU_SIZE = 2048, 4096  # rows and columns of the weights
 _SECONDS = 0.25
 _SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
 _GROUP = 64
@@ -42,7 +43,7 @@ def measure_compute(progress: Progress | None = None) -> float:
 
 def _measure(progress: Progress) -> float:
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    size = 4096 if on_gpu else 2048
+    size = _GPU_SIZE if on_gpu else _CPU_SIZE
     active = ops.select()
     dtype = mx.float16 if on_gpu else mx.float32
     plain = mx.random.normal((size, size)).astype(dtype)

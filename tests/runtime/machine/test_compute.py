@@ -10,7 +10,6 @@ from headrace.runtime.machine import compute
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr(compute, "_SECONDS", 1e-9)
     return tmp_path / "cache" / "compute.json"
 
 
