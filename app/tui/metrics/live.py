@@ -321,7 +321,8 @@ class LiveMetrics:
     @property
     def limits(self) -> MachineFacts:
         """The machine whose limits the steps are compared with: as measured at the turn's end, once it is over."""
-        return self._machine_at_end or self.machine
+        at_end = self._machine_at_end
+        return self.machine if at_end is None or at_end.measured_gb_s is None else at_end
 
     def _share(self, achieved_gb_s: float | None) -> float | None:
         return mbu(achieved_gb_s, self.limits.memory_gb_s, self.limits.measured_gb_s, busy=self.busy).share
