@@ -7,12 +7,14 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
+from textual.notifications import Notify
 from textual.reactive import Reactive
 from textual.theme import Theme
 
@@ -20,6 +22,7 @@ from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
+from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.machine_watch import MachineWatch
@@ -35,6 +38,8 @@ from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, Ter
 from headrace.app.tui.textual_overrides.input_method import InputMethodCursor
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.errors import HeadraceError
+
+_TOAST_FRAME = 3  # cells of a notification beside its text
 
 
 class HeadraceApp(InputMethodCursor, CrashReports[None]):
@@ -161,11 +166,17 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
     def post_display_hook(self) -> None:
         self.poller.interval.drawn()
 
-    async def on_notify(self) -> None:
-        """Show a notification in place of the one before it, whose empty frame textual would leave."""
+    async def on_notify(self, event: Notify) -> None:
+        """Show a notification in place of the one before it, whose empty frame textual would leave.
+
+        A long one has lines of its own; others stand over the keys, so that no text moves.
+        """
         super().clear_notifications()
         if self.screen_stack:
             await self.screen.query("ToastHolder").remove()
+            room = self.size.width - sum(panel.region.width for panel in self.screen.query(DecodePanel))
+            is_long = cell_len(event.notification.message) > room - _TOAST_FRAME
+            self.screen.set_class(is_long, "-long-notification")
 
     def clear_notifications(self) -> None:
         self.state.notifications_cleared()

@@ -153,16 +153,23 @@ def _moved(panel: Widget, column: int) -> events.MouseMove:
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(40, 15), (80, 24), (120, 40), (200, 55)])
 def test_a_notification_covers_no_text_and_moves_no_chart(play, size: tuple[int, int]) -> None:
-    """The latest one has lines of its own between the input and the keys; over the decode view, it covers the keys."""
+    """It stands over the keys; a long one has its own lines between the input and the keys of the chat."""
 
     async def scenario(it: Driver) -> None:
         await it.ask("hi")
         panel = it.app.screen.query_one("#panel").region
+        keys = it.app.screen.query_one(KeyBar).region
+        prompt = it.prompt.region
+        it.state.notify("a short notification")
+        await it.until(lambda: "a short notification" in it.text())
+        (toast,) = it.app.screen.query("Toast")
+        assert keys.contains_region(toast.region)
+        assert it.prompt.region == prompt
         it.state.notify("something happened to a file with a long name")
-        it.state.notify("and something else happened afterwards, which is longer than a line of the chat")
+        rest = ", which is longer than a line of the chat" * (1 + size[0] // 80)
+        it.state.notify(f"afterwards another thing happened{rest}")
         await it.until(lambda: "afterwards" in it.text())
         (toast,) = it.app.screen.query("Toast")
-        keys = it.app.screen.query_one(KeyBar).region
         assert it.prompt.region.bottom <= toast.region.y < toast.region.bottom <= keys.y
         assert it.app.screen.query_one("#panel").region == panel
         assert not toast.region.overlaps(panel)
@@ -313,3 +320,18 @@ def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> N
         assert it.transcript.top + it.transcript.size.height == len(it.transcript._rows)
 
     play(scenario, engine)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("size", [(40, 15), (40, 12), (46, 20)])
+def test_a_small_window_shows_the_whole_names(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "F1  all keys" in it.text() or size[1] < 20)
+        assert "scripted-1b" in it.text().splitlines()[0]
+        assert "new text below" not in it.text()
+        assert ("≈≈≈" in it.text()) == (size[1] >= 20)
+        await it.press("f1")
+        lines = [line.strip("│ ") for line in it.text().splitlines()]
+        assert any(line.startswith("history (on the first,") for line in lines)
+
+    play(scenario, size=size)

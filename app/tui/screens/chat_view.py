@@ -191,7 +191,7 @@ class ChatView:
     def _show_welcome(self) -> None:
         session = self.conversation.session
         notice = self.conversation.notice
-        self.transcript.welcome(welcome_lines(self.state.engine, session, self._loading.download, notice))
+        self.transcript.welcome(*welcome_lines(self.state.engine, session, self._loading.download, notice))
 
     def show_notice(self) -> None:
         text, error = notice_of(self.conversation, self._loading.download)
@@ -209,7 +209,8 @@ class ChatView:
     def _show_prompt_title(self) -> None:
         """Draw the prompt's title: the meaning of Enter and Esc, and a busy CPU."""
         contention = self.state.metrics.contention
-        parts = [contention_text(contention)] if contention is not None else []
+        room = self.prompt.size.width
+        parts = [contention_text(contention, room)] if contention is not None else []
         if self.editing == MARK:
             parts.insert(0, "summary: Enter keeps it, Esc leaves it")
         elif self.editing is not None:

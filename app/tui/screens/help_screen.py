@@ -18,6 +18,7 @@ from headrace.app.tui.single_dismissal import SingleDismissal
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")
 _GAP = 2  # cells between a key and its description
+_LEAST_TEXT = 16  # cells of a description that stands right of its key
 _KEYS = (
     (
         "writing",
@@ -167,8 +168,11 @@ def _commands(width: int) -> Content:
 
 
 def _entry(key: str, text: str, shortcut: str, width: int) -> Content:
-    """Return a key or command at the left and its description at the right."""
+    """Return a key or command at the left and its description at the right, or below it without room."""
     about = Content.assemble(text, (f"  {shortcut}" if shortcut else "", "$quiet"))
-    first, *rest = about.wrap(max(16, width - _KEY_CELLS))
+    if width < _KEY_CELLS + _LEAST_TEXT:
+        below = about.wrap(width - _GAP)
+        return Content("\n").join([Content.styled(key, "bold $text-accent"), *(line.pad_left(_GAP) for line in below)])
+    first, *rest = about.wrap(width - _KEY_CELLS)
     head = Content.assemble((f"{key:<{_KEY_CELLS}}", "bold $text-accent"), first)
     return Content("\n").join([head, *(line.pad_left(_KEY_CELLS) for line in rest)])

@@ -27,7 +27,7 @@ from headrace.app.tui.textual_overrides.partial_repaint import put, repaint
 from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, Row, branch_at
 from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
-from headrace.app.tui.widgets.lines import LONGEST_LINE
+from headrace.app.tui.widgets.lines import LONGEST_LINE, folded
 
 _MARGIN = 2  # cells right of it
 _WHEEL = 3  # lines a turn of the wheel moves
@@ -91,7 +91,8 @@ class Transcript(Widget, can_focus=True):
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
         self._strips = RowStrips(self)
-        self._welcome: list[Content] = []
+        self._logo: Sequence[Content] = ()  # above the welcome text
+        self._welcome: Sequence[Content] = ()
 
     # -- content ---------------------------------------------------------------------------------------------------
 
@@ -132,9 +133,10 @@ class Transcript(Widget, can_focus=True):
         if self.entries and self.entries[-1].highlight_code():
             self._lay_out(len(self.entries) - 1)
 
-    def welcome(self, lines: Sequence[Content]) -> None:
-        """Set the text of an empty conversation."""
-        self._welcome = list(lines)
+    def welcome(self, logo: Sequence[Content], lines: Sequence[Content]) -> None:
+        """Set the text of an empty conversation. logo: left out where it does not fit above the lines."""
+        self._logo = logo
+        self._welcome = lines
         if not self.entries:
             self._lay_out(0)
 
@@ -239,7 +241,8 @@ class Transcript(Widget, can_focus=True):
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved = top != self.top
         self.top = top
-        more_below = not self.following and (self.more_below or 0 < kept + len(before) < len(self._rows))
+        is_longer = 0 < kept + len(before) < len(self._rows)
+        more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
         marked = more_below != self.more_below
         self.more_below = more_below
         if moved or marked or self._thumb != thumb:
@@ -253,9 +256,9 @@ class Transcript(Widget, can_focus=True):
 
     def _centred_welcome(self) -> list[Content]:
         width = max(1, self.size.width - GUTTER - _MARGIN)
-        welcome = [
-            part for line in self._welcome for part in (line.wrap(width) if line.cell_length > width else [line])
-        ]
+        welcome = [part for line in self._welcome for part in folded(line, width)]
+        if len(self._logo) + len(welcome) <= self.size.height:
+            welcome = [*self._logo, *welcome]
         above = max(0, (self.size.height - len(welcome)) // 3)
         block = max((line.cell_length for line in welcome), default=0)
         indent = max(0, (self.size.width - block) // 2 - GUTTER)

@@ -15,19 +15,20 @@ _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               �
 
 def welcome_lines(
     engine: ChatEngine, session: Session, download: DownloadProgress, problem: str | None = None
-) -> list[Content]:
-    """Return the welcome text for the engine's state. problem: the error of a failed load."""
+) -> tuple[list[Content], list[Content]]:
+    """Return the logo and the welcome text for the engine's state. problem: the error of a failed load."""
     card = engine.card
     name = session.model or "the default model"
     if engine.state == "failed":
-        return failure_lines(name, problem or "")
+        return [], failure_lines(name, problem or "")
     if engine.state == "loading" and download.active:
-        return download.lines(name)
-    lines = [
+        return [], download.lines(name)
+    logo = [
         Content.styled(_WATER[0], "$secondary"),
         Content.assemble(("h e a d r a c e", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),
         Content(""),
     ]
+    lines = []
     if card is not None:
         weights = f"{format_bytes(card.weight_bytes)} of weights"
         facts = f"{weights} · context {card.context_limit:,} tokens · loaded in {card.load_s:.2f} s"
@@ -50,7 +51,7 @@ def welcome_lines(
         ("F1", "all keys"),
     ):
         lines.append(Content.assemble((f"{key:>7}", "bold $text-accent"), (f"  {text}", "$quiet")))
-    return lines
+    return logo, lines
 
 
 def _sample_lines(recommended: Recommendation | None) -> list[Content]:

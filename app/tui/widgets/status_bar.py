@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from headrace.app.answer.phrases import mbu_text
@@ -11,6 +12,7 @@ from headrace.app.tui.widgets.lines import Lines
 from headrace.runtime.metrics.units import three_digits
 
 _METER = 10
+_MARK, _GAP = 3, 2  # cells before the model's name, and between the two sides
 _NEARLY_FULL = 0.85
 _LEAST_TITLE = 12  # cells of a title that are worth showing
 
@@ -57,7 +59,9 @@ class StatusBar(Lines):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         right = self._right(width)
-        left = self._left(width - right.cell_length - 2)
+        if cell_len(self._status.model) + _MARK > width - right.cell_length - _GAP:
+            right = context_meter(self._status.tokens, self._status.limit, with_bar=False)
+        left = self._left(width - right.cell_length - _GAP)
         return [Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)]
 
     def _left(self, room: int) -> Content:
@@ -92,7 +96,7 @@ class StatusBar(Lines):
         return Content.assemble(speed, meter) if width >= 70 else meter
 
 
-def context_meter(tokens: int, limit: int | None) -> Content:
+def context_meter(tokens: int, limit: int | None, *, with_bar: bool = True) -> Content:
     """Return `context ━━───── 812 / 8,192`; bold with a mark if it is nearly full."""
     if not limit:
         return Content.styled("context –", "$quiet")
@@ -100,11 +104,11 @@ def context_meter(tokens: int, limit: int | None) -> Content:
     full = share >= _NEARLY_FULL
     style = "bold $text-warning" if full else "$text-primary"
     cells = min(_METER, round(share * _METER) or (1 if tokens else 0))
+    bar = (("━" * cells, style), ("─" * (_METER - cells), "$foreground 25%"), " ") if with_bar else ()
     return Content.assemble(
         ("▲ " if full else "", style),
         ("context ", "$quiet"),
-        ("━" * cells, style),
-        ("─" * (_METER - cells), "$foreground 25%"),
-        (f" {tokens:,}", "bold" if full else ""),
+        *bar,
+        (f"{tokens:,}", "bold" if full else ""),
         (f" / {limit:,}", "$quiet"),
     )
