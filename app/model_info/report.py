@@ -171,7 +171,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "licence": model.licence,
         "architecture": checkpoint.config.get("model_type"),
         "decoder": network_kind(checkpoint),
-        "sequences": many_sequences(checkpoint, network),
+        "sequences": many_sequences(checkpoint),
         "speculates": _speculates(checkpoint),
         "draft_head": _has_head(checkpoint),
         "chat": chat_facts(model.path),

@@ -4,7 +4,7 @@ headrace's own decoder runs the architectures it has, those with recurrent state
 classes run all others.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import mlx.core as mx
 
@@ -15,9 +15,6 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.long_rope_decoder import long_rope
 from headrace.runtime.ops import native, select
-
-if TYPE_CHECKING:
-    from headrace.models.mlx_lm.network import MlxLmNetwork
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 
@@ -35,15 +32,10 @@ def network_kind(checkpoint: Checkpoint) -> NetworkKind:
     return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
 
 
-def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Literal["batched", "steps", "turns"]:
-    """Return the degree of batching: shared passes, shared decode steps only (prefills take turns), or none.
-
-    network: mlx-lm's network for the checkpoint, if its classes run it. Reads no weights.
-    """
+def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
+    """Return the degree of batching: shared passes, or a pass for each sequence, one after the other."""
     config = own_decoder(checkpoint)
-    if config is None:
-        return "steps" if network is not None and network.can_batch else "turns"
-    return "batched" if long_rope(config) is None else "turns"
+    return "turns" if config is None or long_rope(config) is not None else "batched"
 
 
 def verifies_drafts(checkpoint: Checkpoint) -> bool:

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.models.mlx_lm.batch import batch_parts, worth_batching
 from headrace.models.mlx_lm.cache import MlxLmCache
 from headrace.models.mlx_lm.disk import load_cache, store_cache
 from headrace.models.mlx_lm.prefixes import PrefixCaches
@@ -17,18 +16,17 @@ from headrace.runtime.ops import AttentionSpec, LayersNode, MixerSpec, Projectio
 
 
 class MlxLmPass:
-    """One row, or one token each of several. The model gets `parts`; its layers append and attend."""
+    """One row. The model gets `parts`; its layers append and attend."""
 
     runs_fused = False
 
     def __init__(self, rows: Sequence[PassRow]) -> None:
         self.rows = rows
-        self._caches = [cast(MlxLmCache, row.cache) for row in rows]
-        for cache, row in zip(self._caches, rows, strict=True):
-            if cache.needs_marks and row.phase == "decode" and row.count > 1:
-                cache.hold()
-        parts = [cache.parts for cache in self._caches]
-        self.parts: Sequence[Any] = parts[0] if len(parts) == 1 else batch_parts(parts)
+        [row] = rows
+        self._cache = cast(MlxLmCache, row.cache)
+        if self._cache.needs_marks and row.phase == "decode" and row.count > 1:
+            self._cache.hold()
+        self.parts: Sequence[Any] = self._cache.parts
 
     def attend(self, _layer: int, _qkv: Projections, _spec: AttentionSpec) -> mx.array:
         raise NotImplementedError("mlx-lm's classes attend by themselves")
@@ -40,19 +38,18 @@ class MlxLmPass:
         raise NotImplementedError("mlx-lm's classes attend by themselves")
 
     def advance(self) -> None:
-        for cache, row in zip(self._caches, self.rows, strict=True):
-            cache.advance(row.count)
+        self._cache.advance(self.rows[0].count)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for cache in self._caches for array in cache.arrays]
+        return self._cache.arrays
 
 
 class MlxLmBackend:
     """Caches of one mlx-lm model.
 
-    make_parts: returns empty mlx-lm caches, one a layer. can_batch: returns whether decode steps may share a pass.
-    can_copy: False if a cache's entries belong to that object alone.
+    Each row is a pass of its own: mlx-lm's caches are those of one sequence. make_parts: returns empty ones, one a
+    layer. can_copy: False if a cache's entries belong to that object alone.
     """
 
     pool = None
@@ -62,7 +59,6 @@ class MlxLmBackend:
         options: KVOptions,
         make_parts: Callable[[], list[Any]],
         cost: StepCost,
-        can_batch: Callable[[], bool],
         *,
         rolls_back: bool,
         can_copy: bool = True,
@@ -70,7 +66,6 @@ class MlxLmBackend:
         self._options = options
         self._make_parts = make_parts
         self._cost = cost
-        self._can_batch = can_batch
         self.rolls_back = rolls_back
         self.shares_prefixes = can_copy
         self.copies_to_grow = False
@@ -84,13 +79,7 @@ class MlxLmBackend:
             self._prefixes.end(cast(MlxLmCache, cache), tokens, outputs=self._options.keep_prefix)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
-        """Return one pass for the leading decode steps, if sharing moves fewer bytes, and one for each other row."""
-        steps = next((i for i, row in enumerate(rows) if (row.count, row.phase) != (1, "decode")), len(rows))
-        lengths = [row.cache.length for row in rows[:steps]]
-        if steps < 2 or not self._can_batch() or not worth_batching(lengths, self._cost.weight_bytes, self._cost.kv):
-            steps = 0
-        shared: list[KVPass] = [MlxLmPass(rows[:steps])] if steps else []
-        return shared + [MlxLmPass([row]) for row in rows[steps:]]
+        return [MlxLmPass([row]) for row in rows]
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
         if cache.needs_marks:

@@ -11,7 +11,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from headrace.models.mlx_lm.batch import BatchedPart
 from headrace.runtime.ops import Ops, Phase, Rope
 
 _MOST_ROPES = 64  # of a model
@@ -62,18 +61,12 @@ class KernelFunctions:
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """Attend over a cache's keys and values; in a pass of several sequences, over those of each by itself."""
+        """Attend over a cache's keys and values."""
         from mlx_lm.models.base import scaled_dot_product_attention
 
         if hasattr(cache, "bits") or not isinstance(keys, mx.array):
             stock: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
             return stock
-        if isinstance(cache, BatchedPart) and (own_entries := cache.own_entries()) is not None:
-            rows = [
-                self._ops.attend_heads(queries[i : i + 1], *pair, scale, None, sinks, "decode")
-                for i, pair in enumerate(own_entries)
-            ]
-            return mx.concatenate(rows)
         return self._ops.attend_heads(queries, keys, values, scale, mask, sinks, self.phase)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, **options: Any) -> mx.array:

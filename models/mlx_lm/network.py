@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.backend import MlxLmBackend, MlxLmPass
-from headrace.models.mlx_lm.batch import agrees, can_batch
 from headrace.models.mlx_lm.cache import MlxLmCache
 from headrace.models.mlx_lm.costs import layers_kv, measure
 from headrace.models.mlx_lm.functions import KernelFunctions
@@ -71,8 +70,6 @@ class MlxLmNetwork:
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         self._history = TokenHistory(self._long_rope.original if self._long_rope else 0)
         self.vocab_size, self.cost, self._shares = measured.vocab_size, measured.cost, measured.shares
-        self._can_batch: bool | None = None  # None: not tested yet
-        self._agrees: bool | None = None  # whether shared steps give the same logits; None: not tested yet
         if kv is not None and kv.packed:
             self._store(kv)
         self.rolls_back = self._long_rope is None and MlxLmCache(self._fresh_parts(), 1, ()).rolls_back
@@ -118,7 +115,6 @@ class MlxLmNetwork:
                 raise refused_kv(kv, found)
             stored = found
         self.kv_format = stored
-        self._can_batch = self._agrees = None
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
     @property
@@ -128,24 +124,8 @@ class MlxLmNetwork:
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         return MlxLmBackend(
-            options, self._fresh_parts, self.cost, self._shares_steps,
-            rolls_back=self.rolls_back, can_copy=self._long_rope is None,
+            options, self._fresh_parts, self.cost, rolls_back=self.rolls_back, can_copy=self._long_rope is None
         )  # fmt: skip
-
-    @property
-    def can_batch(self) -> bool:
-        """True if shapes allow steps of several sequences in one pass. Reads no weight."""
-        if self._can_batch is None:
-            self._can_batch = self._long_rope is None and can_batch(self._model, self._fresh_parts)
-        return self._can_batch
-
-    def _shares_steps(self) -> bool:
-        """Return whether steps can share a pass: `can_batch`, and equal logits, tested at the first call."""
-        if not self.can_batch:
-            return False
-        if self._agrees is None:
-            self._agrees = agrees(self._model, self._fresh_parts)
-        return self._agrees
 
     def embed(self, tokens: mx.array) -> mx.array:
         """tokens (B, T), unchanged: the model embeds them."""
@@ -157,9 +137,6 @@ class MlxLmNetwork:
         if self._functions is not None:
             self._functions.phase = kv.rows[0].phase
         model = self._model if self.draft_head is None else text_model(self._model).model
-        if len(kv.rows) > 1:
-            together: mx.array = model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
-            return together.swapaxes(0, 1)
         if self._long_rope is not None:
             parts = self._rotated(self._long_rope, x, cast(MlxLmCache, kv.rows[0].cache))
         out: mx.array = model(x, cache=parts)

@@ -27,9 +27,7 @@ _UNTESTED = ("muse_spark",)  # needs a Mac's GPU
 
 
 class RankedMlxLm(MlxLmNetwork):
-    """A rank's part of an mlx-lm model. Each row of a batch is a pass of its own."""
-
-    can_batch = False
+    """A rank's part of an mlx-lm model."""
 
     def __init__(
         self,

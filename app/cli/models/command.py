@@ -47,7 +47,6 @@ from headrace.runtime.metrics.units import format_bytes, percent
 _LABEL = 14
 _SEQUENCES = {
     "batched": "several share each pass (`batch`, `run --samples`)",
-    "steps": "several share decode passes; prompts take turns",
     "turns": "several take turns, one pass each",
 }
 _SPECULATION = {

@@ -177,8 +177,8 @@ def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_traditional": True}))
     document = json.loads(run("show", "mine", "--json").stdout)
     assert document["decoder"] == "mlx-lm"
-    assert (document["sequences"], document["speculates"]) == ("steps", True)
-    assert "share decode passes" in run("show", "mine").stdout
+    assert (document["sequences"], document["speculates"]) == ("turns", True)
+    assert "take turns" in run("show", "mine").stdout
     weights = document["weight_bytes"]
     cache = 256 * document["kv_bytes_per_token"]
     assert cache > 0
