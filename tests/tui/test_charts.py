@@ -322,13 +322,13 @@ PARTS = StepParts(weights_s=0.0038, kv_s=0.0005, sampling_s=0.0002, waiting_s=0.
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (6, ["weights 3.80", "KV 0.50", "the rest 0.60", "sampling 0.20", "host 0.10", "waiting 0.80"]),
+        (6, ["weights 3.80", "waiting 0.80", "the rest 0.60", "KV 0.50", "sampling 0.20", "host 0.10"]),
         (4, ["weights 3.80", "waiting 0.80", "the rest 0.60", "+ 3 more 0.80"]),
         (2, ["weights 3.80", "+ 5 more 2.20"]),
     ],
 )
 @pytest.mark.parametrize("width", [24, 33, 80])
-def test_each_part_of_a_step_has_a_bar_and_small_ones_are_summed(lines: int, expected: list[str], width: int) -> None:
+def test_the_largest_parts_of_a_step_stand_first(lines: int, expected: list[str], width: int) -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
@@ -338,6 +338,8 @@ def test_each_part_of_a_step_has_a_bar_and_small_ones_are_summed(lines: int, exp
     assert [" ".join(line.split()[: -2 if width > 24 else -1]) for line in shown[1:-1]] == expected
     assert all(line.count("ms") == 1 for line in shown[1:-1])
     assert shown[-1].startswith("94.")
+    bytes_too = [line.plain for line in StepSection(metrics).lines(metrics, width, 9)]
+    assert len(bytes_too) == 8  # a sum of all parts in the ninth line says nothing
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=12), min_size=1, max_size=8), st.integers(4, 60), st.integers(1, 4))

@@ -41,8 +41,10 @@ def answered() -> LiveMetrics:
     return metrics
 
 
-def test_the_tokens_of_the_context_by_origin() -> None:
+def test_the_tokens_of_the_context_by_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = answered()
+    assert lines_of(metrics)[2] == "█ output 39  █ cached 20  █ new 15  █ prefetched 10"  # in four colours
+    monkeypatch.setenv("NO_COLOR", "1")
     assert origins(metrics) == [("cached", 20), ("prefetched", 10), ("new", 15), ("output", 39), ("template", 0)]
     lines = lines_of(metrics)
     assert lines[0].startswith("84 of 512 tokens")
@@ -70,7 +72,10 @@ def test_the_tokens_of_the_context_by_origin() -> None:
         (0, 512, ""),
     ],
 )
-def test_the_bar_of_the_context_is_full_at_its_limit(context: int, limit: int, filled: str) -> None:
+def test_the_bar_of_the_context_is_full_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch, context: int, limit: int, filled: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")  # a pattern a part
     metrics = answered()
     metrics.model = replace(metrics.model, context_limit=limit)
     metrics.set_context(context)

@@ -3,6 +3,7 @@
 After a miss, the first token in which the prompt differs from the cached sequence, and the text around it.
 """
 
+import os
 from collections.abc import Sequence
 
 from textual.content import Content
@@ -15,13 +16,14 @@ from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.metrics.units import format_bytes, format_roughly
 
 _NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
-_LOOKS = {  # character and style of each part
+_NO_BLOCK = "·"
+_LOOKS = {  # character of each part without colours, and style
     "cached": ("█", "$primary"),
     "prefetched": ("▓", "$secondary"),
     "new": ("▒", "$warning"),
-    "output": ("░", "$accent"),
-    "template": ("·", "$foreground 60%"),
-    "not cached": ("·", "$foreground 60%"),
+    "output": ("░", "$success"),
+    "template": (_NO_BLOCK, "$foreground 60%"),
+    "not cached": (_NO_BLOCK, "$foreground 60%"),
 }
 
 _SHORT = {"prefetched": "pre", "output": "out", "not cached": "rest"}
@@ -106,9 +108,15 @@ def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
         so_far += tokens
         start = end
         end = min(width, max(round(so_far / total * width), start + 1))
-        mark, style = _LOOKS[name]
+        mark, style = _look(name)
         pieces.append((mark * (end - start), style))
     return Content.assemble(*pieces, ("─" * (width - end), "$foreground 20%"))
+
+
+def _look(name: str) -> tuple[str, str]:
+    """Return the character and the style of a part. Colours tell solid parts apart."""
+    mark, style = _LOOKS[name]
+    return mark if mark == _NO_BLOCK or os.environ.get("NO_COLOR") else "█", style
 
 
 def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
@@ -116,13 +124,11 @@ def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
     shown = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
     if not shown:
         return Content.styled("empty", "$faint")
-    pieces = [
-        Content.assemble(_LOOKS[name], (f" {name} ", "$quiet"), (f"{tokens:,}", "bold")) for name, tokens in shown
-    ]
+    pieces = [Content.assemble(_look(name), (f" {name} ", "$quiet"), (f"{tokens:,}", "bold")) for name, tokens in shown]
     if sum(piece.cell_length + 2 for piece in pieces) - 2 <= width:
         return Content("  ").join(pieces)
     short = [
-        Content.assemble(_LOOKS[name], (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,}", "bold"))
+        Content.assemble(_look(name), (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,}", "bold"))
         for name, tokens in shown
     ]
 

@@ -82,12 +82,11 @@ def _source(times: StepTimes | None, width: int) -> str:
 
 
 def _bars(parts: Parts, format_value: Callable[[float], str], width: int, height: int) -> list[Content]:
-    """Return a line for each part: name, value and bar. Without room for all, the largest, and a sum of the others."""
-    if height < 1:
+    """Return a line for each part, the largest first: name, value and bar. Without room for all, the last is a sum."""
+    shown = sorted(((name, value, _STYLES[name]) for name, value in parts if value > 0), key=lambda part: -part[1])
+    if height < min(2, len(shown)):  # the sum alone says nothing
         return []
-    shown = [(name, value, _STYLES[name]) for name, value in parts if value > 0]
     if len(shown) > height:
-        shown.sort(key=lambda part: -part[1])
         others = shown[height - 1 :]
         shown = [*shown[: height - 1], (f"+ {len(others)} more", sum(value for _, value, _ in others), "$quiet")]
     largest = max((value for _, value, _ in shown), default=0.0)
