@@ -1,7 +1,7 @@
 """Adapters with random weights, in the folders of PEFT and of mlx-lm."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +22,11 @@ def write_adapter(
     modules: Sequence[str] = EVERY,
     settings: Mapping[str, Any] | None = None,
     size: float = 0.05,
+    rename: Callable[[str], str] = lambda module: module,
 ) -> dict[str, mx.array]:
     """Write an adapter of the plain model in `base`; return the changes scale * B A by the name of the weight.
 
-    modules: of each layer. settings: further ones of its config.
+    modules: of each layer. settings: further ones of its config. rename: a module's name in the adapter.
     """
     weights = mx.load(str(base / "model.safetensors"))
     assert isinstance(weights, dict)
@@ -38,7 +39,7 @@ def write_adapter(
         key, of_a, of_b = mx.random.split(key, 3)
         a = size * mx.random.normal((RANK, columns), key=of_a)
         b = mx.random.normal((rows, RANK), key=of_b)
-        module = name.removesuffix(".weight")
+        module = rename(name.removesuffix(".weight"))
         if kind == "peft":
             tensors[f"base_model.model.{module}.lora_A.weight"] = a
             tensors[f"base_model.model.{module}.lora_B.weight"] = b

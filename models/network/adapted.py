@@ -15,7 +15,8 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Weight, Xielu
 from headrace.runtime.ops.activations import unit
 
-_FROM_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..*)")
+# A module of a text layer, in any spelling of a multimodal checkpoint. Other towers have layers, too.
+_IN_LAYERS = re.compile(r"(?:(?:model|language_model|text_model)\.)*(layers\.\d+\..*)")
 
 
 class Change(NamedTuple):
@@ -53,8 +54,8 @@ class Changes:
         assert isinstance(arrays, dict)
         modules = _modules(stored)
         for name, stated in adapter.modules.items():
-            module = modules.get(name) or modules.get(_FROM_LAYERS.sub(r"\1", name))
-            if module is None:
+            module = modules.get(name) or modules.get(_below_the_model(name))
+            if module is None or module in self._left:
                 raise _wrong_base(adapter, f"changes {name}, which the model does not have")
             a = arrays[stated.a]
             b = arrays[stated.b].astype(mx.float32) * stated.scale
@@ -97,8 +98,14 @@ def _modules(stored: Mapping[str, str]) -> dict[str, str]:
             continue
         module = ours.removesuffix(".weight")
         names = {module, theirs.removesuffix(".weight")}
-        modules |= dict.fromkeys(names | {_FROM_LAYERS.sub(r"\1", name) for name in names}, module)
+        modules |= dict.fromkeys(names | {_below_the_model(name) for name in names}, module)
     return modules
+
+
+def _below_the_model(name: str) -> str:
+    """Return the name of a text layer's module from `layers` on; other names as they are."""
+    match = _IN_LAYERS.fullmatch(name)
+    return name if match is None else match[1]
 
 
 def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | None:

@@ -177,8 +177,25 @@ def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
         _network(small, tmp_path / "adapter")
 
 
-def test_changes_of_experts_are_refused(tmp_path: Path) -> None:
+def test_changes_of_another_tower_are_refused(tmp_path: Path) -> None:
+    base = _model(tmp_path)
+    write_adapter(tmp_path / "adapter", base, rename=lambda module: module.replace("model.", "model.vision_tower.", 1))
+    with pytest.raises(UnsupportedModelError, match="vision_tower"):
+        _network(base, tmp_path / "adapter")
+    write_adapter(tmp_path / "text", base, rename=lambda module: module.replace("model.", "model.language_model.", 1))
+    assert _distance(_logits(_network(base, tmp_path / "text")), _logits(_network(base))) > 0.05
+
+
+def test_changes_of_a_router_are_applied_and_those_of_experts_refused(tmp_path: Path) -> None:
     base = _model(tmp_path, "qwen3-moe")
-    write_adapter(tmp_path / "adapter", base, modules=("mlp.gate",))
-    network = _network(base, tmp_path / "adapter")
+    write_adapter(tmp_path / "router", base, modules=("mlp.gate",))
+    network = _network(base, tmp_path / "router")
     assert _distance(_logits(network), _logits(_network(base))) > 0
+    write_adapter(
+        tmp_path / "experts",
+        base,
+        modules=("mlp.gate",),
+        rename=lambda module: module.replace("mlp.gate", "mlp.experts.0.up_proj"),
+    )
+    with pytest.raises(UnsupportedModelError, match=r"experts\.0\.up_proj"):
+        _network(base, tmp_path / "experts")
