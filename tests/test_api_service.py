@@ -34,7 +34,7 @@ Model.chat = kept_chat
 
 @app.get("/ends")
 def ends() -> list[str]:
-    return [answer.ended_by for answer in answers if answer.finished is not None]
+    return [answer.end.ended_by for answer in answers if answer.finished is not None]
 """
 
 

@@ -1,13 +1,13 @@
 """One answer: its prompt and request, and the text, steps and times it has so far."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
 from headrace.app.answer.repetition import Repetition
-from headrace.models.text.answer import AnswerText, EndedBy, ended_by
+from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
@@ -19,7 +19,7 @@ from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.machine.sensors import Sensors
-from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
+from headrace.runtime.metrics.telemetry import StepRecord, Summary, in_milliseconds
 from headrace.runtime.sampling.params import SamplingParams
 
 TextEvent = Part | Failed
@@ -34,6 +34,7 @@ class Prompt:
     chat: it was made by the chat template. tools: those that the model may call. begun: text of the answer that the
     prompt ends with, behind any thinking. has_kinds: thinking is told apart from content; else all text is content.
     started: when the request was submitted, on the monotonic clock; by default when the prompt is made.
+    waited_s, tokenize_s: from then until tokenizing began, and the time that took.
     """
 
     ids: Sequence[int]
@@ -44,14 +45,15 @@ class Prompt:
     tools: ToolUse | None = None
     has_kinds: bool = True
     started: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0
     tokenize_s: float = 0.0
 
 
 class Answer:
     """An answer being generated. Times count from `Prompt.started`.
 
-    steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
-    first_output_s: seconds to the first text or tool call, the TTFT of the chat and the server; None until then.
+    steps: those so far. finished: its end, once there.
+    ttft_s: seconds to the first text or tool call; None until then.
     cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
     energy: of the machine from the first step to the end, if `sensors` were set before it; None if unknown.
     """
@@ -64,8 +66,14 @@ class Answer:
         stop: Sequence[str] = (),
         own_processes: Sequence[int] = (),
         tools: ToolStream | None = None,
+        mbu: Callable[[Summary], float | None] = lambda _: None,
     ) -> None:
-        """own_processes: see `CPUMeter`. tools: see `AnswerText`. Raises UsageError for an empty stop string."""
+        """Raises UsageError for an empty stop string.
+
+        own_processes: see `CPUMeter`.
+        tools: see `AnswerText`.
+        mbu: computes the MBU of the summary; by default it is unknown.
+        """
         self.prompt = prompt
         self.request = request
         self.steps: list[Step] = []
@@ -73,13 +81,13 @@ class Answer:
         """Prefill chunks: end in seconds from the start, prompt tokens computed by then."""
         self.finished: Finished | None = None
         self.ttft_s: float | None = None
-        self.first_output_s: float | None = None
         self.e2e_s = 0.0
         self.cpu_use: CPUUse | None = None
         self.energy: EnergyUse | None = None
         self.sensors: Sensors | None = None
         self._energy_meter: EnergyMeter | None = None
         self._own_processes = own_processes
+        self._mbu = mbu
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
         self.reports: list[TokenReport] = []
@@ -102,7 +110,8 @@ class Answer:
         if isinstance(part, PrefillProgress):
             self.chunks.append((self._elapsed_s(), part.done))
         if isinstance(part, TextChunk | Completed):
-            self._time_first_output(part)
+            if self.ttft_s is None and (part.text or part.calls or part.call_deltas):
+                self.ttft_s = self._elapsed_s()
             self.calls += part.calls
             if part.text:
                 self._pieces.append(part.text)
@@ -113,37 +122,32 @@ class Answer:
                 self.reports += part.reports
                 self._repetition.add(part.step.tokens)
             else:
-                self.finished = part.finished
-                self.e2e_s = self._elapsed_s()
-                uses = (meter.use() for meter in reversed(self._meters))
-                self.cpu_use = next((use for use in uses if use is not None), None)
-                self.energy = self._energy_meter.use() if self._energy_meter is not None else None
+                part = replace(part, finished=self._end(part.finished))
         return part
+
+    def _end(self, finished: Finished) -> Finished:
+        """Take the last readings, and return the end with what the engine does not know."""
+        self.e2e_s = self._elapsed_s()
+        uses = (meter.use() for meter in reversed(self._meters))
+        self.cpu_use = next((use for use in uses if use is not None), None)
+        self.energy = self._energy_meter.use() if self._energy_meter is not None else None
+        summary = replace(
+            finished.summary,
+            ttft_s=self.ttft_s,
+            queue_s=self.prompt.waited_s + finished.summary.queue_s,
+            tokenize_s=self.prompt.tokenize_s,
+            busy=self.busy,
+        )
+        self.finished = replace(finished, summary=replace(summary, mbu=self._mbu(summary)))
+        return self.finished
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self.prompt.started
-
-    def _time_first_output(self, part: TextChunk | Completed) -> None:
-        has_output = part.text or part.calls or part.call_deltas
-        if has_output and self.first_output_s is None:
-            self.first_output_s = self._elapsed_s()
-        if part.text and self.ttft_s is None:
-            self.ttft_s = self._elapsed_s()
 
     @property
     def text(self) -> str:
         """The text so far, without the prompt's `opening`."""
         return "".join(self._pieces)
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended it."""
-        return self._text.stop_string
-
-    @property
-    def thinking_tokens(self) -> int:
-        """Tokens of its thinking section so far, tags included; 0 without one."""
-        return self._text.thinking_tokens
 
     @property
     def constrained(self) -> bool:
@@ -157,10 +161,11 @@ class Answer:
 
     def check_whole(self) -> None:
         """Raise EngineError for a constrained answer that ended before its text was whole."""
-        if self.constrained and self.ended_by != "end_of_turn":
+        ended_by = self.end.ended_by
+        if self.constrained and ended_by != "end_of_turn":
             cut = {"max_tokens": "max tokens", "context_limit": "the context limit", "stop_string": "a stop string"}
-            by = cut.get(self.ended_by, "a cancellation")
-            hint = "raise the limit with -n" if self.ended_by == "max_tokens" else None
+            by = cut.get(ended_by, "a cancellation")
+            hint = "raise the limit with -n" if ended_by == "max_tokens" else None
             if self.repeats:
                 hint = "it repeats itself: limit its lists and texts (maxItems, maxLength), or use a larger model"
             raise EngineError(f"the answer was cut by {by} before it was whole", hint)
@@ -182,19 +187,9 @@ class Answer:
         return self.cpu_use is not None and self.cpu_use.contended
 
     @property
-    def ended_by(self) -> EndedBy:
-        """The stop or the limit that ended it."""
-        return ended_by(self.end, self.request)
-
-    @property
     def finish_reason(self) -> str:
         """The reason of its end as OpenAI names it: stop, length, cancelled or tool_calls."""
         return "tool_calls" if self.calls and self.end.reason == "stop" else self.end.reason
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that gives it again; None for greedy decoding."""
-        return None if self.request.sampling.greedy else self.request.sampling.seed
 
     @property
     def records(self) -> list[StepRecord]:

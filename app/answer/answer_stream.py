@@ -28,7 +28,7 @@ class AnswerStream:
         answer = self._opened.answer
         state = "open"
         if answer.finished is not None:
-            state = f"ended: {answer.ended_by}"
+            state = f"ended: {answer.end.ended_by}"
         elif self._opened.is_closed:
             state = "closed"
         count = sum(len(step.tokens) for step in answer.steps)

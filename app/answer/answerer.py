@@ -8,7 +8,7 @@ that loaded its model.
 """
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import UsageError, expected
+from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.sampling.params import random_seed
@@ -55,8 +56,9 @@ class Answerer:
         max_running: int = MAX_RUNNING,
         kv_key: bytes = b"",
         own_processes: Sequence[int] = (),
+        mbu: Callable[[Summary], float | None] = lambda _: None,
     ) -> None:
-        """draft: a draft model's network. own_processes: see `CPUMeter`. The others are `Engine`'s."""
+        """draft: a draft model's network. own_processes, mbu: see `Answer`. The others are `Engine`'s."""
         self.model = model
         self.chat_prompt = ChatPrompt(model.tokenizer)
         self.engine = Engine(
@@ -70,6 +72,7 @@ class Answerer:
         )
         self._drafted = draft is not None
         self._own_processes = own_processes
+        self._mbu = mbu
         self._running: dict[EngineSequence, Answer] = {}
 
     def encode(
@@ -130,7 +133,9 @@ class Answerer:
         )
         certain = grammar is not None
         calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=certain) if form else None
-        answer = Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, calls)
+        answer = Answer(
+            prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, calls, self._mbu
+        )
         answer.unchecked_tools = unchecked
         return answer
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
-from headrace.models.text.answer import EndedBy
 from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.config.value_types import shown
-from headrace.runtime.engine.request import FinishReason, TokenLogprobs
+from headrace.runtime.engine.request import EndedBy, FinishReason, TokenLogprobs
 from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
@@ -56,7 +55,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
     return Generation(
         answer.text,
         end.reason,
-        answer.ended_by,
+        end.ended_by,
         answer.request.sampling,
         end.summary,
         parsed,

@@ -27,7 +27,7 @@ _BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written resu
 def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     """Return the result of an answered request."""
     summary = answer.end.summary
-    details: dict[str, Any] = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
+    details: dict[str, Any] = {"ended_by": answer.end.ended_by, "seed": answer.end.seed, "sampling": answer.sampling()}
     details["timing"] = answer.timing()
     details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
     reason = answer.finish_reason

@@ -357,13 +357,14 @@ class Conversation:
                 self.notice = self.notice or self.damage
 
     def _done(self, turn: Turn, done: Done) -> None:
+        end = done.end
         if turn.summarising:
-            self._summarised(turn, cancelled=done.reason == "cancelled")
+            self._summarised(turn, cancelled=end.reason == "cancelled")
             return
-        self.writer.end(turn, done.reason, done.summary)
-        tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
+        self.writer.end(turn, end.reason, end.summary)
+        tokens = tokens_held(end.summary.prompt_tokens, end.summary.completion_tokens, end.reason)
         self.branch.context_tokens = tokens
-        if done.context_full and turn.answer is not None:
+        if end.ended_by == "context_limit" and turn.answer is not None:
             self._ask_to_trim(tokens, turn.answer, during_answer=True, last_turn_fits=done.last_turn_fits)
 
     def _context_full(self, turn: Turn, full: ContextFull) -> None:

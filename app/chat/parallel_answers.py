@@ -68,7 +68,7 @@ class ParallelAnswers(ABC):
             case Prefill() | Delta() | Repeats():
                 answer.handle(event)
             case Done():
-                self._end(answer, event.reason, event.summary)
+                self._end(answer, event.end.reason, event.end.summary)
             case Failed():
                 answer.notice = one_line(event.message, event.hint)
                 self._end(answer, "failed")

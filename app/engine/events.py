@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.model_card import ModelCard
-from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
+from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.predict.uses import Recommendation
     from headrace.models.text.events import Completed, TextChunk
-    from headrace.runtime.engine.request import FinishReason
+    from headrace.runtime.engine.request import Finished
     from headrace.runtime.engine.sequence import State
     from headrace.runtime.machine.peaks import Peak
 
@@ -175,20 +175,11 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. context_full: it ended at the context limit. last_turn_fits: see `ContextFull`.
-
-    summary: its ttft_s counts from the submission in the chat's process to the first text. stop_string: the one that
-    ended it. seed: the one that gives it again; None for greedy decoding. thinking_tokens: of a model that thinks.
-    """
+    """The end of an answer. last_turn_fits: see `ContextFull`; False only if it ended at the context limit."""
 
     id: int
-    reason: "FinishReason"
-    summary: Summary
-    context_full: bool
+    end: "Finished"
     last_turn_fits: bool = True
-    stop_string: str | None = None
-    seed: int | None = None
-    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
-from headrace.runtime.engine.request import CancelFlag, Finished
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
@@ -55,7 +55,7 @@ from headrace.runtime.network import Network
 
 @dataclass(slots=True)
 class _Running:
-    """A request being answered. waited_s: from its submission until it was begun.
+    """A request being answered.
 
     repeats, explained: a `Repeats` event, and the reuse of its prompt, were sent.
     """
@@ -63,7 +63,6 @@ class _Running:
     command: Generate
     outbox: Outbox
     sequence: Sequence
-    waited_s: float
     repeats: bool = False
     explained: bool = False
 
@@ -96,6 +95,7 @@ class EngineHost:
             max_running=spec.max_running,
             kv_key=key,
             own_processes=[os.getppid()],  # the chat's
+            mbu=lambda summary: self.idle.mbu(summary),
         )
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
         self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit, whole=spec.serving)
@@ -207,8 +207,9 @@ class EngineHost:
             tools=command.tools,
             begun=so_far.answer,
             started=command.submitted,
+            waited_s=began - command.submitted,
             tokenize_s=tokenized - began,
-            has_kinds=self._answerer.chat_prompt.thinks and not so_far.is_open,
+            has_kinds=self._answerer.chat_prompt.thinks and chat and not so_far.is_open,
         )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         outbox = Outbox(command.id, answer, send, text_s=self._text_s)
@@ -216,7 +217,7 @@ class EngineHost:
         def start() -> None:
             self._disk_cache.load(ids)
             sequence = self._answerer.submit(answer)
-            self._running[answer] = _Running(command, outbox, sequence, began - command.submitted)
+            self._running[answer] = _Running(command, outbox, sequence)
             self._batch.started(len(self._running))
             self.idle.busy()
 
@@ -248,7 +249,11 @@ class EngineHost:
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
                     self._reuse.answered(running.sequence.tokens)
-                    send(self._done(running, answer, event.finished))
+                    end = event.finished
+                    fits = end.ended_by != "context_limit" or self._fit.last_turn_fits(
+                        running.command, end.summary.completion_tokens
+                    )
+                    send(Done(running.id, end, fits))
                 case request.Failed():
                     running.outbox.flush()
                     del self._running[answer]
@@ -267,7 +272,7 @@ class EngineHost:
                             event.done,
                             event.total,
                             event.reused,
-                            running.waited_s,
+                            answer.prompt.waited_s,
                             answer.prompt.tokenize_s,
                             reuse,
                             tuple(answer.unchecked_tools),
@@ -323,22 +328,6 @@ class EngineHost:
 
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))
-
-    def _done(self, running: _Running, answer: Answer, finished: Finished) -> Done:
-        summary = finished.summary
-        entries = summary.prompt_tokens - 1 + summary.steps + summary.accepted
-        context_full = finished.reason == "length" and entries >= self._loaded.context_limit
-        summary = replace(
-            summary,
-            ttft_s=answer.first_output_s,
-            queue_s=running.waited_s + summary.queue_s,
-            tokenize_s=answer.prompt.tokenize_s,
-            mbu=self.idle.mbu(summary, busy=answer.busy),
-            busy=answer.busy,
-        )
-        fits = not context_full or self._fit.last_turn_fits(running.command, summary.completion_tokens)
-        thought = answer.thinking_tokens if self._answerer.chat_prompt.thinks and answer.prompt.chat else 0
-        return Done(running.id, finished.reason, summary, context_full, fits, answer.stop_string, answer.seed, thought)
 
 
 def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network | None:

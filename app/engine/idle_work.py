@@ -119,12 +119,12 @@ class IdleWork:
         except Exception:
             traceback.print_exc()
 
-    def mbu(self, summary: Summary, *, busy: bool) -> float | None:
+    def mbu(self, summary: Summary) -> float | None:
         """Return an answer's MBU, None if busy; a higher bandwidth than measured corrects the peak."""
         faster = correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
         self.peak = faster or self.peak
         peak_gb_s = self.peak.gb_s if self.peak else None
-        return mbu(summary.achieved_gb_s, self.memory_gb_s, peak_gb_s, busy=busy).share
+        return mbu(summary.achieved_gb_s, self.memory_gb_s, peak_gb_s, busy=summary.busy).share
 
     @property
     def _measure_due(self) -> bool:

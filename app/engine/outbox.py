@@ -49,6 +49,6 @@ class Outbox:
             if any(part.text for part in self._parts):
                 opening = self._opening
                 self._opening = ""
-            self._send(Delta(self._id, self._parts, self._answer.first_output_s, opening))
+            self._send(Delta(self._id, self._parts, self._answer.ttft_s, opening))
             self._parts = []
         self._sent = time.monotonic()

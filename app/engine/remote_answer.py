@@ -49,10 +49,10 @@ class RemoteAnswer:
 
     def end(self) -> list[Event]:
         """Return the end of the answer, after the last chunk."""
-        done = self._done or Done(self._id, "length" if self._cut else "stop", self._summary(), False)
+        done = self._done or Done(self._id, Finished("length" if self._cut else "stop", self._summary()))
         if not self._thinking and not self._content:
             return [done]
-        rest = Completed("", Finished(done.reason, done.summary))
+        rest = Completed("", done.end)
         return [Delta(self._id, [self._with_text(rest)], self._ttft_s, by_kind=True), done]
 
     def _own(self, own: Mapping[str, Any]) -> list[Event]:

@@ -7,7 +7,7 @@ from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Fa
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.events import TextChunk
 from headrace.runtime.config.typed import typed
-from headrace.runtime.engine.request import Step
+from headrace.runtime.engine.request import Finished, Step
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 
@@ -23,7 +23,7 @@ def document(event: Event) -> tuple[str, dict[str, Any]] | None:
             steps = [asdict(record) | {"achieved_bandwidth_gb_s": record.achieved_gb_s} for record in event.records]
             return "steps", {"id": event.id, "ttft_s": event.ttft_s, "steps": steps}
         case Done():
-            return "done", {"id": event.id, "reason": event.reason, "summary": event.summary.document()}
+            return "done", {"id": event.id, "reason": event.end.reason, "summary": event.end.summary.document()}
         case Failed(id=int()):
             return "failed", {"id": event.id}
         case BatchStatus():
@@ -49,7 +49,7 @@ def event_of(name: str, fields: dict[str, Any]) -> Event | None:
             records = typed(list[StepRecord], fields["steps"])
             return Delta(fields["id"], [textless(record) for record in records], fields["ttft_s"], by_kind=True)
         case "done":
-            return Done(fields["id"], fields["reason"], typed(Summary, fields["summary"]), False)
+            return Done(fields["id"], Finished(fields["reason"], typed(Summary, fields["summary"])))
         case "failed":
             return Failed(fields["id"], "", None)
         case "load":

@@ -240,16 +240,16 @@ class MessageForm:
 
     def _end(self) -> dict[str, Any]:
         """Return the `message_delta` document."""
-        done = self._answer.done
-        assert done is not None
-        summary = done.summary
-        if done.reason == "length":
+        end = self._answer.end
+        assert end is not None
+        summary = end.summary
+        if end.reason == "length":
             reason = "max_tokens"
-        elif done.stop_string:
+        elif end.stop_string:
             reason = "stop_sequence"
         else:
             reason = "end_turn"
-        if self._answer.calls and done.reason == "stop":
+        if self._answer.calls and end.reason == "stop":
             reason = "tool_use"
         usage = {
             "input_tokens": summary.prompt_tokens - summary.reused_tokens,
@@ -258,7 +258,7 @@ class MessageForm:
             "output_tokens": summary.completion_tokens,
             "timings": timings(summary),
         }
-        delta = {"stop_reason": reason, "stop_sequence": done.stop_string}
+        delta = {"stop_reason": reason, "stop_sequence": end.stop_string}
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
 

@@ -14,6 +14,7 @@ from prometheus_client import (
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured
 from headrace.app.server.engine import ServedEngine
+from headrace.runtime.engine.request import Finished
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -66,7 +67,7 @@ class Metrics:
                     for latency in record.itl_s:
                         self._itl.observe(latency)
             case Done():
-                self._count(event)
+                self._count(event.end)
             case BatchStatus():
                 for batch in event.batches:
                     self._batch.observe(batch)
@@ -83,9 +84,9 @@ class Metrics:
         self._sum_loads()
         return generate_latest(self._registry)
 
-    def _count(self, done: Done) -> None:
-        summary = done.summary
-        self._ended.labels(done.reason).inc()
+    def _count(self, end: Finished) -> None:
+        summary = end.summary
+        self._ended.labels(end.reason).inc()
         self._queue.observe(summary.queue_s)
         if summary.ttft_s is not None:
             self._ttft.observe(summary.ttft_s)

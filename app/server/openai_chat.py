@@ -168,8 +168,8 @@ class ChatForm:
         return {**self._head("chat.completion.chunk"), "choices": [one], **usage}
 
     def _usage(self) -> dict[str, Any]:
-        ends = [answer.done for answer in self._answers if answer.done is not None]
-        return request_usage([done.summary for done in ends], sum(done.thinking_tokens for done in ends))
+        ends = [answer.end for answer in self._answers if answer.end is not None]
+        return request_usage([end.summary for end in ends], sum(end.thinking_tokens for end in ends))
 
 
 def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_logprobs: bool) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_log
         "message": message,
         "logprobs": chat_logprobs(answer.tokens) if with_logprobs else None,
         "finish_reason": _finish_reason(answer),
-        "seed": answer.done.seed if answer.done is not None else None,
+        "seed": answer.end.seed if answer.end is not None else None,
     }
 
 
@@ -195,5 +195,5 @@ def _call(call: CallPart, custom: frozenset[str]) -> dict[str, Any]:
 
 
 def _finish_reason(answer: AnswerParts) -> str | None:
-    reason = answer.done.reason if answer.done is not None else None
+    reason = answer.end.reason if answer.end is not None else None
     return "tool_calls" if answer.calls and reason == "stop" else reason

@@ -19,6 +19,7 @@ from headrace.app.server.structure import format_options
 from headrace.app.server.usage import request_usage
 from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Text, Whole, shown
+from headrace.runtime.engine.request import Finished
 
 MAX_LOGPROBS = 5
 
@@ -65,7 +66,7 @@ class CompletionForm:
         self._call = call
         self._texts: list[list[str]] = [[] for _ in range(call.choices)]
         self._tokens: list[list[TokenReport]] = [[] for _ in range(call.choices)]
-        self._done: dict[int, Done] = {}
+        self._ends: dict[int, Finished] = {}
         self._own: dict[str, Any] = {}
         created = int(time.time())
         self._head = {"id": f"cmpl-{token_hex(12)}", "object": "text_completion", "created": created, "model": model}
@@ -82,8 +83,8 @@ class CompletionForm:
         if isinstance(event, Delta):
             return self._text(choice, event.text, token_reports(event))
         if isinstance(event, Done):
-            self._done[choice] = event
-            return data([self._chunk(choice, "", None, event.reason)])
+            self._ends[choice] = event.end
+            return data([self._chunk(choice, "", None, event.end.reason)])
         return b""
 
     def _text(self, choice: int, text: str, tokens: list[TokenReport]) -> bytes:
@@ -110,8 +111,8 @@ class CompletionForm:
                 "index": index,
                 "text": "".join(texts),
                 "logprobs": _reports(tokens, 0) if self._call.logprobs is not None else None,
-                "finish_reason": self._done[index].reason,
-                "seed": self._done[index].seed,
+                "finish_reason": self._ends[index].reason,
+                "seed": self._ends[index].seed,
             }
             for index, (texts, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
         ]
@@ -123,7 +124,7 @@ class CompletionForm:
         return {**self._head, "choices": [choice]}
 
     def _usage(self) -> dict[str, Any]:
-        summaries = [self._done[index].summary for index in sorted(self._done)]
+        summaries = [self._ends[index].summary for index in sorted(self._ends)]
         of_each_prompt = summaries[:: self._call.count]
         return request_usage(summaries, prompt_tokens=sum(summary.prompt_tokens for summary in of_each_prompt))
 

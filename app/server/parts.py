@@ -9,6 +9,7 @@ from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
 from headrace.models.text.events import TextChunk, TokenReport
 from headrace.models.text.tools.call import CallDelta
+from headrace.runtime.engine.request import Finished
 
 Kind = Literal["thinking", "content"]
 
@@ -58,10 +59,10 @@ def joined(deltas: Iterable[CallDelta]) -> dict[int, CallDelta]:
 
 
 class AnswerParts:
-    """One answer so far. done: its end."""
+    """One answer so far. end: None until it has ended."""
 
     def __init__(self) -> None:
-        self.done: Done | None = None
+        self.end: Finished | None = None
         self.calls: list[CallPart] = []
         self.tokens: list[TokenReport] = []
         self._thinking: list[str] = []
@@ -71,7 +72,7 @@ class AnswerParts:
     def take(self, event: Delta | Done) -> list[Part]:
         """Add an event, and return its parts in order."""
         if isinstance(event, Done):
-            self.done = event
+            self.end = event.end
             return []
         thinking = event.thinking
         content = event.content

@@ -34,6 +34,7 @@ from headrace.app.server.tools import (
 )
 from headrace.app.server.usage import request_usage
 from headrace.runtime.config.value_types import OneOf, Text, shown
+from headrace.runtime.engine.request import Finished
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, Any] = {
@@ -195,12 +196,12 @@ class ResponseForm:
         return self._response(self._status())
 
     def _status(self) -> str:
-        done = self._answer.done
-        return "incomplete" if done is not None and done.reason == "length" else "completed"
+        end = self._answer.end
+        return "incomplete" if end is not None and end.reason == "length" else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
         options = self._call.options
-        done = self._answer.done
+        end = self._answer.end
         return {
             **self._head,
             "status": status,
@@ -216,7 +217,7 @@ class ResponseForm:
             "temperature": options.temperature,
             "top_p": options.top_p,
             "truncation": "disabled",
-            "usage": None if done is None else _usage(done),
+            "usage": None if end is None else _usage(end),
             **self._call.echo,
             **self._own,
         }
@@ -275,8 +276,7 @@ class ResponseForm:
             return b""
         self._open = False
         item = self._output[-1]
-        done = self._answer.done
-        item["status"] = "incomplete" if done is not None and done.reason == "length" else "completed"
+        item["status"] = self._status()
         events = b""
         place = self._place()
         if item["type"] == "custom_tool_call":
@@ -303,8 +303,8 @@ class ResponseForm:
         return named(name, document)
 
 
-def _usage(done: Done) -> dict[str, Any]:
-    usage = request_usage([done.summary], done.thinking_tokens)
+def _usage(end: Finished) -> dict[str, Any]:
+    usage = request_usage([end.summary], end.thinking_tokens)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],

@@ -117,7 +117,7 @@ class TopApp(CrashReports[None]):
                 self.metrics.begin_batch((), _ROWS)
             elif isinstance(event, Done):
                 self._answers += 1
-                turn = Turn.of(self._answers, event.summary, event.reason)
+                turn = Turn.of(self._answers, event.end.summary, event.end.reason)
                 self.metrics.set_turns([*self.metrics.turns[1 - _TURNS :], turn])
 
     def show(self) -> None:

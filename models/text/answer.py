@@ -5,7 +5,6 @@ The text is the model's, unsanitised: sanitise it before printing (`app.output.s
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.stop_strings import StopMatcher
@@ -14,21 +13,6 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
 from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
-
-EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
-
-
-def ended_by(finished: Finished, request: Request) -> EndedBy:
-    """Return the reason that ended an answer, more precise than its finish reason."""
-    match finished.reason:
-        case "cancelled":
-            return "cancelled"
-        case "stop":
-            return "end_of_turn" if finished.stop_id is not None else "stop_string"
-        case "length":
-            count = finished.summary.completion_tokens
-            limit = request.max_tokens
-            return "max_tokens" if limit is not None and count >= limit else "context_limit"
 
 
 class AnswerText:
@@ -61,18 +45,9 @@ class AnswerText:
         self._has_stops = len(stops) > 0
         self._splitter = ThinkingSplitter(thinks=thinks)
         self._has_kinds = has_kinds
+        self._counts_section = has_kinds or thinks
         self._count = 0  # tokens of the answer
         self._section_count = 0  # those before the end of the thinking section
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the answer."""
-        return self._matcher.found
-
-    @property
-    def thinking_tokens(self) -> int:
-        """Tokens of the thinking section so far, tags included; 0 without one."""
-        return self._section_count if self._splitter.has_section else 0
 
     def part(self, event: Event) -> Part:
         """Convert one event of the engine. Raises the error of a `Failed`."""
@@ -126,7 +101,7 @@ class AnswerText:
         section = ""
         content = ""
         calls: tuple[ToolCall, ...] = ()
-        if self.stop_string is None:
+        if self._matcher.found is None:
             cut = finished.reason != "stop"
             text = self._detokenizer.finish(cut=cut)
             if self._tools is not None:
@@ -136,8 +111,11 @@ class AnswerText:
             held, _ = self._matcher.flush()
             content = certain + held
             text = section + content if self._has_stops else text
-        if self.stop_string is not None:
-            finished = replace(finished, reason="stop", stop_id=None)
+        stop_string = self._matcher.found
+        if stop_string is not None:
+            finished = replace(finished, reason="stop", stop_id=None, stop_string=stop_string)
+        if self._splitter.has_section and self._counts_section:
+            finished = replace(finished, thinking_tokens=self._section_count)
         kinds = self._splitter.without_tags(section, content) if self._has_kinds else ("", text)
         return Completed(text, finished, *kinds, calls, self._call_deltas())
 

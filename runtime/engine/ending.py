@@ -41,7 +41,15 @@ class Ending:
             sequence.output_count = after
         summary = sequence.timeline.summary(sequence.cache, sequence.output_count)
         self.end(sequence)
-        return Finished(reason, summary, stop_id, record)
+        sampling = sequence.request.sampling
+        return Finished(
+            reason,
+            summary,
+            stop_id,
+            record,
+            is_full=sequence.output_count >= sequence.limit - sequence.prefill_end,
+            seed=None if sampling.greedy else sampling.seed,
+        )
 
     def end(self, sequence: Sequence) -> None:
         """End a sequence. The entry of an in-flight token is committed, draft tokens are rolled back."""

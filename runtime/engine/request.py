@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # they import MLX, and processes that only read events do wit
     from headrace.runtime.speculation.proposer import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled"]
+EndedBy = Literal["end_of_turn", "stop_string", "max_tokens", "context_limit", "cancelled"]
 
 
 class CancelFlag:
@@ -108,16 +109,38 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """End of a generation. stop_id: the end-of-turn token, if one ended it. stop_record: its step's record, if that
-    step gave no other token, and so was no `Step`.
+    """End of a generation: the one record of it, from the engine to every surface.
 
-    The records of all `Step`s and `stop_record` are all steps; `summary` can be computed from them.
+    The records of all `Step`s and `stop_record` are all steps; the times of steps in `summary` are computed from them.
+
+    summary: times count from the engine's `submit`; of an `Answer`, from its prompt's submission to its first output.
+    stop_id: the end-of-turn token, if one ended it.
+    stop_record: the record of its step, if that gave no other token, and so was no `Step`.
+    is_full: no token fits into the context.
+    seed: gives the answer again; None for greedy decoding.
+    stop_string: ended it; the engine knows none.
+    thinking_tokens: of its thinking section, tags included; the engine knows none.
     """
 
     reason: FinishReason
     summary: Summary
     stop_id: int | None = None
     stop_record: StepRecord | None = None
+    is_full: bool = False
+    seed: int | None = None
+    stop_string: str | None = None
+    thinking_tokens: int = 0
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """The reason in detail."""
+        match self.reason:
+            case "cancelled":
+                return "cancelled"
+            case "stop":
+                return "end_of_turn" if self.stop_string is None else "stop_string"
+            case "length":
+                return "context_limit" if self.is_full else "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)

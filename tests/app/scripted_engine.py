@@ -30,7 +30,7 @@ from headrace.app.engine.events import (
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.events import TextChunk
-from headrace.runtime.engine.request import FinishReason, Step
+from headrace.runtime.engine.request import Finished, FinishReason, Step
 from headrace.runtime.engine.sequence import State
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.hardware import Machine
@@ -285,7 +285,7 @@ class ScriptedEngine:
         reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
         ended = summary(script.prompt_tokens, script.reused, said)
         ended = ended if self.card_to_load.peak is not None else replace(ended, mbu=None)
-        yield Done(command.id, reason, ended, script.context_full)
+        yield Done(command.id, Finished(reason, ended, is_full=script.context_full))
 
     def _poll_pull(self) -> list[Event]:
         if self._pull is None:

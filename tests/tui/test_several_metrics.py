@@ -11,6 +11,7 @@ from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
@@ -27,7 +28,7 @@ def stepped(number: int, steps: range, batch: int) -> Delta:
 
 
 def done(number: int, said: int, reason: str = "stop") -> Done:
-    return Done(number, reason, summary(20, 0, said), False)  # type: ignore[arg-type]
+    return Done(number, Finished(reason, summary(20, 0, said)))  # type: ignore[arg-type]
 
 
 def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:

@@ -8,6 +8,7 @@ from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
+from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import CARD, record
 from tests.deltas import delta
 from tests.summaries import make_summary
@@ -32,7 +33,7 @@ class Reader:
 
 def answer(number: int, *, ended: bool = True) -> list[Event]:
     events: list[Event] = [Prefill(number, 9, 9, 3), delta(number, "", [record(0, 10, 2), record(1, 11, 2)], 0.05)]
-    return [*events, Done(number, "stop", make_summary(), False)] if ended else events
+    return [*events, Done(number, Finished("stop", make_summary()))] if ended else events
 
 
 def status(states: Any, tokens: int) -> BatchStatus:

@@ -69,7 +69,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "text": answer.text,
         "tokens": [token for step in answer.steps for token in step.tokens],
         "finish_reason": answer.end.reason,
-        "ended_by": answer.ended_by,
+        "ended_by": answer.end.ended_by,
         "prompt_tokens": summary.prompt_tokens,
         "cached_tokens": summary.reused_tokens,
         "completion_tokens": summary.completion_tokens,
@@ -147,7 +147,7 @@ def summary_line(report: RunReport) -> str:
         parts.append("slow: see doctor")
     parts.append(sampling_text(asdict(report.answer.request.sampling), short=True))
     if report.answer.end.reason != "stop":
-        parts.append(_CUT_SHORT[report.answer.ended_by])
+        parts.append(_CUT_SHORT[report.answer.end.ended_by])
     return " · ".join(parts)
 
 
@@ -160,7 +160,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("model", f"{report.model.name} ({report.model.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{report.machine.device_name} ({report.machine.backend})"),
         ("sampling", sampling_phrase(answer.request.sampling, report.sampling_source)),
-        ("finish reason", f"{answer.end.reason} ({answer.ended_by.replace('_', ' ')})"),
+        ("finish reason", f"{answer.end.reason} ({answer.end.ended_by.replace('_', ' ')})"),
         ("prompt", f"{summary.prompt_tokens} tokens" + (f", {cached} cached" if cached else "")),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),

@@ -79,7 +79,7 @@ class Samples:
             self._printed += 1
             if self._echo and answer.finished is not None:
                 self._before()
-                heading = f"--- {self._printed} of {len(self.answers)}, seed {answer.seed} ---"
+                heading = f"--- {self._printed} of {len(self.answers)}, seed {answer.finished.seed} ---"
                 click.echo(f"{heading}\n{sanitise(answer.result if answer.constrained else answer.text)}\n")
 
     def _counts(self) -> Counts:
@@ -144,8 +144,8 @@ def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> M
             {
                 "text": answer.text,
                 "finish_reason": answer.end.reason,
-                "ended_by": answer.ended_by,
-                "seed": answer.seed,
+                "ended_by": answer.end.ended_by,
+                "seed": answer.end.seed,
                 "timing": answer.timing(),
                 "completion_tokens": answer.end.summary.completion_tokens,
             }

@@ -178,8 +178,8 @@ class BatchMetrics:
                 self._stepped(row, event.records)
             case Done():
                 row = self._row(event.id)
-                row.phase = "stopped" if event.reason == "cancelled" else "done"
-                row.tokens = event.summary.completion_tokens  # a step that ended it gave none
+                row.phase = "stopped" if event.end.reason == "cancelled" else "done"
+                row.tokens = event.end.summary.completion_tokens  # a step that ended it gave none
             case Failed() | ContextFull() | Abandoned():
                 if event.id is not None:
                     self._row(event.id).phase = "failed"

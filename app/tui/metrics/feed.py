@@ -45,7 +45,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
             fill = CacheFill(event.tokens, event.used_bytes, event.allocated_bytes, event.shared_blocks)
             metrics.prefix_cached(fill, event.reuse)
         elif isinstance(event, Done):
-            metrics.finished(event.summary, event.reason)
+            metrics.finished(event.end)
         elif isinstance(event, LoadProgress):
             metrics.loading(event.stage, event.done / event.total if event.total else None)
         elif isinstance(event, Ready):

@@ -20,6 +20,7 @@ from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail,
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, in_milliseconds, mbu
@@ -218,7 +219,8 @@ class LiveMetrics:
             self.reuse = reuse
         self._changed()
 
-    def finished(self, summary: Summary, reason: str) -> None:
+    def finished(self, end: Finished) -> None:
+        summary = end.summary
         self.phase, self.reused = "idle", summary.reused_tokens
         self.history.end_turn()
         self.first_token = FirstToken.of(summary)
@@ -228,7 +230,7 @@ class LiveMetrics:
         fed = summary.prefill_tokens
         if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
             self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
-        self.turns.append(Turn.of(len(self.turns) + 1, summary, reason))
+        self.turns.append(Turn.of(len(self.turns) + 1, summary, end.reason))
         self._changed()
 
     def ended_early(self) -> None:

@@ -52,7 +52,7 @@ def test_an_answer_is_the_same_alone_and_in_a_batch(model: LoadedModel) -> None:
         ended += [answer for answer, event in answerer.step() if isinstance(event, Completed)]
     assert set(ended) == set(answers)
     assert [answer.text for answer in answers] == alone
-    assert [answer.seed for answer in answers] == [None, 3]
+    assert [answer.end.seed for answer in answers] == [None, 3]
     assert all(answer.ttft_s is not None and answer.ttft_s <= answer.e2e_s for answer in answers)
     latencies = [len(answer.latencies) for answer in answers]
     assert latencies == [sum(record.tokens for record in answer.records[1:]) for answer in answers]
@@ -63,7 +63,9 @@ def test_a_short_answer_has_the_cpu_use_of_its_prefill_too(
     decoding: str | None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A meter says nothing about a fraction of a second."""
-    uses = iter(["whole", decoding])
+    whole = SimpleNamespace(contended=False)
+    step = None if decoding is None else SimpleNamespace(contended=True)
+    uses = iter([whole, step])
 
     def meter(_: Any) -> Any:
         use = next(uses)
@@ -74,7 +76,8 @@ def test_a_short_answer_has_the_cpu_use_of_its_prefill_too(
     answer: Any = prepared(answerer, "a", max_tokens=9)
     for _ in answerer.stream(answer):
         pass
-    assert answer.cpu_use == (decoding or "whole")
+    assert answer.cpu_use is (step or whole)
+    assert answer.end.summary.busy is (step is not None)
 
 
 def test_energy_is_that_from_the_first_step_to_the_end(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +152,7 @@ def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
     assert len(prompt.ids) == 2
     answer = answerer.prepare(prompt, AnswerOptions(max_tokens=3))
     list(answerer.stream(answer))
-    assert answer.ended_by == "max_tokens"
+    assert answer.end.ended_by == "max_tokens"
     with pytest.raises(UsageError):
         answerer.submit(answerer.prepare(answerer.encode(""), AnswerOptions()))
 

@@ -135,7 +135,7 @@ def test_sampling_stages_follow_the_mask(answerer: Answerer) -> None:
 
 def test_a_truncated_structured_answer_is_an_error(answerer: Answerer) -> None:
     [answer] = _together(answerer, [_options(answerer, REAL["invoice"], max_tokens=9)])
-    assert answer.ended_by == "max_tokens"
+    assert answer.end.ended_by == "max_tokens"
     with pytest.raises(EngineError, match="max tokens"):
         answer.check_whole()
 

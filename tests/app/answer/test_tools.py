@@ -66,14 +66,14 @@ def test_a_forced_call_has_arguments_of_the_schema(answerer: Answerer, options: 
         answer, text = _answer(answerer, ToolUse([WEATHER, CLOCK], choice, parallel=False), **options)
         [call] = answer.calls
         assert text == answer.text == ""
-        assert answer.ttft_s is None
-        assert answer.first_output_s is not None
-        assert 0 < answer.first_output_s <= answer.e2e_s
+        assert answer.ttft_s is not None
+        assert 0 < answer.ttft_s <= answer.e2e_s
+        assert answer.end.summary.ttft_s == answer.ttft_s
         assert call.name in ("get_weather", "time")
         if choice != "required" or call.name == "get_weather":
             assert call.name == "get_weather"
             jsonschema.validate(json.loads(call.arguments), PARAMETERS)
-        assert answer.ended_by == "end_of_turn"
+        assert answer.end.ended_by == "end_of_turn"
 
 
 def test_an_optional_call_is_constrained_once_it_begins(answerer: Answerer) -> None:

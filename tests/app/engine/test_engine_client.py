@@ -125,11 +125,11 @@ def test_loading_and_answering(client: EngineClient, model: Path) -> None:
     assert [record.index for delta in deltas for record in delta.records] == list(range(40))
     assert len(deltas) < 40  # several tokens in one message
     assert deltas[0].text or not deltas[0].records[1:]
-    assert (done.id, done.reason, done.summary.completion_tokens) == (1, "length", 40)
-    assert done.summary.ttft_s is not None
-    summary = done.summary
+    assert (done.id, done.end.reason, done.end.summary.completion_tokens) == (1, "length", 40)
+    assert done.end.summary.ttft_s is not None
+    summary = done.end.summary
     known = summary.queue_s + summary.tokenize_s + summary.prefill_s + (summary.first_step_s or 0)
-    assert done.summary.ttft_s >= known > card.load_s  # it was waited for
+    assert done.end.summary.ttft_s >= known > card.load_s  # it was waited for
     prefills = [event for event in events if isinstance(event, Prefill)]
     assert prefills[-1].prefill_s == summary.prefill_s
     first = prefills[0]
@@ -146,12 +146,12 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
     events.clear()
     ready.submit(Generate(2, again, replace(ENDLESS, max_tokens=5)))
     done = until(ready, Done, events)
-    assert done.summary.reused_tokens >= first.summary.prompt_tokens
+    assert done.end.summary.reused_tokens >= first.end.summary.prompt_tokens
     prefills = [event for event in events if isinstance(event, Prefill)]
-    assert prefills[0].reused == done.summary.reused_tokens
+    assert prefills[0].reused == done.end.summary.reused_tokens
     reuse = prefills[0].reuse
     assert reuse is not None
-    assert (reuse.reused, reuse.dropped) == (done.summary.reused_tokens, 0)
+    assert (reuse.reused, reuse.dropped) == (done.end.summary.reused_tokens, 0)
     assert reuse.difference is None or reuse.difference.position == reuse.reused, "a byte that is no text"
     assert all(event.reuse is None for event in prefills[1:])
     assert "".join(step.text for event in events if isinstance(event, Delta) for step in event.steps) == said(events)
@@ -178,7 +178,7 @@ def test_prefetched_tokens_stay_cached(ready: EngineClient) -> None:
     assert held.used_bytes <= held.allocated_bytes
     ready.submit(Generate(1, HELLO, AnswerOptions(max_tokens=2)))
     done = until(ready, Done)
-    assert done.summary.reused_tokens == held.tokens == done.summary.prompt_tokens - 1
+    assert done.end.summary.reused_tokens == held.tokens == done.end.summary.prompt_tokens - 1
 
     seen: list[Event] = []
     ready.prefetch(PrefetchPrompt(HELLO, id=4, count_only=True))
@@ -201,7 +201,7 @@ def test_a_continued_answer_equals_an_uninterrupted_one(ready: EngineClient) -> 
     done = until(ready, Done, rest)
     assert len(said(whole)) == 24
     assert said(half) + said(rest) == said(whole)
-    assert done.summary.reused_tokens == done.summary.prompt_tokens - 1  # all but the token that is fed anyway
+    assert done.end.summary.reused_tokens == done.end.summary.prompt_tokens - 1  # all but the token that is fed anyway
 
 
 @pytest.mark.parametrize("wait_for", [None, Prefill, Delta])
@@ -212,9 +212,9 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
         until(ready, wait_for)
     ready.cancel()
     ended = until(ready, cast(type[Done | Abandoned], Done | Abandoned))  # before its prompt was encoded, or after
-    assert isinstance(ended, Abandoned) or ended.reason == "cancelled"
+    assert isinstance(ended, Abandoned) or ended.end.reason == "cancelled"
     ready.submit(Generate(2, HELLO, replace(ENDLESS, max_tokens=3)))
-    assert until(ready, Done).summary.completion_tokens == 3
+    assert until(ready, Done).end.summary.completion_tokens == 3
 
 
 def test_an_answer_cancelled_before_its_prompt_is_encoded_is_abandoned(
@@ -257,7 +257,7 @@ def test_a_request_that_waits_for_the_model_is_cancelled(client: EngineClient, m
     events: list[Event] = []
     done = until(client, Done, events)
     assert events[0] == Abandoned(1)
-    assert (done.id, done.reason) == (2, "length")
+    assert (done.id, done.end.reason) == (2, "length")
     assert not [event for event in events[1:] if getattr(event, "id", None) == 1]
 
 
@@ -283,7 +283,7 @@ def test_damaged_weights_are_reported(client: EngineClient, model: Path) -> None
     assert "mine is damaged" in damaged.message
     assert "models rm mine" in (damaged.hint or "")
     client.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=3)))
-    assert until(client, Done).reason == "length"
+    assert until(client, Done).end.reason == "length"
 
 
 def test_a_stop_string_ends_the_answer(ready: EngineClient) -> None:
@@ -293,7 +293,7 @@ def test_a_stop_string_ends_the_answer(ready: EngineClient) -> None:
     text = said(events)
     events.clear()
     ready.submit(Generate(2, HELLO, replace(NO_END, max_tokens=20, stop=(text[5:8],))))
-    assert until(ready, Done, events).reason == "stop"
+    assert until(ready, Done, events).end.reason == "stop"
     assert said(events) == text[: text.index(text[5:8])]
 
 
@@ -312,14 +312,14 @@ def test_the_context_limit_is_never_passed_silently(client: EngineClient, model:
     done = until(client, Done, events)
     (dropped,) = (event for event in events if isinstance(event, Dropped))
     assert dropped.messages in (2, 4, 6)
-    assert done.summary.prompt_tokens <= 300
-    assert (done.reason, done.context_full, done.last_turn_fits) == ("length", True, True)
+    assert done.end.summary.prompt_tokens <= 300
+    assert (done.end.reason, done.end.is_full, done.last_turn_fits) == ("length", True, True)
     client.submit(Generate(3, [{"role": "user", "content": "x" * 500}], ENDLESS, drop_oldest=True))
     assert until(client, ContextFull).id == 3
     brief = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "a"}]
     client.submit(Generate(5, [*brief, {"role": "user", "content": "x" * 200}], ENDLESS))
     done = until(client, Done)
-    assert (done.context_full, done.last_turn_fits) == (True, False)
+    assert (done.end.is_full, done.last_turn_fits) == (True, False)
     client.submit(Generate(4, [*turns[:-1], {"role": "user", "content": "x" * 500}], ENDLESS))
     assert not until(client, ContextFull).last_turn_fits
 
@@ -374,7 +374,7 @@ def test_the_engine_ignores_ctrl_c_and_hangups(ready: EngineClient) -> None:
     assert os.getsid(pid) == pid != os.getsid(0)  # no terminal sends it anything
     os.kill(pid, signal.SIGINT)
     ready.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=3)))
-    assert until(ready, Done).summary.completion_tokens == 3
+    assert until(ready, Done).end.summary.completion_tokens == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -452,7 +452,7 @@ def test_polling_and_sending_do_not_block_while_the_engine_hangs(ready: EngineCl
         assert ready.state == "ready"
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert until(ready, Done).reason == "cancelled"
+    assert until(ready, Done).end.reason == "cancelled"
 
 
 def test_the_client_needs_no_mlx() -> None:

@@ -18,6 +18,7 @@ from headrace.app.engine.events import Died, Done, Event, LoadProgress
 from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
+from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import record, summary
 from tests.deltas import delta
 from tests.patience import PATIENCE_S
@@ -199,7 +200,7 @@ def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
         deltas = [delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
         for sent in deltas:  # far more than a socket holds
             outlet.send(sent)
-        done = Done(1, "stop", summary(10, 0, 4000), False)
+        done = Done(1, Finished("stop", summary(10, 0, 4000)))
         incoming = Unpacker()
         seen = list[Event]()
         while len(seen) < len(deltas):

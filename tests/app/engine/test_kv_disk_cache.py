@@ -76,8 +76,8 @@ def test_a_stored_chat_is_loaded_from_disk(kind: str, request: pytest.FixtureReq
     assert whole == expected
     text, done = ask(opened(model), again(said))
     assert text == expected
-    assert done.summary.reused_tokens >= (first.summary.prompt_tokens // BLOCK) * BLOCK
-    assert done.summary.prefill_tokens < 2 * BLOCK
+    assert done.end.summary.reused_tokens >= (first.end.summary.prompt_tokens // BLOCK) * BLOCK
+    assert done.end.summary.prefill_tokens < 2 * BLOCK
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "empty"])
@@ -112,10 +112,10 @@ def test_other_files_of_the_model_and_a_store_of_nothing_keep_apart(model: Path,
     said, _ = ask(host, [LONG])
     host.idle.write_disk_cache(never)
     other = write_chat_model(tmp_path / "other", context=4096)
-    assert ask(opened(other), again(said))[1].summary.reused_tokens == 0
+    assert ask(opened(other), again(said))[1].end.summary.reused_tokens == 0
     save_setting("chat", "kept_gb", 0.0)
     none = opened(model)
-    assert ask(none, again(said))[1].summary.reused_tokens == 0
+    assert ask(none, again(said))[1].end.summary.reused_tokens == 0
     assert not none._disk_cache.write_due
 
 
@@ -153,6 +153,6 @@ def test_kv_are_reused_by_the_next_process(
         client.submit(Generate(1, messages or again(said), AnswerOptions(max_tokens=8)))
         done = until(client, Done, seen)
         said = said or "".join(event.text for event in seen if isinstance(event, Delta))
-        blocks = done.summary.prompt_tokens // BLOCK
+        blocks = done.end.summary.prompt_tokens // BLOCK
         client.close()  # at once: it is written now
-    assert done.summary.reused_tokens >= (blocks - 1) * BLOCK
+    assert done.end.summary.reused_tokens >= (blocks - 1) * BLOCK

@@ -19,7 +19,7 @@ def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: st
     tokenizer: Any = SimpleNamespace(decode=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     text = AnswerText(tokenizer, Request([1]), thinks=bool(opening), has_kinds=thinks)
-    answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), first_output_s=0.5)
+    answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), ttft_s=0.5)
     sent: list[Any] = []
     outbox = Outbox(1, answer, sent.append, text_s=text_s)
     summary: Any = None

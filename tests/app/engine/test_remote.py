@@ -60,7 +60,7 @@ def test_an_answer_of_our_own_server_has_all_figures(engine: RemoteEngine) -> No
     (card,) = (event.card for event in events if isinstance(event, Ready))
     assert (engine.state, engine.card, card.name) == ("ready", card, "chat")
     assert card.kv_bytes_per_token > 0
-    assert (done.id, done.reason, done.summary.completion_tokens) == (7, "length", 30)
+    assert (done.id, done.end.reason, done.end.summary.completion_tokens) == (7, "length", 30)
     steps = [record for event in events if isinstance(event, Delta) for record in event.records]
     assert [step.index for step in steps] == list(range(30))
     assert all(step.weight_bytes > 0 for step in steps)
@@ -83,8 +83,8 @@ def test_an_answer_is_continued(engine: RemoteEngine) -> None:
     rest: list[Event] = []
     engine.submit(Generate(2, HELLO, OPTIONS, continue_text=text[:5]))
     done = until(engine, Done, rest)
-    (first,) = (event.summary.prompt_tokens for event in whole if isinstance(event, Done))
-    assert done.summary.prompt_tokens > first
+    (first,) = (event.end.summary.prompt_tokens for event in whole if isinstance(event, Done))
+    assert done.end.summary.prompt_tokens > first
     assert "".join(event.text for event in rest if isinstance(event, Delta))
 
 
@@ -177,8 +177,8 @@ def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [(event.thinking, event.content) for event in deltas] == [("hm", ""), ("", "So "), ("", "be it.")]
     assert all(event.by_kind and not event.steps for event in deltas), "a server tells no steps"
-    assert (done.reason, done.summary.completion_tokens, done.summary.reused_tokens) == ("length", 5, 4)
-    assert done.summary.ttft_s is not None
+    assert (done.end.reason, done.end.summary.completion_tokens, done.end.summary.reused_tokens) == ("length", 5, 4)
+    assert done.end.summary.ttft_s is not None
     body = Other.bodies[-1]
     assert (body["model"], body["temperature"], body["stream"]) == ("b", 0.5, True)
     assert not {"thinking", "headrace"} & body.keys()  # other servers would refuse them

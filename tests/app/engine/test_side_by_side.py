@@ -63,7 +63,9 @@ def test_batching_does_not_change_output(host: EngineHost) -> None:
         host.step(events.append)
     begin(host, asked(3), CancelFlag(), events.append)  # joins the others
     run(host, events)
-    assert {event.id: event.reason for event in events if isinstance(event, Done)} == dict.fromkeys((1, 2, 3), "length")
+    assert {event.id: event.end.reason for event in events if isinstance(event, Done)} == dict.fromkeys(
+        (1, 2, 3), "length"
+    )
     for number in (1, 2, 3):
         assert said(events, number) == alone(host, number)
     batches = {record.batch for event in events if isinstance(event, Delta) for record in event.records}
@@ -82,8 +84,8 @@ def test_one_is_cancelled_alone(host: EngineHost) -> None:
 
     run(host, events, cancel_the_first)
     first, second = (event for event in events if isinstance(event, Done))
-    assert (first.id, first.reason) == (1, "cancelled")
-    assert (second.id, second.reason, second.summary.completion_tokens) == (2, "length", 20)
+    assert (first.id, first.end.reason) == (1, "cancelled")
+    assert (second.id, second.end.reason, second.end.summary.completion_tokens) == (2, "length", 20)
     assert said(events, 2) == alone(host, 2)
     assert alone(host, 1).startswith(said(events, 1))
 
@@ -192,7 +194,7 @@ def test_through_the_process(client: EngineClient, model: Path) -> None:
         if 3 in {end.id for end in ends} and 1 in {end.id for end in ends}:
             client.cancel()
         time.sleep(0.005)
-    assert {end.id: end.reason for end in ends} == {1: "cancelled", 2: "cancelled", 3: "length"}
+    assert {end.id: end.end.reason for end in ends} == {1: "cancelled", 2: "cancelled", 3: "length"}
     assert next(end for end in ends if end.id == 2) is ends[-1]
     assert any(isinstance(event, Ready) for event in events)
     assert any(isinstance(event, BatchStatus) and len(event.states) > 1 for event in events)

@@ -20,6 +20,7 @@ from headrace.app.engine.events import (
 )
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.telemetry import document, event_of, textless
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.telemetry import PoolStats, StepParts
@@ -46,7 +47,7 @@ def back(event: Event) -> Any:
     [
         Prefill(3, 5, 10, 2, 0.1, 0.2),
         Delta(3, [textless(record(0, 11)), textless(TIMED)], 0.5, by_kind=True),
-        Done(3, "stop", make_summary(), False),
+        Done(3, Finished("stop", make_summary())),
         BatchStatus({3: "decode", 4: "waiting"}, 9, 1.5, (1, 2), 100, 200, 300, PoolStats(1, 2, 3, 4)),
         BatchStatus({}, 0, 1.5, (), 100, 200, 300, None),
         PeakMeasured(PEAK, 1e11, 40.0),
@@ -58,7 +59,7 @@ def test_events_are_read_as_they_were_written(event: Event) -> None:
 
 def test_telemetry_has_no_texts() -> None:
     assert back(delta(3, SECRET, [record(0, 11)])) == Delta(3, [textless(record(0, 11))], by_kind=True)
-    assert back(Done(3, "stop", make_summary(), False, stop_string=SECRET)).stop_string is None
+    assert back(Done(3, Finished("stop", make_summary(), stop_string=SECRET))).end.stop_string is None
     assert back(Failed(3, SECRET, SECRET)) == Failed(3, "", None)
     assert isinstance(back(Died(SECRET)), Died)
     assert document(delta(3, SECRET)) is None

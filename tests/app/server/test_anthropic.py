@@ -12,6 +12,7 @@ from headrace.app.server.anthropic import MessageForm, read_call
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.models.text.tools.call import CallDelta, ToolCall
+from headrace.runtime.engine.request import Finished
 from tests.deltas import delta
 from tests.summaries import make_summary
 
@@ -135,7 +136,7 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
 
 
 def done(reason: Any = "stop", stop_string: str | None = None) -> Done:
-    return Done(1, reason, make_summary(), False, stop_string=stop_string)
+    return Done(1, Finished(reason, make_summary(), stop_string=stop_string))
 
 
 def test_events_and_the_message_agree() -> None:

@@ -86,4 +86,4 @@ def test_a_reader_has_the_events(client: httpx.Client, server: ServerProcess) ->
     assert (ready.card.name, ready.card.context_limit) == ("tiny", 200_000)
     (done,) = (event for event in events if isinstance(event, Done))
     steps = [step for event in events if isinstance(event, Delta) for step in event.records]
-    assert len(steps) == done.summary.steps
+    assert len(steps) == done.end.summary.steps

@@ -14,6 +14,7 @@ from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.config.value_types import Number
+from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import record
 from tests.deltas import delta
 from tests.summaries import make_summary
@@ -280,7 +281,7 @@ def form(**fields: Any) -> ChatForm:
 
 
 def done(reason: Any = "stop", **more: Any) -> Done:
-    return Done(1, reason, make_summary(), False, **more)
+    return Done(1, Finished(reason, make_summary(), **more))
 
 
 def test_chunks_join_to_the_document() -> None:

@@ -12,11 +12,12 @@ from headrace.app.server.answering import Answering
 from headrace.app.server.errors import ApiError
 from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.app.server.respond import LeftError, StreamResponse, while_connected
+from headrace.runtime.engine.request import Finished
 from tests.deltas import delta
 from tests.summaries import make_summary
 
 CALL = read_call({"messages": [{"role": "user", "content": "hello"}], "stream": True})
-DONE = Done(1, "stop", make_summary(), False)
+DONE = Done(1, Finished("stop", make_summary()))
 
 
 def pieces(events: list[tuple[float, Event | ApiError]], keep_alive_s: float) -> list[bytes]:

@@ -12,13 +12,14 @@ from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
 from headrace.models.text.tools.call import CallDelta, ToolCall
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 from tests.deltas import delta
 from tests.summaries import make_summary
 
 
 def done(reason: Any = "stop") -> Done:
-    return Done(1, reason, make_summary(), False, thinking_tokens=2)
+    return Done(1, Finished(reason, make_summary(), thinking_tokens=2))
 
 
 def call(**fields: Any) -> Call:

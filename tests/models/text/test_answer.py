@@ -69,7 +69,7 @@ def test_a_stop_string_ends_a_step_in_its_middle(ended: bool) -> None:
     summary: Any = None
     end = text.part(Finished("cancelled", summary))
     assert isinstance(end, Completed)
-    assert (end.text, end.finished.reason, end.finished.stop_id) == ("", "stop", None)
+    assert (end.text, end.finished.reason, end.finished.stop_id, end.finished.stop_string) == ("", "stop", None, "de")
 
 
 def test_a_stop_string_before_an_end_of_turn_leaves_that_out() -> None:
@@ -111,7 +111,10 @@ def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
         assert isinstance(part, TextChunk)
         said += part.text
     assert said == "".join(pieces).partition("</think>")[0] + "</think>and then "
-    assert text.stop_string == "stop"
+    summary: Any = None
+    end = text.part(Finished("cancelled", summary))
+    assert isinstance(end, Completed)
+    assert (end.finished.stop_string, end.finished.ended_by) == ("stop", "stop_string")
 
 
 @pytest.mark.parametrize("stops", [(), ("stop",)])
@@ -139,7 +142,7 @@ def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_clo
     summary: Any = None
     events = [*(step(token) for token in range(len(pieces))), Finished("length", summary)]
     parts: list[Any] = list(map(answer.part, events))
-    assert answer.thinking_tokens == tokens
+    assert parts[-1].finished.thinking_tokens == tokens
     assert "".join(part.text for part in parts) == "".join(pieces)
     whole = split_thinking(("<think>" if thinks else "") + "".join(pieces))
     assert "".join(part.thinking for part in parts) == (whole.thinking or "")
