@@ -10,8 +10,9 @@ from typing import Any
 from headrace.models.architectures.read import biased_modules
 from headrace.models.gguf.architectures import Architecture, find
 from headrace.models.gguf.layered import LAYERED
-from headrace.models.gguf.layered.common import attention_sizes, bias_of, permuted_heads
+from headrace.models.gguf.layered.common import bias_of, permuted_heads
 from headrace.models.gguf.layered.parts import target_of
+from headrace.models.gguf.layered.sizes import sizes_of
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Target, Values, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -39,7 +40,7 @@ def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tup
 def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> Iterable[Target]:
     hidden = config["hidden_size"]
     vocab = config["vocab_size"]
-    architecture = find(name, experts=experts_of(config))
+    architecture = find(name, experts=sizes_of(config)["experts"])
     assert architecture is not None
     yield Target("token_embd.weight", "model.embed_tokens", "weight", (vocab, hidden))
     for layer in range(config["num_hidden_layers"]):
@@ -54,7 +55,7 @@ def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int
 
 def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[tuple[str, Target]]:
     biased = biased_modules(config)
-    sizes = _sizes(config)
+    sizes = sizes_of(config)
     orders = permuted_heads(config) if any(part.rows for part in architecture.parts.values()) else {}
     for key, part in architecture.parts.items():
         source = f"blk.{layer}.{key}"
@@ -62,20 +63,3 @@ def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> It
         if key in architecture.biased or part.module in biased:
             bias = bias_of(part)
             yield f"{key}.bias", target_of(bias, f"{source}.bias", f"model.layers.{layer}.", sizes, orders)
-
-
-def experts_of(config: dict[str, Any]) -> int:
-    """Return a config's number of experts, under any family's key."""
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
-
-
-def _sizes(config: dict[str, Any]) -> dict[str, int]:
-    """Return the sizes that the architectures' parts are made of."""
-    sizes = attention_sizes(config)
-    return sizes | {
-        "qkv": (sizes["heads"] + 2 * sizes["kv_heads"]) * sizes["head"],
-        "inner": config["intermediate_size"],
-        "experts": experts_of(config),
-        "width": config.get("moe_intermediate_size", config["intermediate_size"]),
-        "shared": config.get("shared_expert_intermediate_size", 0),
-    }

@@ -32,9 +32,8 @@ def attention(
 
 def permuted_heads(config: Config) -> Orders:
     """Return the rows of queries and keys that llama.cpp's converter interleaves, as those of Llama."""
-    sizes = attention_sizes(config)
-    counts = {"queries": sizes["heads"], "keys": sizes["kv_heads"]}
-    return {name: interleaved(count, count * sizes["head"]) for name, count in counts.items()}
+    counts = {"queries": config["num_attention_heads"], "keys": config["num_key_value_heads"]}
+    return {name: interleaved(count, count * config["head_dim"]) for name, count in counts.items()}
 
 
 def biases(parts: dict[str, Part], *keys: str, optional: bool = False) -> dict[str, Part]:
@@ -177,29 +176,3 @@ def routed(metadata: Metadata) -> Config:
 def layers_of(metadata: Metadata) -> int:
     """Return the number of layers, those for multi-token prediction included."""
     return metadata.integer("{arch}.block_count", minimum=1, maximum=4096)
-
-
-def attention_sizes(config: Config) -> dict[str, int]:
-    return {
-        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "heads": config["num_attention_heads"],
-        "kv_heads": config["num_key_value_heads"], "head": config["head_dim"],
-    }  # fmt: skip
-
-
-def latent_sizes(config: Config) -> dict[str, int]:
-    rope = config["qk_rope_head_dim"]
-    nope = config["qk_nope_head_dim"]
-    value = config["v_head_dim"]
-    rank = config["kv_lora_rank"]
-    return {"query": rope + nope, "nope": nope, "value": value, "kv_lora": rank, "latent": rank + rope}
-
-
-def alike(config: Config) -> list[tuple[str, ...]]:
-    """Return the same group of tensors for every layer."""
-    return [("layer",)] * config["num_hidden_layers"]
-
-
-def feed_forwards(config: Config) -> list[str]:
-    """Return "dense" for each of the first layers, "sparse" for those with experts."""
-    dense = config["first_k_dense_replace"]
-    return ["dense" if layer < dense else "sparse" for layer in range(config["num_hidden_layers"])]

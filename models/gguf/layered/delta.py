@@ -16,14 +16,11 @@ from headrace.models.gguf.layered.common import (
     NORMS,
     POST_NORMS,
     attention,
-    attention_sizes,
     base_config,
     check_sigmoid,
     experts,
     feed_forward,
-    feed_forwards,
     head_norms,
-    latent_sizes,
     layers_of,
     mixture,
     mlp,
@@ -79,22 +76,14 @@ def _config(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _kinds(config: Config) -> list[tuple[str, ...]]:
-    mixed = "sparse" if "num_experts" in config else "dense"
-    names = {"linear_attention": ("norms", "delta", mixed), "full_attention": ("norms", "attention", mixed)}
-    return [names[kind] for kind in config["layer_types"]]
-
-
 def _sizes(config: Config) -> dict[str, int]:
     keys = config["linear_num_key_heads"]
     values = config["linear_num_value_heads"]
     key = keys * config["linear_key_head_dim"]
     value = values * config["linear_value_head_dim"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "experts": config.get("num_experts", 0),
-        "width": config.get("moe_intermediate_size", 0), "shared": config.get("shared_expert_intermediate_size", 0),
+    return {
         "values": values, "value_rows": value, "mixed": 2 * key + value, "all": 2 * key + 2 * value,
-        "kernel": config["linear_conv_kernel_dim"], "value": config["linear_value_head_dim"],
+        "value": config["linear_value_head_dim"],
     }  # fmt: skip
 
 
@@ -144,34 +133,34 @@ _A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows="a", source="ssm_ba")
 _APART = {key: part for key, part in _NEXT.items() if key not in ("ssm_beta", "ssm_alpha")}
 _JOINED = {key: part for key, part in _APART.items() if key not in ("attn_qkv", "attn_gate")}
 _REST = {
-    "norms": POST_NORMS,
-    "attention": attention(gate=2) | head_norms(),
+    "layer": POST_NORMS,
+    "full_attention": attention(gate=2) | head_norms(),
     "dense": mlp(),
     "sparse": {
         **experts("mlp.gate", "mlp.switch_mlp"), **shared_expert("mlp.shared_expert"),
         "ffn_gate_inp_shexp": Part("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
     },
 }  # fmt: skip
-_TABLES = tables()
 _DRAFTS = DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 QWEN35 = LayeredArchitecture(
-    "Qwen3_5ForConditionalGeneration", _config, _kinds, _sizes, {**_REST, "delta": _delta("heads", "rows", "mixed")},
-    _TABLES, orders=_tiled, wrapped="qwen3_5", drafts=_DRAFTS,
+    "Qwen3_5ForConditionalGeneration", _config,
+    {**_REST, "linear_attention": _delta("heads", "rows", "mixed")}, tables(),
+    sizes=_sizes, orders=_tiled, wrapped="qwen3_5", drafts=_DRAFTS,
 )  # fmt: skip
 QWEN35_MOE = replace(QWEN35, model_class="Qwen3_5MoeForConditionalGeneration", wrapped="qwen3_5_moe")
 QWEN3_NEXT = LayeredArchitecture(
-    "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
+    "Qwen3_5MoeForConditionalGeneration", _config,
     {
-        **_REST, "delta": {**_APART, "b": _B, "a": _A},
+        **_REST, "linear_attention": {**_APART, "b": _B, "a": _A},
         "joined_delta": {
             **_JOINED, "b": _B, "a": _A,
             "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows="qkv", source="ssm_in"),
             "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows="z", source="ssm_in"),
         },
     },
-    _TABLES, orders=_by_key_head, wrapped="qwen3_5_moe",
-    otherwise={"delta": ("attn_qkv", "joined_delta")}, drafts=_DRAFTS,
+    tables(), sizes=_sizes, orders=_by_key_head, wrapped="qwen3_5_moe",
+    otherwise={"linear_attention": ("attn_qkv", "joined_delta")}, drafts=_DRAFTS,
 )  # fmt: skip
 
 
@@ -209,16 +198,13 @@ _LAYERS = {"kda_layers": False, "full_attn_layers": True}
 
 def _kimi_kinds(config: Config) -> list[tuple[str, ...]]:
     delta = config["linear_attn_config"]["kda_layers"]
-    return [("norms", "delta" if n in delta else "attention", mlps) for n, mlps in enumerate(feed_forwards(config), 1)]
+    layers = range(1, config["num_hidden_layers"] + 1)
+    return [("norms", "delta" if layer in delta else "attention", "sparse") for layer in layers]
 
 
 def _kimi_sizes(config: Config) -> dict[str, int]:
     linear = config["linear_attn_config"]
-    width = config["moe_intermediate_size"]
-    return attention_sizes(config) | latent_sizes(config) | {
-        "state": linear["head_dim"], "kernel": linear["short_conv_kernel_size"], "inner": config["intermediate_size"],
-        "experts": config["num_experts"], "width": width, "shared": width * config["num_shared_experts"],
-    }  # fmt: skip
+    return {"state": linear["head_dim"], "kernel": linear["short_conv_kernel_size"]}
 
 
 _SELF = "self_attn"
@@ -230,7 +216,7 @@ def _taps(name: str) -> Part:
 
 
 KIMI_LINEAR = LayeredArchitecture(
-    "KimiLinearForCausalLM", _kimi, _kimi_kinds, _kimi_sizes,
+    "KimiLinearForCausalLM", _kimi,
     {
         "norms": NORMS,
         "delta": {
@@ -251,5 +237,5 @@ KIMI_LINEAR = LayeredArchitecture(
             "exp_probs_b.bias": Part("mlp", "experts", "e_score_correction_bias"),
         },
     },
-    tables(),
+    tables(), kinds=_kimi_kinds, sizes=_kimi_sizes,
 )  # fmt: skip

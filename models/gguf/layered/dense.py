@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from headrace.models.gguf.layered.common import (
     NORMS,
-    alike,
     attention,
-    attention_sizes,
     base_config,
     biases,
     feed_forward,
@@ -24,10 +22,6 @@ from headrace.models.gguf.target import interleaved
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
-def _sizes(config: Config) -> dict[str, int]:
-    return attention_sizes(config) | {"inner": config["intermediate_size"]}
-
-
 def _command_r(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "cohere", layer_norm="layer_norm_eps")
     require_whole_heads(config)
@@ -38,7 +32,7 @@ def _command_r(metadata: Metadata, file: Contents) -> Config:
 
 
 COMMAND_R = LayeredArchitecture(
-    "CohereForCausalLM", _command_r, alike, _sizes,
+    "CohereForCausalLM", _command_r,
     {
         "layer": {
             "attn_norm": Part("input_layernorm", "hidden"), **attention(), **mlp(),
@@ -63,15 +57,13 @@ def _stablelm(metadata: Metadata, file: Contents) -> Config:
 
 _NORM_BIASES = {"output_norm.bias": Part("model.norm", "hidden", "bias")}
 STABLELM = LayeredArchitecture(
-    "StableLmForCausalLM", _stablelm, lambda config: [
-        ("layer", *(() if config["use_parallel_residual"] else ("ffn_norm",)))
-    ] * config["num_hidden_layers"], _sizes,
+    "StableLmForCausalLM", _stablelm,
     {
         "layer": {
             **biases({"attn_norm": NORMS["attn_norm"]}), **mlp(),
             **biases(attention(), "attn_q", "attn_k", "attn_v", optional=True),
+            **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
         },
-        "ffn_norm": biases({"ffn_norm": NORMS["ffn_norm"]}),
     },
     tables() | _NORM_BIASES,
 )  # fmt: skip
@@ -95,7 +87,7 @@ def _plus_one(part: Part, key: str) -> dict[str, Part]:
 
 
 NEMOTRON = LayeredArchitecture(
-    "NemotronForCausalLM", _nemotron, alike, _sizes,
+    "NemotronForCausalLM", _nemotron,
     {
         "layer": {
             **_plus_one(NORMS["attn_norm"], "attn_norm"), **_plus_one(NORMS["ffn_norm"], "ffn_norm"), **attention(),
@@ -114,7 +106,7 @@ def _arcee(metadata: Metadata, file: Contents) -> Config:
 
 
 ARCEE = LayeredArchitecture(
-    "ArceeForCausalLM", _arcee, alike, _sizes,
+    "ArceeForCausalLM", _arcee,
     {
         "layer": {
             **NORMS, **attention(permuted=True), "ffn_up": Part("mlp.up_proj", "inner hidden"),
@@ -204,9 +196,9 @@ def _deci_orders(config: Config) -> Orders:
 
 
 DECI = LayeredArchitecture(
-    "DeciLMForCausalLM", _deci, _deci_kinds, attention_sizes,
+    "DeciLMForCausalLM", _deci,
     _DeciGroups(
         linear={"attn_norm": NORMS["attn_norm"], "attn_output": Part("self_attn.linear", "hidden hidden")}
     ),
-    tables(), orders=_deci_orders, rope_tensors=(ROPE_FACTORS,),
+    tables(), kinds=_deci_kinds, orders=_deci_orders, rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip

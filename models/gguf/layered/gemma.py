@@ -10,9 +10,7 @@ import math
 
 from headrace.models.gguf.layered.common import (
     POST_NORMS,
-    alike,
     attention,
-    attention_sizes,
     base_config,
     experts,
     feed_forward,
@@ -118,17 +116,15 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
 
 def _sizes(config: Config) -> dict[str, int]:
     per_layer = config["hidden_size_per_layer_input"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "inputs": per_layer,
-        "all_inputs": per_layer * config["num_hidden_layers"], "input_vocab": config["vocab_size_per_layer_input"],
+    return {
+        "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
+        "input_vocab": config["vocab_size_per_layer_input"],
     }  # fmt: skip
 
 
 def _gemma4_sizes(config: Config) -> dict[str, int]:
-    return _sizes(config) | {
-        "full_head": config["global_head_dim"], "full_kv_heads": config["num_global_key_value_heads"],
-        "experts": config.get("num_experts", 0), "width": config.get("moe_intermediate_size", 0),
-    }  # fmt: skip
+    full = {"full_head": config["global_head_dim"], "full_kv_heads": config["num_global_key_value_heads"]}
+    return _sizes(config) | full
 
 
 def _attention(full: str) -> dict[str, dict[str, Part]]:
@@ -168,7 +164,7 @@ _INPUTS = {
     "post_norm": Part("post_per_layer_input_norm", "hidden"),
 }
 GEMMA4 = LayeredArchitecture(
-    "Gemma4ForCausalLM", _gemma4, _gemma4_kinds, _gemma4_sizes,
+    "Gemma4ForCausalLM", _gemma4,
     {
         "norms": {**_NORMS, "layer_output_scale": Part("", "1", "layer_scalar", optional=True)},
         **_attention(""), **_attention("full_"), "mlp": mlp(), "wide": mlp(inner="2*inner"), "inputs": _INPUTS,
@@ -181,7 +177,7 @@ GEMMA4 = LayeredArchitecture(
             "post_ffw_norm_2": Part("post_feedforward_layernorm_2", "hidden"),
         },
     },
-    {**tables(), **_input_tables("model", optional=True)},
+    {**tables(), **_input_tables("model", optional=True)}, kinds=_gemma4_kinds, sizes=_gemma4_sizes,
     unused=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"), rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
@@ -235,7 +231,7 @@ def _projections(module: str, source: str) -> dict[str, Part]:
 
 _TABLES = tables(f"{_MODEL}.norm", f"{_MODEL}.embed_tokens")
 GEMMA3N = LayeredArchitecture(
-    "Gemma3nForCausalLM", _gemma3n, alike, _gemma3n_sizes,
+    "Gemma3nForCausalLM", _gemma3n,
     {
         "layer": {
             **_NORMS, **attention(), **head_norms(), **mlp(), **_INPUTS,
@@ -255,5 +251,5 @@ GEMMA3N = LayeredArchitecture(
         **_projections("altup_projections", "altup_proj"),
         **_projections("altup_unembed_projections", "altup_unembd_proj"),
     },
-    layer=f"{_MODEL}.layers.{{}}",
+    layer=f"{_MODEL}.layers.{{}}", sizes=_gemma3n_sizes,
 )  # fmt: skip

@@ -6,9 +6,7 @@ no positions, so its interleaved rows of Q and K need no order.
 
 from headrace.models.gguf.layered.common import (
     NORMS,
-    alike,
     attention,
-    attention_sizes,
     base_config,
     check_sigmoid,
     experts,
@@ -20,6 +18,7 @@ from headrace.models.gguf.layered.common import (
     routed,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
+from headrace.models.gguf.layered.sizes import stated
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -58,12 +57,14 @@ def _mamba(metadata: Metadata, file: Contents, keys: Keys = _KEYS) -> Config:
     return dict(zip(keys, (heads, inner // heads, groups, state, kernel, bias), strict=True))
 
 
-def _hybrid_sizes(config: Config, keys: Keys = _KEYS) -> dict[str, int]:
-    heads, head, groups, state, kernel = (config[key] for key in keys[:5])
-    inner = heads * head
-    mixed = heads * head + 2 * groups * state
-    return attention_sizes(config) | {
-        "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups, "kernel": kernel,
+def _mamba_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of Mamba-2 layers."""
+    heads = stated(config, "mamba_n_heads", "mamba_num_heads", "num_heads")
+    inner = heads * stated(config, "mamba_d_head", "mamba_head_dim", "head_dim")
+    groups = stated(config, "mamba_n_groups", "n_groups")
+    mixed = inner + 2 * groups * stated(config, "mamba_d_state", "ssm_state_size", "state_size")
+    return {
+        "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups,
         "mixed": mixed, "all": inner + mixed + heads,
     }  # fmt: skip
 
@@ -91,31 +92,19 @@ def _granite(metadata: Metadata, file: Contents) -> Config:
     return config | mixture(metadata, *names, feed_forward(metadata)) | {"shared_intermediate_size": shared}
 
 
-def _granite_sizes(config: Config) -> dict[str, int]:
-    inner = config["intermediate_size"]
-    experts = config["num_local_experts"]
-    more = {"inner": inner, "width": inner, "experts": experts, "shared": config["shared_intermediate_size"]}
-    return _hybrid_sizes(config) | more
-
-
-def _granite_kinds(config: Config) -> list[tuple[str, ...]]:
-    mixed = "sparse" if config["num_local_experts"] else "dense"
-    return [("norms", kind, mixed) for kind in config["layer_types"]]
-
-
 _SHARED = "shared_mlp"
 _SPARSE = "block_sparse_moe"
 GRANITE_HYBRID = LayeredArchitecture(
-    "GraniteMoeHybridForCausalLM", _granite, _granite_kinds, _granite_sizes,
+    "GraniteMoeHybridForCausalLM", _granite,
     {
-        "norms": NORMS, "mamba": _mixer("mamba", bias=False), "attention": attention(), "dense": mlp(),
+        "layer": NORMS, "mamba": _mixer("mamba", bias=False), "attention": attention(), "dense": mlp(),
         "sparse": {
             **experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"),
             "ffn_gate_shexp": Part(f"{_SHARED}.input_linear", "shared hidden", below="ffn_up_shexp"),
             "ffn_down_shexp": Part(f"{_SHARED}.output_linear", "hidden shared"),
         },
     },
-    tables(),
+    tables(), sizes=_mamba_sizes,
 )  # fmt: skip
 
 
@@ -147,11 +136,8 @@ def _nemotron(metadata: Metadata, file: Contents) -> Config:
 
 def _nemotron_sizes(config: Config) -> dict[str, int]:
     latent = config.get("moe_latent_size") or 0
-    return _hybrid_sizes(config, _NEMOTRON_KEYS) | {
-        "inner": config["intermediate_size"], "experts": config.get("n_routed_experts", 0),
-        "width": config.get("moe_intermediate_size", 0), "latent": latent, "inputs": latent or config["hidden_size"],
-        "shared": config.get("moe_shared_expert_intermediate_size", 0),
-    }  # fmt: skip
+    shared = config.get("moe_shared_expert_intermediate_size", 0)
+    return _mamba_sizes(config) | {"latent": latent, "inputs": latent or config["hidden_size"], "shared": shared}
 
 
 def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
@@ -182,8 +168,8 @@ _NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
     },
 }
 NEMOTRON_H = LayeredArchitecture(
-    "NemotronHForCausalLM", _nemotron, _nemotron_kinds, _nemotron_sizes, _NEMOTRON_GROUPS,
-    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
+    "NemotronHForCausalLM", _nemotron, _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"),
+    layer="backbone.layers.{}", kinds=_nemotron_kinds, sizes=_nemotron_sizes,
 )  # fmt: skip
 
 
@@ -203,19 +189,15 @@ def _falcon(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _falcon_sizes(config: Config) -> dict[str, int]:
-    return _hybrid_sizes(config) | {"inner": config["intermediate_size"]}
-
-
 FALCON_H1 = LayeredArchitecture(
-    "FalconH1ForCausalLM", _falcon, alike, _falcon_sizes,
+    "FalconH1ForCausalLM", _falcon,
     {
         "layer": {
             "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
             **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
         },
     },
-    tables("model.final_layernorm"),
+    tables("model.final_layernorm"), sizes=_mamba_sizes,
 )  # fmt: skip
 
 
@@ -246,21 +228,11 @@ def _mamba2(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _mamba2_sizes(config: Config) -> dict[str, int]:
-    inner = config["intermediate_size"]
-    heads = config["num_heads"]
-    mixed = inner + 2 * config["state_size"]
-    return {
-        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "mamba_heads": heads, "states": inner,
-        "groups": 1, "per_group": inner, "kernel": config["conv_kernel"], "mixed": mixed, "all": inner + mixed + heads,
-    }  # fmt: skip
-
-
 _RECURRENT_EPSILON = 1e-5  # of the layers' norms, which the classes do not read from their configs
 MAMBA2 = LayeredArchitecture(
-    "Mamba2ForCausalLM", _mamba2, alike, _mamba2_sizes,
+    "Mamba2ForCausalLM", _mamba2,
     {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
-    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
+    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}", sizes=_mamba_sizes,
 )  # fmt: skip
 
 
@@ -300,23 +272,11 @@ def _sparse_layers(sparse: list[bool]) -> tuple[int, int]:
     raise UnsupportedModelError("a Jamba with experts in these layers is not supported")
 
 
-def _jamba_kinds(config: Config) -> list[tuple[str, ...]]:
-    def feeds(layer: int) -> str:
-        sparse = (layer + config["expert_layer_offset"]) % config["expert_layer_period"] == 0
-        return "sparse" if sparse and config["num_experts"] > 1 else "dense"
-
-    return [("norms", kind, feeds(layer)) for layer, kind in enumerate(config["layers_block_type"])]
-
-
-def _jamba_sizes(config: Config) -> dict[str, int]:
-    inner = config["intermediate_size"]
-    rank = config["mamba_dt_rank"]
-    state = config["mamba_d_state"]
-    return attention_sizes(config) | {
-        "inner": inner, "width": inner, "experts": config["num_experts"], "rank": rank, "state": state,
-        "states": config["mamba_expand"] * config["hidden_size"], "kernel": config["mamba_d_conv"],
-        "inputs": rank + 2 * state,
-    }  # fmt: skip
+def _mamba1_sizes(config: Config) -> dict[str, int]:
+    rank = stated(config, "mamba_dt_rank", "time_step_rank")
+    state = stated(config, "mamba_d_state", "state_size")
+    states = stated(config, "mamba_expand") * config["hidden_size"] or config["intermediate_size"]
+    return {"rank": rank, "state": state, "states": states, "inputs": rank + 2 * state}
 
 
 def _mixer1(at: str) -> dict[str, Part]:
@@ -335,9 +295,9 @@ def _mixer1(at: str) -> dict[str, Part]:
 
 
 JAMBA = LayeredArchitecture(
-    "JambaForCausalLM", _jamba, _jamba_kinds, _jamba_sizes,
+    "JambaForCausalLM", _jamba,
     {
-        "norms": {"attn_norm": NORMS["attn_norm"], "ffn_norm": Part("pre_ff_layernorm", "hidden")},
+        "layer": {"attn_norm": NORMS["attn_norm"], "ffn_norm": Part("pre_ff_layernorm", "hidden")},
         "attention": attention(), "dense": mlp("feed_forward"),
         "sparse": experts("feed_forward.router", "feed_forward.switch_mlp"),
         "mamba": {
@@ -345,7 +305,7 @@ JAMBA = LayeredArchitecture(
             "ssm_b_norm": Part("mamba.b_layernorm", "state"), "ssm_c_norm": Part("mamba.c_layernorm", "state"),
         },
     },
-    tables("model.final_layernorm"),
+    tables("model.final_layernorm"), sizes=_mamba1_sizes,
 )  # fmt: skip
 
 
@@ -359,17 +319,7 @@ def _mamba1(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _mamba1_sizes(config: Config) -> dict[str, int]:
-    rank = config["time_step_rank"]
-    state = config["state_size"]
-    return {
-        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "states": config["intermediate_size"],
-        "kernel": config["conv_kernel"], "rank": rank, "state": state, "inputs": rank + 2 * state,
-    }  # fmt: skip
-
-
 MAMBA = LayeredArchitecture(
-    "MambaForCausalLM", _mamba1, alike, _mamba1_sizes,
-    {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
-    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
+    "MambaForCausalLM", _mamba1, {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
+    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}", sizes=_mamba1_sizes,
 )  # fmt: skip

@@ -15,17 +15,13 @@ from headrace.models.gguf.layered.common import (
     POST_NORMS,
     SIGMOID,
     SOFTMAX,
-    alike,
     attention,
-    attention_sizes,
     base_config,
     biases,
     check_sigmoid,
     experts,
     feed_forward,
-    feed_forwards,
     head_norms,
-    latent_sizes,
     layers_of,
     mixture,
     mlp,
@@ -51,15 +47,7 @@ def _routed(metadata: Metadata) -> Config:
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
     queries = "q_lora" if config.get("q_lora_rank") else "q"
-    return [("layer", queries, "k_b", kind) for kind in feed_forwards(config)]
-
-
-def _mixture_sizes(config: Config) -> dict[str, int]:
-    width = config["moe_intermediate_size"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "experts": config["n_routed_experts"], "width": width,
-        "shared": width * (config.get("n_shared_experts") or 0),
-    }  # fmt: skip
+    return [("layer", queries, "k_b", "sparse")] * config["num_hidden_layers"]
 
 
 _GATE = {
@@ -83,7 +71,7 @@ def _glm(metadata: Metadata, file: Contents) -> Config:
 
 
 GLM4_MOE = LayeredArchitecture(
-    "Glm4MoeForCausalLM", _glm, lambda config: [("layer", kind) for kind in feed_forwards(config)], _mixture_sizes,
+    "Glm4MoeForCausalLM", _glm,
     {
         "layer": {
             **POST_NORMS, **biases(attention(), "attn_q", "attn_k", "attn_v", optional=True),
@@ -150,14 +138,9 @@ def _mistral4(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _deepseek_sizes(config: Config) -> dict[str, int]:
-    sizes = _mixture_sizes(config | {"head_dim": 0}) | latent_sizes(config)
-    return sizes | {"q_lora": config["q_lora_rank"] or 0, "both": sizes["nope"] + sizes["value"]}
-
-
 _SELF = "self_attn"
 DEEPSEEK2 = LayeredArchitecture(
-    "DeepseekV3ForCausalLM", _deepseek, _kinds, _deepseek_sizes,
+    "DeepseekV3ForCausalLM", _deepseek,
     {
         "layer": {**NORMS, **LATENTS},
         "q": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden")},
@@ -170,7 +153,7 @@ DEEPSEEK2 = LayeredArchitecture(
         "k_b": LATENT_HEADS,
         "dense": mlp(), "sparse": _GATE,
     },
-    tables(),
+    tables(), kinds=_kinds,
     otherwise={"k_b": ("attn_k_b", "kv_b")},
     unused=("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight"),  # some files have both forms
     drafts=NUMBERED_DRAFTS,
@@ -205,8 +188,7 @@ def _wide_norms() -> dict[str, Part]:
 
 
 OLMOE = LayeredArchitecture(
-    "OlmoeForCausalLM", _olmoe, alike,
-    lambda config: attention_sizes(config) | {"experts": config["num_experts"], "width": config["intermediate_size"]},
+    "OlmoeForCausalLM", _olmoe,
     {"layer": {**NORMS, **attention(), **_wide_norms(), **experts("mlp.gate", "mlp.switch_mlp")}},
     tables(),
 )  # fmt: skip
@@ -221,7 +203,7 @@ def _dots(metadata: Metadata, file: Contents) -> Config:
 
 
 DOTS1 = LayeredArchitecture(
-    "Dots1ForCausalLM", _dots, lambda config: [("layer", kind) for kind in feed_forwards(config)], _mixture_sizes,
+    "Dots1ForCausalLM", _dots,
     {
         "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
         "sparse": {**_GATE, **experts("mlp.gate", "mlp.experts", plain=True)},
@@ -244,8 +226,7 @@ def _deepseek_1(metadata: Metadata, file: Contents) -> Config:
 
 
 DEEPSEEK = LayeredArchitecture(
-    "DeepseekForCausalLM", _deepseek_1, lambda config: [("layer", kind) for kind in feed_forwards(config)],
-    _mixture_sizes,
+    "DeepseekForCausalLM", _deepseek_1,
     {"layer": {**NORMS, **attention(permuted=True)}, "dense": mlp(), "sparse": _GATE},
     tables(), orders=permuted_heads,
 )  # fmt: skip
@@ -274,17 +255,8 @@ def _exaone(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _exaone_sizes(config: Config) -> dict[str, int]:
-    width = config["moe_intermediate_size"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "experts": config["num_experts"], "width": width,
-        "shared": width * config["num_shared_experts"],
-    }  # fmt: skip
-
-
 EXAONE_MOE = LayeredArchitecture(
     "ExaoneMoEForCausalLM", _exaone,
-    lambda config: [("layer", "sparse" if mixed else "dense") for mixed in config["is_moe_layer"]], _exaone_sizes,
     {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE},
     tables(), rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
@@ -310,21 +282,11 @@ def _bailing(metadata: Metadata, file: Contents) -> Config:
     } | scaled_rope(metadata, config, config["head_dim"])  # fmt: skip
 
 
-def _bailing_sizes(config: Config) -> dict[str, int]:
-    sizes = attention_sizes(config)
-    return sizes | {
-        "all": (sizes["heads"] + 2 * sizes["kv_heads"]) * sizes["head"], "inner": config["intermediate_size"],
-        "experts": config["num_experts"], "width": config["moe_intermediate_size"],
-        "shared": config["moe_shared_expert_intermediate_size"] * config["num_shared_experts"],
-    }  # fmt: skip
-
-
 BAILING_MOE2 = LayeredArchitecture(
     "BailingMoeV2ForCausalLM", _bailing,
-    lambda config: [("layer", kind) for kind in feed_forwards(config)], _bailing_sizes,
     {
         "layer": {
-            **NORMS, "attn_qkv": Part("attention.query_key_value", "all hidden"),
+            **NORMS, "attn_qkv": Part("attention.query_key_value", "qkv hidden"),
             "attn_output": Part("attention.dense", "hidden heads*head"),
             "attn_q_norm": Part("attention.query_layernorm", "head", optional=True),
             "attn_k_norm": Part("attention.key_layernorm", "head", optional=True),
@@ -354,9 +316,6 @@ def _afmoe(metadata: Metadata, file: Contents) -> Config:
 
 AFMOE = LayeredArchitecture(
     "AfmoeForCausalLM", _afmoe,
-    lambda config: [("layer", kind) for kind in feed_forwards(
-        config | {"first_k_dense_replace": config["num_dense_layers"]}
-    )], _exaone_sizes,
     {
         "layer": {
             **attention(), **head_norms(), "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
@@ -389,11 +348,7 @@ def _hunyuan(metadata: Metadata, file: Contents) -> Config:
 
 
 HUNYUAN_MOE = LayeredArchitecture(
-    "HunYuanMoEV1ForCausalLM", _hunyuan, alike,
-    lambda config: attention_sizes(config) | {
-        "experts": config["num_experts"], "width": config["moe_intermediate_size"],
-        "shared": config["intermediate_size"],
-    },
+    "HunYuanMoEV1ForCausalLM", _hunyuan,
     {
         "layer": {
             **NORMS, **attention(), "attn_q_norm": Part("self_attn.query_layernorm", "head"),
@@ -401,7 +356,7 @@ HUNYUAN_MOE = LayeredArchitecture(
             **experts("mlp.gate.wg", "mlp.switch_mlp"), **shared_expert("mlp.shared_mlp"),
         },
     },
-    tables(),
+    tables(), sizes=lambda config: {"shared": config["intermediate_size"]},
 )  # fmt: skip
 
 
@@ -420,9 +375,7 @@ def _mellum(metadata: Metadata, file: Contents) -> Config:
 
 
 MELLUM = LayeredArchitecture(
-    "MellumForCausalLM", _mellum, alike,
-    lambda config: attention_sizes(config)
-    | {"experts": config["num_experts"], "width": config["moe_intermediate_size"]},
+    "MellumForCausalLM", _mellum,
     {"layer": {**NORMS, **attention(), **head_norms(), **experts("mlp.gate", "mlp.switch_mlp")}},
     tables(),
 )  # fmt: skip
@@ -473,20 +426,9 @@ def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
     return [metadata.number(key)] * layers if metadata.has(key) else None
 
 
-def _step_kinds(config: Config) -> list[tuple[str, ...]]:
-    sparse = {int(layer) for layer in config["moe_layers_enum"].split(",") if layer}
-    return [
-        ("layer", kind, "sparse" if layer in sparse else "dense") for layer, kind in enumerate(config["layer_types"])
-    ]
-
-
 def _step_sizes(config: Config) -> dict[str, int]:
     other = config["attention_other_setting"]
-    return attention_sizes(config) | {
-        "local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"],
-        "inner": config["intermediate_size"], "experts": config["moe_num_experts"],
-        "width": config["moe_intermediate_size"], "shared": config["share_expert_dim"],
-    }  # fmt: skip
+    return {"local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"]}
 
 
 def _step_attention(local: str = "") -> dict[str, Part]:
@@ -502,7 +444,7 @@ def _step_attention(local: str = "") -> dict[str, Part]:
 
 
 STEP35 = LayeredArchitecture(
-    "Step3p5ForCausalLM", _step, _step_kinds, _step_sizes,
+    "Step3p5ForCausalLM", _step,
     {
         "layer": {**NORMS, **head_norms()},
         "full_attention": _step_attention(), "sliding_attention": _step_attention("local_"),
@@ -512,15 +454,13 @@ STEP35 = LayeredArchitecture(
             "exp_probs_b.bias": Part("mlp.gate", "experts", "router_bias"),
         },
     },
-    tables(), rope_tensors=(ROPE_FACTORS,),
+    tables(), sizes=_step_sizes, rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 
 _SPARSE = "block_sparse_moe"
 MINIMAX_M2 = LayeredArchitecture(
-    "MiniMaxM2ForCausalLM", _minimax, alike,
-    lambda config: attention_sizes(config)
-    | {"experts": config["num_local_experts"], "width": config["intermediate_size"]},
+    "MiniMaxM2ForCausalLM", _minimax,
     {
         "layer": {
             **NORMS, **attention(),
@@ -548,25 +488,8 @@ def _ernie(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _ernie_kinds(config: Config) -> list[tuple[str, ...]]:
-    first = config["moe_layer_start_index"]
-    step = config["moe_layer_interval"]
-    return [
-        ("layer", "sparse" if layer >= first and (layer + 1) % step == 0 else "dense")
-        for layer in range(config["num_hidden_layers"])
-    ]
-
-
-def _ernie_sizes(config: Config) -> dict[str, int]:
-    width = config["moe_intermediate_size"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "experts": config["moe_num_experts"], "width": width,
-        "shared": width * config["moe_num_shared_experts"],
-    }  # fmt: skip
-
-
 ERNIE_MOE = LayeredArchitecture(
-    "Ernie4_5_MoeForCausalLM", _ernie, _ernie_kinds, _ernie_sizes,
+    "Ernie4_5_MoeForCausalLM", _ernie,
     {
         "layer": {**NORMS, **attention()}, "dense": mlp(),
         "sparse": {
@@ -590,7 +513,9 @@ def _ling(metadata: Metadata, file: Contents) -> Config:
 def _no_corrections(_: Metadata, config: Config) -> dict[str, Vector]:
     """Return corrections of the routers' scores that correct nothing."""
     zeros = np.zeros((1, config["moe_num_experts"]), np.float32)
-    sparse = (layer for layer, kinds in enumerate(_ernie_kinds(config)) if "sparse" in kinds)
+    first = config["moe_layer_start_index"]
+    step = config["moe_layer_interval"]
+    sparse = (layer for layer in range(first, config["num_hidden_layers"]) if (layer + 1) % step == 0)
     return {f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias": zeros for layer in sparse}
 
 

@@ -4,9 +4,7 @@ import numpy as np
 
 from headrace.models.gguf.layered.common import (
     NORMS,
-    alike,
     attention,
-    attention_sizes,
     base_config,
     biases,
     check_sigmoid,
@@ -27,10 +25,6 @@ from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import UnsupportedModelError
 
 
-def _sizes(config: Config) -> dict[str, int]:
-    return attention_sizes(config) | {"inner": config["intermediate_size"]}
-
-
 def _starcoder(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "starcoder2", layer_norm="norm_epsilon")
     require_whole_heads(config)
@@ -38,7 +32,7 @@ def _starcoder(metadata: Metadata, file: Contents) -> Config:
 
 
 STARCODER2 = LayeredArchitecture(
-    "Starcoder2ForCausalLM", _starcoder, alike, _sizes,
+    "Starcoder2ForCausalLM", _starcoder,
     {
         "layer": {
             **biases({
@@ -62,7 +56,7 @@ def _phi(metadata: Metadata, file: Contents) -> Config:
 
 
 PHI2 = LayeredArchitecture(
-    "PhiForCausalLM", _phi, alike, _sizes,
+    "PhiForCausalLM", _phi,
     {
         "layer": biases({
             "attn_norm": Part("input_layernorm", "hidden"), "ffn_up": Part("mlp.fc1", "inner hidden"),
@@ -98,7 +92,7 @@ def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
 
 
 APERTUS = LayeredArchitecture(
-    "ApertusForCausalLM", _apertus, alike, _sizes,
+    "ApertusForCausalLM", _apertus,
     {
         "layer": {
             "attn_norm": Part("attention_layernorm", "hidden"), "ffn_norm": Part("feedforward_layernorm", "hidden"),
@@ -126,29 +120,18 @@ def _llama4(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _llama4_kinds(config: Config) -> list[tuple[str, ...]]:
-    step = config["interleave_moe_layer_step"]
-    layers = range(1, config["num_hidden_layers"] + 1)
-    return [("layer", "dense" if layer % step else "sparse") for layer in layers]
-
-
-def _llama4_sizes(config: Config) -> dict[str, int]:
-    width = config["intermediate_size"]
-    more = {"inner": config["intermediate_size_mlp"], "width": width, "shared": width}
-    return attention_sizes(config) | more | {"experts": config["num_local_experts"]}
-
-
 _CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
 _EVERY = 4  # every fourth layer attends to everything
 LLAMA4 = LayeredArchitecture(
-    "Llama4ForConditionalGeneration", _llama4, _llama4_kinds, _llama4_sizes,
+    "Llama4ForConditionalGeneration", _llama4,
     {
         "layer": {**NORMS, **attention()}, "dense": mlp("feed_forward"),
         "sparse": {
             **experts("feed_forward.router", "feed_forward.experts"), **shared_expert("feed_forward.shared_expert"),
         },
     },
-    tables(), wrapped="llama4", rope_tensors=(ROPE_FACTORS,),
+    tables(), sizes=lambda config: {"shared": config["intermediate_size"]}, wrapped="llama4",
+    rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 
@@ -182,21 +165,9 @@ def _lfm(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _lfm_kinds(config: Config) -> list[tuple[str, ...]]:
-    dense: int = config.get("num_dense_layers") or config["num_hidden_layers"]
-    return [("norms", kind, "dense" if layer < dense else "sparse") for layer, kind in enumerate(config["layer_types"])]
-
-
-def _lfm_sizes(config: Config) -> dict[str, int]:
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "kernel": config["conv_L_cache"],
-        "experts": config.get("num_experts", 0), "width": config.get("moe_intermediate_size", 0),
-    }  # fmt: skip
-
-
 def _lfm2(model_class: str, names: tuple[str, str, str]) -> LayeredArchitecture:
     groups: dict[str, dict[str, Part]] = {
-        "norms": {"attn_norm": Part("operator_norm", "hidden"), "ffn_norm": Part("ffn_norm", "hidden")},
+        "layer": {"attn_norm": Part("operator_norm", "hidden"), "ffn_norm": Part("ffn_norm", "hidden")},
         "full_attention": {
             **attention(output="out_proj"),
             "attn_q_norm": Part("self_attn.q_layernorm", "head"), "attn_k_norm": Part("self_attn.k_layernorm", "head"),
@@ -218,7 +189,7 @@ def _lfm2(model_class: str, names: tuple[str, str, str]) -> LayeredArchitecture:
         "token_embd": Part("model.embed_tokens", "vocab hidden"),
         "token_embd_norm": Part("model.embedding_norm", "hidden"),
     }
-    return LayeredArchitecture(model_class, _lfm, _lfm_kinds, _lfm_sizes, groups, outside)
+    return LayeredArchitecture(model_class, _lfm, groups, outside)
 
 
 LFM2 = _lfm2("Lfm2ForCausalLM", ("w1", "w3", "w2"))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.models.gguf.layered.sizes import sizes_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order, Target, Values, unfused
 from headrace.runtime.errors import CheckpointError
@@ -57,6 +58,8 @@ class Part:
 
 Parts = Mapping[str, Part]
 _NO_ORDERS: Orders = MappingProxyType({})
+_NO_SIZES: Sizes = MappingProxyType({})
+_BY_ROUTER = ("ffn_gate_inp", "dense")
 
 
 class DraftLayer(NamedTuple):
@@ -86,20 +89,29 @@ class DraftLayer(NamedTuple):
 class LayeredArchitecture:
     """Facts of one architecture.
 
-    config: text part of config.json. kinds: groups of each layer's tensors. orders: of rows and of blocks of columns.
-    wrapped: model_type of the multimodal family that has the class; its text part is nested. made: parameters from
-    metadata. unused: tensors of layers that the model does not read. otherwise: (a tensor of a group, the group for
-    layers without it). drafts: the layer that drafts tokens, in files that have one. rope_tensors: tensors that become
-    part of the config.
+    config: text part of config.json.
+    groups: tensors of layers. A layer has those of `layer`, of its type in the config, and of `sparse`, where there are
+        such groups. A layer without a router has those of `dense` in place of `sparse`.
+    tables: tensors outside layers.
+    layer: prefix of a layer; `{}` is its number.
+    kinds: groups of each layer, if it has others.
+    sizes: beyond those of `sizes_of`.
+    orders: of rows and of blocks of columns.
+    wrapped: model_type of the multimodal family that has the class; its text part is nested.
+    made: parameters from metadata.
+    unused: tensors of layers that the model does not read.
+    otherwise: (a tensor of a group, the group for layers without it).
+    drafts: the layer that drafts tokens, in files that have one.
+    rope_tensors: tensors that become part of the config.
     """
 
     model_class: str
     config: Callable[[Metadata, Contents], Config]
-    kinds: Callable[[Config], list[tuple[str, ...]]]
-    sizes: Callable[[Config], Sizes]
     groups: Mapping[str, Parts]
     tables: Parts
     layer: str = "model.layers.{}"
+    kinds: Callable[[Config], list[tuple[str, ...]]] | None = None
+    sizes: Callable[[Config], Sizes] = field(default=lambda _: _NO_SIZES)
     orders: Callable[[Config], Orders] = field(default=lambda _: _NO_ORDERS)
     wrapped: str = ""
     made: Callable[[Metadata, Config], dict[str, Vector]] = field(default=lambda *_: {})
@@ -124,7 +136,7 @@ class LayeredArchitecture:
     def targets(self, config: Config, present: Shapes) -> Iterator[Target]:
         """Yield the targets of all tensors in model order. Raises CheckpointError for a missing tensor."""
         config = config.get("text_config", config)
-        sizes = self.sizes(config)
+        sizes = {**sizes_of(config), **self.sizes(config)}
         orders = self.orders(config)
         prefix = "language_model." if self.wrapped else ""
 
@@ -147,19 +159,26 @@ class LayeredArchitecture:
             return wanted(parts, f"blk.{number}.", at)
 
         yield from wanted(self.tables, "", prefix)
-        for number, kinds in enumerate(self.kinds(config)):
+        for number, kinds in enumerate(self._kinds(config)):
             yield from layer(kinds, number, f"{prefix}{self.layer.format(number)}.")
         count = config["num_hidden_layers"]
         drafts = self.drafts
         if drafts is not None and all(f"blk.{count}.{key}" in present for key in drafts.parts):
             at = drafts.at.format(count)
-            types = [*config.get("layer_types", []), "full_attention"]
-            kinds = self.kinds({**config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
+            types = [*config.get("layer_types", [""] * count), "full_attention"]
+            kinds = self._kinds({**config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
             yield from layer(kinds, count, at + drafts.layer)
             yield from wanted(drafts.parts, f"blk.{count}.", at)
 
+    def _kinds(self, config: Config) -> list[tuple[str, ...]]:
+        if self.kinds is not None:
+            return self.kinds(config)
+        types = config.get("layer_types") or config.get("layers_block_type") or [""] * config["num_hidden_layers"]
+        return [tuple(group for group in ("layer", kind, "sparse") if group in self.groups) for kind in types]
+
     def _group(self, kind: str, number: int, present: Shapes) -> str:
-        key, other = self.otherwise.get(kind, ("", kind))
+        usual = _BY_ROUTER if kind == "sparse" and "dense" in self.groups else ("", kind)
+        key, other = self.otherwise.get(kind, usual)
         return kind if f"blk.{number}.{_named(key)}" in present else other
 
 
