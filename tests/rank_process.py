@@ -150,8 +150,10 @@ def _lead(size: int) -> None:
     leader = Leader(listener, key, names, lambda error: print(json.dumps({"lost": str(error)}), flush=True))
     leader.accept(PATIENCE_S)
     print(json.dumps([os.getpid(), *(follower.pid for follower in followers)]), flush=True)
+    torn = False
     for line in sys.stdin:
         job = json.loads(line)
+        torn = torn or "torn" in job
         with patch.dict(os.environ, job.get("environment", {})), patch.object(load, "_tokenizer"):
             try:
                 loaded = load_ranked(
@@ -175,6 +177,8 @@ def _lead(size: int) -> None:
         print(json.dumps(answer), flush=True)
     leader.close()
     for follower in followers:
+        if torn:  # it polls for the rest of a pass, until it takes rank 0 for lost
+            follower.kill()
         follower.wait(PATIENCE_S)
 
 
