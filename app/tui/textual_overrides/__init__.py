@@ -7,7 +7,8 @@ for private names elsewhere.
 
 `paste`: extends `textual._xterm_parser.XTermParser`, which treats parts of a paste as keys. Correctness.
 
-`columns`: rewrites the output for `LinuxDriver.write`, which relies on the terminal's width of emoji. Correctness.
+`columns`: rewrites the output for `LinuxDriver.write`, which relies on the terminal's width of emoji; replaces rich's
+table of widths, which counts no vowel signs. Correctness.
 
 `background`: takes the reply to OSC 11 out of the same parser's input, for the light theme. Correctness.
 

@@ -19,7 +19,7 @@ from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
 from headrace.app.tui.textual_overrides.background import QUESTION, BackgroundReply, can_query
-from headrace.app.tui.textual_overrides.columns import with_columns
+from headrace.app.tui.textual_overrides.columns import count_vowel_signs, with_columns
 from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 
 _CHUNK = 1 << 12
@@ -32,6 +32,7 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        count_vowel_signs()
         self._ground = BackgroundReply()
         self._wake = os.pipe()  # ends a wait for keys
 
