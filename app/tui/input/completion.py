@@ -1,5 +1,6 @@
 """Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus."""
 
+import shlex
 from dataclasses import dataclass
 
 from textual.content import Content
@@ -7,8 +8,11 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.chat.commands import matching
-from headrace.app.tui.input.compare_arguments import compare_arguments
+from headrace.app.config.settings import SAMPLING_ROWS
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
+from headrace.runtime.errors import HeadraceError
+
+_COMPARE = "/compare "
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,10 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         return [Option(Content(name)) for name in found], [
             Candidate(as_typed(name, path), len(path)) for name in found if name
         ]
-    if (compared := compare_arguments(before)) is not None:
-        word, known = compared
-        return [Option(Content(name)) for name in known], [Candidate(name, len(word)) for name in known]
+    if before.startswith(_COMPARE) and "\n" not in before:
+        word = before.rpartition(" ")[2]
+        names = [name for name in _compare_arguments() if name.startswith(word) and name != word]
+        return [Option(Content(name)) for name in names], [Candidate(name, len(word)) for name in names]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
         commands = matching(before[1:])
         options = [
@@ -106,3 +111,15 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         ]
         return options, choices
     return [], []
+
+
+def _compare_arguments() -> list[str]:
+    """Return arguments of `/compare`: installed models, presets, settings."""
+    from headrace.app.config.presets import load_presets
+    from headrace.models.registry.store import Store
+
+    try:
+        presets = [f"preset={shlex.quote(name)}" for name in load_presets()]
+    except HeadraceError:  # reported when a preset is applied
+        presets = []
+    return [*Store().names(), *presets, *(f"{name}=" for name in SAMPLING_ROWS), "system=", "model="]

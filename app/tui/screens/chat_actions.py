@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
+from headrace.app.chat.attachments import unquoted
 from headrace.app.sessions.records import Message
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.compare_actions import CompareActions
 from headrace.app.tui.screens.copy_actions import CopyActions
 from headrace.app.tui.screens.message_actions import MessageActions
 from headrace.app.tui.screens.model_actions import ModelActions
-from headrace.app.tui.screens.session_actions import SessionActions
 from headrace.app.tui.transcript.context_mark import MARK
 from headrace.runtime.errors import UsageError
 
@@ -28,10 +28,14 @@ class ChatActions:
             "messages": lambda _: self._run("screen.to_transcript"),
             "find": lambda words: view.find_bar.open(words),
             "think": self._toggle_thinking,
-            "guesses": self._toggle_drafts,
+            "guesses": lambda _: self._state.notify(view.toggle_drafts()),
+            "new": self._new,
+            "sessions": lambda _: self._search(""),
+            "search": self._search,
+            "rename": self._rename,
+            "export": lambda name: self._state.export_session(self._state.conversation.session.id, unquoted(name)),
             **self.messages.commands,
             **self._copying.commands,
-            **SessionActions(view).commands,
             **ModelActions(view).commands,
             **CompareActions(view).commands,
         }
@@ -75,5 +79,22 @@ class ChatActions:
         if not transcript.has_thinking:
             self._state.notify(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
-    def _toggle_drafts(self, _: str) -> None:
-        self._state.notify(self._view.toggle_drafts())
+    def _new(self, _: str) -> None:
+        self._state.open_session(None)
+        self._view.conversation_changed()
+
+    def _search(self, words: str) -> None:
+        """Open the list of sessions, or those with all words."""
+        from headrace.app.tui.screens.sessions_screen import SessionsScreen
+
+        def opened(hit: tuple[int, str] | None) -> None:
+            self._view.sync()
+            if hit is not None:
+                self._view.transcript.go_to(*hit)
+
+        self._view.screen.app.push_screen(SessionsScreen(self._state, words), opened)
+
+    def _rename(self, title: str) -> None:
+        if not title:
+            raise UsageError("/rename TITLE")
+        self._state.conversation.branch.rename(title)

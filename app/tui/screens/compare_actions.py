@@ -1,14 +1,20 @@
 """Commands that generate parallel answers: /compare and /again."""
 
-from typing import TYPE_CHECKING
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from headrace.app.chat.answer_setup import AnswerSetup
+from headrace.app.chat.parameters import PARAMETERS, read_parameter
 from headrace.app.sessions.records import Draft
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.app.tui.screens.parallel_screen import ParallelScreen
+
+_NAMES = {parameter.name for parameter in PARAMETERS}
+_HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NAME system=TEXT"
 
 
 class CompareActions:
@@ -31,19 +37,17 @@ class CompareActions:
 
     def _compare(self, arguments: str) -> None:
         """Compare this session's setup with another one; without arguments, let the user pick."""
-        from headrace.app.tui.screens.compare_setup import installed_models, read_setup, suggestions
-
         conversation = self._state.conversation
         if conversation.phase != "idle":
             raise UsageError("an answer is in progress; Esc stops it")
         here = AnswerSetup.of(conversation.session)
         if arguments:
-            self._compare_with(read_setup(arguments, here))
+            self._compare_with(_read_setup(arguments, here))
             return
-        offered = suggestions(here, installed_models(), conversation.effective.get("temperature", 0.0))
+        offered = _suggestions(here, conversation.effective.get("temperature", 0.0))
         names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
         self._view.pick(
-            "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True
+            "compare with what?", names, lambda n: self._compare_with(_read_setup(offered[n][1], here)), always=True
         )
 
     def _compare_with(self, setup: AnswerSetup) -> None:
@@ -83,3 +87,56 @@ class CompareActions:
                 self._view.prompt.put_before(typed.whole)
 
         self._view.screen.app.push_screen(screen, left)
+
+
+def _read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
+    """Parse `MODEL`, `PRESET` and `NAME=VALUE` in any order; names are parameters, `model`, `preset` and `system`.
+
+    The rest is the session's. Raises UsageError, but not for an unknown model.
+    """
+    from headrace.app.config.presets import load_presets  # not imported at the start
+
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise UsageError("missing quotation mark", _HINT) from None
+    presets = load_presets()
+    setup = session
+    if text.strip() in presets:
+        words = [f"preset={text.strip()}"]
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if not equals and name.replace("-", "_") in _NAMES and words:
+            value, equals = words.pop(0), "="  # as after /set
+        if not equals:
+            name, value = ("preset" if name in presets else "model"), name
+        setup = _with(setup, name, value, presets)
+    return setup
+
+
+def _with(setup: AnswerSetup, name: str, value: str, presets: Any) -> AnswerSetup:
+    if name == "model":
+        return replace(setup, model=value or None)
+    if name == "system":
+        return replace(setup, system="" if value == "none" else value)
+    if name == "preset":
+        if value not in presets:
+            raise UsageError(f"preset {value}: not found", "one of " + ", ".join(presets) if presets else None)
+        return replace(setup, system=presets[value].system, sampling=dict(presets[value].sampling))
+    changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
+    return replace(setup, sampling={key: kept for key, kept in changed.items() if kept is not None})
+
+
+def _suggestions(session: AnswerSetup, temperature: float) -> list[tuple[str, str]]:
+    """Return suggestions, (text, arguments), most useful first. temperature: the one in effect."""
+    from headrace.app.config.presets import load_presets
+    from headrace.models.registry.store import Store
+
+    other = [(f"another model: {name}", name) for name in Store().names() if name != session.model_name]
+    presets = [(f"the preset {name}", f"preset={shlex.quote(name)}") for name in load_presets()]
+    warmth = [
+        (f"the same model at temperature {value:g}" + (", greedy" if not value else ""), f"temperature={value:g}")
+        for value in (0.0, 0.7, 1.2)
+        if value != temperature
+    ]
+    return [*other, *presets, *warmth, ("the same setup again", "")]
