@@ -75,7 +75,9 @@ def show(session: str, as_json: bool) -> None:
     default="markdown",
     help="File format [markdown].",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="New file [stdout].")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="New file [stdout]."
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
@@ -144,7 +146,11 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 @sessions.command()
 @click.option(
-    "--export", "output", type=click.Path(dir_okay=False, path_type=Path), help="New file for everything readable."
+    "--export",
+    "output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="New file for everything readable.",
 )
 @_json_option
 def doctor(output: Path | None, as_json: bool) -> None:

@@ -41,7 +41,7 @@ class VerifyArguments:
 @kv_option
 @activations_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@click.option("--force", is_flag=True, help="Go beyond the memory limit.")
 @hosts_options
 @as_object(VerifyArguments)
 def verify(given: VerifyArguments) -> int:

@@ -142,7 +142,7 @@ _OPTIONS = (
         help="HTML page with plots; mac: see CONTRIBUTING.md.",
     ),
     click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`."),
-    click.option("--force", is_flag=True, help="Load even if memory looks too small."),
+    click.option("--force", is_flag=True, help="Go beyond the memory limit."),
 )
 
 

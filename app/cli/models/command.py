@@ -220,7 +220,7 @@ def path(name: str | None) -> None:
 
 @models.command()
 @click.argument("name", shell_complete=installed_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
 def rm(name: str, yes: bool) -> None:
     """Remove NAME and its files in the hub's cache. Exit code 1 if declined."""
     store = Store()

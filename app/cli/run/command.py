@@ -47,8 +47,10 @@ from headrace.app.cli.run.arguments import RunArguments
 @kv_option
 @activations_option
 @hosts_options
-@click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
-@click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 or 128 [64].")
+@click.option(
+    "--quantize", type=int, metavar="BITS", help="Bits for a plain checkpoint while it loads: 2, 3, 4, 5, 6 or 8."
+)
+@click.option("--group-size", type=int, help="Weights per scale for --quantize: 32, 64 or 128 [64].")
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("--raw", is_flag=True, help="No chat template: the prompt is continued as it is.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the text.")
