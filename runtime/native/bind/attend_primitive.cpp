@@ -163,7 +163,7 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
   const int64_t rows = int64_t{heads} + 2 * int64_t{kv_heads};  // of projections: queries, keys and values
   require(rows <= std::numeric_limits<int>::max() / dim, "attention is wider than an array can be");
-  require(rope_ == nullptr || rope_->dims() <= dim, "rope turns more dimensions than a head has");
+  require(rope_ == nullptr || rope_->dims() <= dim, "rope rotates more dimensions than a head has");
   require(parts >= 1 && parts <= 3, "a row has queries, then keys, then values");
   vectors_.reserve(4);
   call_.heads = heads;
@@ -180,7 +180,7 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.window = window.value_or(0);
   call_.chunked = chunked;
   call_.norm_all = q_norm.has_value() && q_norm->size() != static_cast<size_t>(dim);
-  require(!call_.norm_all || !norm_last, "a norm of all heads stands before the rotation");
+  require(!call_.norm_all || !norm_last, "a norm of all heads precedes the rotation");
   call_.q_norm = keep(q_norm, call_.norm_all ? int64_t{heads} * dim : dim);
   call_.k_norm = keep(k_norm, call_.norm_all ? int64_t{kv_heads} * dim : dim);
   call_.sinks = keep(sinks, heads);
@@ -205,7 +205,7 @@ mx::array attended(const mx::array& qkv, const std::shared_ptr<AttentionPlan>& p
 
 void require_projections(const mx::array& qkv, const AttendCall& call) {
   require(qkv.dtype() == mx::float32, "activations must be float32");
-  require(qkv.ndim() == 3 && qkv.shape(2) == call.projected(), "qkv must be (B, T, (H + 2 Hkv) * D), or its parts that are there");
+  require(qkv.ndim() == 3 && qkv.shape(2) == call.projected(), "qkv must be (B, T, (H + 2 Hkv) * D), or some of these parts");
 }
 
 }  // namespace
@@ -220,7 +220,7 @@ mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& v
 
 mx::array rotate_heads(const mx::array& x, const std::shared_ptr<Rope>& rope, int offset) {
   require(x.ndim() == 4 && x.dtype() == mx::float32 && x.shape(3) >= rope->dims() && offset >= 0,
-          "heads must be (B, H, T, D) in float32, as wide as what turns, at positions from 0 on");
+          "heads must be (B, H, T, D) in float32, D the rotated dimensions, at positions from 0 on");
   return mx::array(x.shape(), mx::float32, std::make_shared<RotateHeads>(cpu_stream(), rope, offset), {x});
 }
 

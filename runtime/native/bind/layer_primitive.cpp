@@ -366,7 +366,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   require((attention != nullptr) + (mixer != nullptr) == (mixer_in != nullptr ? 2 : 1), "a layer has attention or a mixer");
   int64_t inner = 0, projected = 0;
   if (mixer_in != nullptr) {
-    require(mixer_out != nullptr && !norms.attention_post.has_value(), "a mixer beside attention has two projections");
+    require(mixer_out != nullptr && !norms.attention_post.has_value(), "a mixer next to attention has two projections");
     const Matrix &into = mixer_in->view(), &from = mixer_out->view();
     require(into.n == mixer->shape().projected() && into.k == width, "the projections into the mixer do not fit");
     require(from.k == mixer->shape().inner() && from.n == width, "the mixer's output does not fit");
@@ -396,7 +396,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   before_experts = keep(norms.before_experts);
   after_experts = keep(norms.after_experts);
   if (norms.scalar.has_value()) {
-    require(norms.scalar->size() == 1 && mlp_post != nullptr, "a layer's factor is one number, behind a norm");
+    require(norms.scalar->size() == 1 && mlp_post != nullptr, "a layer's factor is one number, after a norm");
     scalar = settled(mx::astype(*norms.scalar, mx::float32, cpu_stream())).data<float>()[0];
   }
   if (own_input.has_value()) {
@@ -408,7 +408,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   }
   if (experts == nullptr) return;
   const bool branches = after_dense != nullptr && before_experts != nullptr && after_experts != nullptr;
-  require(branches ? mlp_post != nullptr && down != nullptr : mlp_post == nullptr, "experts behind a norm are a branch of their own");
+  require(branches ? mlp_post != nullptr && down != nullptr : mlp_post == nullptr, "experts after a norm are a separate branch");
   require(!branches || !experts->call().residual, "experts of a branch are added later");
 }
 
@@ -434,8 +434,8 @@ mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<Layer
     require(plan->experts == nullptr || plan->experts->call().residual == adds, "experts add x on one rank, unless they are a branch");
   }
   const int64_t width = plans[0]->qkv->view().k;
-  require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), with the layers' own inputs behind");
-  require(wanted <= x.shape(1) && (wanted < 0 || x.shape(0) == 1), "x must be one sequence, with all rows that are wanted");
+  require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), followed by the layers' own inputs");
+  require(wanted <= x.shape(1) && (wanted < 0 || x.shape(0) == 1), "x must be one sequence with all wanted rows");
   return {x.shape(0), wanted < 0 ? x.shape(1) : wanted, static_cast<int>(width)};
 }
 
@@ -455,7 +455,7 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
           "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
   for (size_t i = 0; i < plans.size(); ++i) {
-    require(plans[i]->mixer == nullptr, "recurrent state is kept beside blocks only");
+    require(plans[i]->mixer == nullptr, "recurrent state needs blocks");
     stack.push_back({plans[i], contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
                                                  firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
   }

@@ -102,7 +102,7 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
     const bool apart = vectors.norm->ndim() == 2;
     s.norm = keep(vectors.norm, apart ? mx::Shape{parts, inner / parts} : mx::Shape{s.norm_each ? rows : inner}, true);
   }
-  require(!norm_first || s.norm_each || s.norm == nullptr, "a norm of several heads stands behind the gate");
+  require(!norm_first || s.norm_each || s.norm == nullptr, "a norm of several heads follows the gate");
   s.norm_first = norm_first;
   s.eps = eps;
   s.least_step = steps.first;
