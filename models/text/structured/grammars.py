@@ -249,6 +249,8 @@ def _plain(error: str, kind: Kind) -> str:
         return f"{found[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
     if "patternProperty regexes" in error:
         return "overlapping patterns of keys, or open objects in allOf, cannot be guaranteed; close the objects"
+    if "determine if regex is empty" in error:
+        return "these patterns are too complex to hold together; give one pattern"
     if "NoExtension" in error:
         return "no answer fits it"
     return first_line(error).partition(". Enable '")[0]

@@ -196,6 +196,12 @@ def test_without_a_process_for_trials_grammars_are_compiled(tmp_path: Path, monk
         assert grammars.refusal(schema) is None
 
 
+def test_patterns_that_cannot_be_joined_are_refused_in_words(tmp_path_factory: pytest.TempPathFactory) -> None:
+    schema = {"allOf": [{"type": "string", "pattern": f"^[a-z]{{{n},20}}.*{n}"} for n in range(1, 5)]}
+    with pytest.raises(UsageError, match=r"^schema: these patterns are too complex to hold together"):
+        _shared(tmp_path_factory).compile(GrammarSource("schema", schema_text(schema)))
+
+
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
     grammars = _grammars(tmp_path)
     before = psutil.Process().children()
