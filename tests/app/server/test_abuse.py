@@ -63,6 +63,7 @@ def test_a_body_that_is_too_large(client: httpx.Client) -> None:
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "127.0.0.1.evil.example:8080"}, 403),
+        ({"Host": "[::1].evil.example"}, 403),
     ],
 )
 def test_pages_of_other_sites_are_refused(client: httpx.Client, headers: dict[str, str], status: int) -> None:
