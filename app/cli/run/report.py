@@ -114,7 +114,15 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     }
     if answer.steps and answer.steps[0].logprobs is not None:
         values = [values for step in answer.steps for values in step.logprobs or ()]
-        found["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
+        found["logprobs"] = [
+            {
+                "chosen": value.chosen,
+                "text": token.text,
+                "top": value.top,
+                "top_texts": [text for text, _ in token.top],
+            }
+            for value, token in zip(values, answer.reports, strict=True)
+        ]
     if with_steps:
         found["steps"] = [
             {**asdict(record), "achieved_bandwidth_gb_s": record.achieved_gb_s} for record in answer.records

@@ -152,6 +152,8 @@ def test_logprobs_of_the_chosen_and_the_best(model: Path, home: Path) -> None:
     for token, entry in zip(answer["tokens"], answer["logprobs"], strict=True):
         assert len(entry["top"]) == 2
         assert entry["top"][0] == [token, entry["chosen"]]  # greedy: the chosen one is the best
+        assert entry["top_texts"][0] == entry["text"]
+    assert "".join(entry["text"] for entry in answer["logprobs"]) == answer["text"]
 
 
 @pytest.mark.parametrize(
