@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
@@ -44,8 +45,9 @@ _PATIENCE_S = 1.0  # of prefill before its progress is shown
 def run_answer(arguments: RunArguments) -> int:
     """Answer the prompt, once or --samples times. Return the exit code."""
     content, attachments = read_prompt(arguments.prompt, arguments.files, raw=arguments.raw)
-    if len(attachments) > len(arguments.files) and not arguments.quiet:  # of a folder, a pattern or the prompt
-        say(f"attached: {', '.join(one.name for one in attachments)}", err=True)
+    names = [attachment.name for attachment in attachments]
+    if not {*names} <= {Path(file).name for file in arguments.files} and not arguments.quiet:
+        say(f"attached: {', '.join(names)}", err=True)  # files of a folder, a pattern or the prompt
     settings = load_settings()
     arguments.options.grammar_source()  # refused before a model is loaded
     draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)

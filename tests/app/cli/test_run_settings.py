@@ -122,6 +122,14 @@ def test_files_go_before_the_prompt_and_piped_text_names_none(ask: Ask, tmp_path
         invoke("hi", "-f", "missing.txt")
 
 
+@pytest.mark.parametrize(("given", "listed"), [("notes", True), ("notes/*.txt", True), ("notes/a.txt", False)])
+def test_attached_files_are_listed_unless_they_were_named(ask: Ask, tmp_path: Path, given: str, listed: bool) -> None:
+    del ask  # it chooses the model
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("the mill")
+    assert ("attached: notes/a.txt" in invoke("hi", "-f", given, "-n", "1").stderr) == listed
+
+
 def test_a_dash_reads_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal:
         buffer = io.BytesIO(b"typed\n")
