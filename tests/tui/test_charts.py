@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.content import Content
 
+from headrace.app.engine.events import Prefill
 from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
@@ -23,6 +24,7 @@ from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts
 from headrace.runtime.metrics.units import format_milliseconds
 from tests.app.scripted_engine import CARD, COST, record, summary
@@ -296,7 +298,7 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
         written = rows * COST.kv_bytes_written()
         metrics.stepped([replace(step, kv_bytes_read=read, kv_bytes_written=written)])
     if over:
-        metrics.finished(summary(20, 0, len(steps)), "stop")
+        metrics.finished(Finished("stop", summary(20, 0, len(steps))))
     point = decode_point(metrics.totals)
     achieved = metrics.achieved_gb_s
     assert point is not None
@@ -401,7 +403,7 @@ def _answering() -> LiveMetrics:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    metrics.prefilling(19, 19, 0)
+    metrics.prefilling(Prefill(1, 19, 19, 0))
     metrics.stepped([record(n, 20 + n) for n in range(200)])
     metrics.set_context(219)
     return metrics
@@ -416,7 +418,7 @@ def test_the_running_turn_is_a_live_row() -> None:
     before = section.change_key(metrics)
     metrics.stepped([record(200, 220)])
     assert section.change_key(metrics) != before
-    metrics.finished(summary(20, 0, 201), "stop")
+    metrics.finished(Finished("stop", summary(20, 0, 201)))
     rows = section.lines(metrics, 60, 5)
     assert len(rows) == 2
     assert "●" not in rows[1].plain

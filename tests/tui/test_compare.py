@@ -115,12 +115,12 @@ def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: st
         await it.ask("What turns?")
         screen = await compared(it, "/compare temperature=1.2")
         pane = screen.panes[1]
-        assert pane.metrics.steps
-        assert pane.metrics.prefill_total
+        assert pane.metrics.answer.records
+        assert pane.metrics.answer.prefill_total
         pane.side.phase = phase  # type: ignore[assignment]
         pane.sync()
-        assert not pane.metrics.steps
-        assert not pane.metrics.prefill_total
+        assert not pane.metrics.answer.records
+        assert not pane.metrics.answer.prefill_total
         pane.side.phase = "idle"
 
     play(scenario, scripted(A, B), size=(120, 30))

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.prompt_reuse import PromptReuse
-from headrace.app.engine.events import PrefixCached
+from headrace.app.engine.events import Prefill, PrefixCached
 from headrace.app.tui.decode.context import ContextSection, origins
 from headrace.app.tui.metrics.facts import CacheFill
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.models.text.prefix_difference import PrefixDifference
+from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record, summary
 from tests.tui.conftest import Driver
 
@@ -33,11 +34,11 @@ def answered() -> LiveMetrics:
     """Return the metrics of a turn: 20 tokens cached, 10 prefetched, 15 new, 40 of output."""
     metrics = loaded()
     metrics.submitted()
-    metrics.prefilling(14, 14, 30)
+    metrics.prefilling(Prefill(1, 14, 14, 30))
     metrics.explained(PromptReuse(30, prefetched=10))
     metrics.stepped([record(n, 45 + n) for n in range(40)])
     metrics.set_context(84)
-    metrics.finished(summary(45, 30, 40), "stop")
+    metrics.finished(Finished("stop", summary(45, 30, 40)))
     return metrics
 
 
@@ -106,13 +107,13 @@ def test_parts_sum_to_the_context_and_any_window_has_room(
     metrics = loaded()
     reused, prefetched, done, more = counts
     metrics.submitted()
-    metrics.prefilling(done, done + more, reused)
+    metrics.prefilling(Prefill(1, done, done + more, reused))
     metrics.explained(PromptReuse(reused, prefetched))
     if steps:
         metrics.stepped([record(n, 20 + n) for n in range(steps)])
     metrics.set_context(context)
     if over:
-        metrics.finished(summary(reused + done + 1, reused, steps), "stop")
+        metrics.finished(Finished("stop", summary(reused + done + 1, reused, steps)))
     metrics.reuse = reuse
     parts = origins(metrics)
     assert sum(tokens for _, tokens in parts) == context

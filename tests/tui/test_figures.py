@@ -56,7 +56,7 @@ def test_parts_are_never_negative_and_sum_to_the_whole(
     assert times.total_s == figures.step_s
     assert all(value >= 0 for _, value in times.parts)
     assert math.isclose(math.fsum(value for _, value in times.parts), times.total_s, rel_tol=1e-9)
-    timed = [step for step in metrics.steps if step.parts is not None and step.latency_s > 0]
+    timed = [step for step in metrics.answer.records if step.parts is not None and step.latency_s > 0]
     assert times.timed == min(16, len(timed))
 
 
@@ -113,7 +113,7 @@ def test_a_window_is_of_the_steps_that_it_shows(
 ) -> None:
     metrics = fed(stream(drawn))
     window = latency_window(metrics.charted, metrics.busy_steps, count, back=back)
-    after = [step for step in metrics.steps if step.index]
+    after = [step for step in metrics.answer.records if step.index]
     shown = after[max(0, len(after) - back - count) : max(0, len(after) - back)]
     if window is None:
         assert not shown

@@ -43,11 +43,11 @@ def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.stepped(STEPS)
-    assert metrics.speculating
+    assert metrics.answer.totals.proposed
     section = StepSection(metrics)
     assert section.lines(metrics, 40, 6)[0].plain.startswith("10.0 ms a step, 2.25 tokens")
     metrics.submitted()
-    assert not metrics.speculating
+    assert not metrics.answer.totals.proposed
     assert "tokens" not in "".join(line.plain for line in section.lines(metrics, 40, 6))
 
 

@@ -15,6 +15,7 @@ from headrace.app.tui.metrics.figures import decode_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.model_rows import model_rows
 from headrace.models.registry.catalog import load_catalog
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.limit import step_limit
 from tests.app.scripted_engine import CARD, COST, record, summary
 
@@ -50,7 +51,7 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
 
     metrics.submitted()
     metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    metrics.finished(summary(1, 0, 20), "stop")
+    metrics.finished(Finished("stop", summary(1, 0, 20)))
     assert metrics.figures.limit is not None
     assert metrics.figures.limit.roof == roof
     assert metrics.figures.roofline_rate == pytest.approx(most, rel=0.01)
@@ -80,7 +81,7 @@ def test_a_later_measurement_leaves_the_figures_of_an_answer_as_they_are() -> No
     metrics.submitted()
     metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
     ended = summary(1, 0, 20)
-    metrics.finished(ended, "stop")
+    metrics.finished(Finished("stop", ended))
 
     def figures() -> list[object]:
         return [metrics.figures.roofline_rate, metrics.roofline_rate, metrics.mbu, metrics.memory, metrics.limits]
@@ -101,5 +102,5 @@ def test_an_answer_above_the_measured_bandwidth_corrects_its_limit() -> None:
     metrics.ready(model, replace(machine, measured_gb_s=20.0, memory_gb_s=None, compute_flops=None, peak_flops=None))
     metrics.submitted()
     metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    metrics.finished(replace(summary(1, 0, 20), achieved_gb_s=25.0, mbu=1.0), "stop")
+    metrics.finished(Finished("stop", replace(summary(1, 0, 20), achieved_gb_s=25.0, mbu=1.0)))
     assert metrics.limits.measured_gb_s == 25.0

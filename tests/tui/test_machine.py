@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.app.engine.events import Prefill
 from headrace.app.tui.decode.machine import MachineSection, contention_text
 from headrace.app.tui.metrics.facts import MachineFacts, ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -56,7 +57,7 @@ def test_energy_of_a_token_is_net_of_the_least_idle_power() -> None:
     metrics.set_load(_spent(4.0))  # 2 W
     metrics.set_load(_spent(40.0))  # something else ran
     metrics.submitted()
-    metrics.prefilling(5, 5, 0)
+    metrics.prefilling(Prefill(1, 5, 5, 0))
     metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
     metrics.set_load(_spent(30.0))  # also of the prompt
     assert metrics.energy.joules_per_token is None
@@ -99,7 +100,7 @@ def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     metrics.ready(ModelFacts(name="m", ranks=("rank 0 (a): 67 % of each layer", "rank 1 (b): 33 %")), MachineFacts())
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 50, 6)]
     assert lines[:2] == ["rank 0 (a) 67 % of each layer", "rank 1 (b) 33 %"]
-    metrics.steps.append(replace(record(0, 5), ranks=(RankTimes(2e-3, 1e-3, 5e-4), RankTimes(3e-3, 0, 5e-4))))
+    metrics.answer.records.append(replace(record(0, 5), ranks=(RankTimes(2e-3, 1e-3, 5e-4), RankTimes(3e-3, 0, 5e-4))))
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]
     assert lines[0] == "rank 0 (a) 2.0 + 1.0 waiting + 0.5 ms · 67 % of each layer"
     for _ in range(2):

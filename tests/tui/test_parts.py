@@ -32,6 +32,7 @@ from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import render
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_seconds, three_digits
@@ -261,10 +262,10 @@ def _metrics(steps: int = 30) -> LiveMetrics:
 
 def test_metrics_follow_the_definitions() -> None:
     metrics = _metrics()
-    later = [step.latency_s for step in metrics.steps if step.index > 0]
+    later = [step.latency_s for step in metrics.answer.records if step.index > 0]
     assert metrics.rate_average == pytest.approx(len(later) / sum(later))
     assert metrics.mbu == pytest.approx((metrics.achieved_gb_s or 0) / 54.0)
-    last = metrics.steps[-1]
+    last = metrics.answer.records[-1]
     assert metrics.roofline_rate == pytest.approx(54e9 / last.step_bytes)
     assert LiveMetrics().rate_now is None
     assert LiveMetrics().mbu is None
@@ -279,12 +280,12 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     assert state(metrics, 80).plain.endswith("  first token 1.05 s")
     assert "First token after 1.05 s: 37 computed, wait 976 ms, prefill 60.0 ms" in whole_why(metrics)
     ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
-    metrics.finished(ended, "stop")
+    metrics.finished(Finished("stop", ended))
     shown = (
         "First token after 980 ms: 8 prompt tokens cached, 29 computed, prefill 600 ms, tokenize 200 ms, wait 100 ms"
     )
     assert f"{shown}, first step 50.0 ms, rest 30.0 ms." in whole_why(metrics)
-    metrics.finished(replace(ended, ttft_s=None), "cancelled")
+    metrics.finished(Finished("cancelled", replace(ended, ttft_s=None)))
     assert "first token" not in state(metrics, 80).plain
 
 
@@ -296,7 +297,10 @@ def test_prefill_time_is_the_same_during_decoding_and_at_the_end() -> None:
     feed(metrics, [delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
     during = metrics.first_token
     metrics.finished(
-        replace(summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05), "stop"
+        Finished(
+            "stop",
+            replace(summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05),
+        )
     )
     assert during is not None
     assert dict(during.parts()) == pytest.approx(dict(metrics.first_token.parts()))  # type: ignore[union-attr]
@@ -306,7 +310,7 @@ def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
     metrics = _metrics()
     metrics.machine = replace(metrics.machine, memory_gb_s=27.0)
     assert metrics.mbu == pytest.approx((metrics.achieved_gb_s or 0) / 27.0)
-    metrics.finished(make_summary(mbu=0.42), "stop")
+    metrics.finished(Finished("stop", make_summary(mbu=0.42)))
     assert (metrics.mbu, metrics.mbu_average, metrics.turns[-1].mbu) == (0.42, 0.42, 0.42)
 
 
@@ -319,11 +323,11 @@ def test_other_load_hides_mbu() -> None:
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
     for section in (StepSection, TurnsSection):
         assert "busy" in "".join(line.plain for line in section(metrics).lines(metrics, 80, 8))
-    metrics.finished(make_summary(mbu=0.42), "stop")
+    metrics.finished(Finished("stop", make_summary(mbu=0.42)))
     assert (metrics.busy, metrics.mbu) == (False, 0.42)
     metrics.submitted()
     metrics.stepped([record(n, 20 + n) for n in range(9)])
-    metrics.finished(replace(make_summary(mbu=None), busy=True), "stop")
+    metrics.finished(Finished("stop", replace(make_summary(mbu=None), busy=True)))
     metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
 
@@ -332,8 +336,8 @@ def test_frozen_metrics_stay() -> None:
     metrics = _metrics()
     frozen = metrics.frozen()
     metrics.stepped([record(30, 50)])
-    metrics.finished(summary(20, 5, 31), "stop")
-    assert len(frozen.steps) == 30
+    metrics.finished(Finished("stop", summary(20, 5, 31)))
+    assert len(frozen.answer.records) == 30
     assert not frozen.turns
     assert frozen.document()["phase"] == "decode"
     assert metrics.turns[0].reused_tokens == 5
@@ -369,7 +373,7 @@ def test_a_stall_is_attributed_to_other_programs() -> None:
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
     metrics = _metrics()
-    metrics.finished(summary(200, 0, 30), "stop")
+    metrics.finished(Finished("stop", summary(200, 0, 30)))
     point = decode_point(metrics.totals)
     assert point is not None
     assert point.flops <= 54e9 * point.intensity

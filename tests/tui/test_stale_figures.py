@@ -4,6 +4,7 @@ from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
 from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.units import three_digits
 from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
 from tests.tui.conftest import Driver
@@ -20,7 +21,7 @@ def decoded(steps: int = 300) -> LiveMetrics:
 def test_current_figures_are_empty_while_nothing_decodes() -> None:
     metrics = decoded()
     assert metrics.rate_now
-    metrics.finished(summary(20, 0, 300), "stop")
+    metrics.finished(Finished("stop", summary(20, 0, 300)))
     assert metrics.rate_now is None
     metrics.submitted()
     metrics.stepped([record(0, 20)])  # a first step says how long the prompt took, not how fast decoding is
@@ -29,7 +30,7 @@ def test_current_figures_are_empty_while_nothing_decodes() -> None:
 
 def test_a_finished_answer_has_one_speed() -> None:
     metrics = decoded()
-    metrics.finished(summary(20, 0, 300), "stop")
+    metrics.finished(Finished("stop", summary(20, 0, 300)))
     assert metrics.rate_average == metrics.turns[-1].tokens_per_second == 1 / LATENCY_S
 
 

@@ -83,7 +83,7 @@ def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, 
     if ended:
         metrics.ended_early()
     check(metrics)
-    totals = metrics._turn
+    totals = metrics.answer.totals
     after = stream[1:]
     assert (totals.steps, totals.tokens) == (len(after), sum(one.tokens for one in after))
     assert math.isclose(totals.seconds, math.fsum(one.latency_s for one in after), abs_tol=1e-12)

@@ -75,14 +75,15 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     """Return (name, tokens) of the context's parts, which sum to its tokens."""
     left = metrics.context
     parts = []
-    computed = metrics.prefill_done + bool(metrics.steps)  # the first step feeds the prompt's last token
-    if metrics.reused or computed:
-        prefetched = min(metrics.prefetched, metrics.reused)
+    answer = metrics.answer
+    computed = answer.prefill_done + bool(answer.records)  # the first step feeds the prompt's last token
+    if answer.reused or computed:
+        prefetched = min(metrics.prefetched, answer.reused)
         known = {
-            "cached": metrics.reused - prefetched,
+            "cached": answer.reused - prefetched,
             "prefetched": prefetched,
             "new": computed,
-            "output": metrics.output_tokens,
+            "output": answer.tokens,
         }
     else:  # nothing was asked since the session was opened
         known = {"cached": metrics.fill.tokens}

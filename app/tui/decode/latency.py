@@ -128,7 +128,7 @@ class LatencySection(Section):
         if not self._with_text or metrics.batch is not None or not metrics.texts:
             return []
         count = next(lines for least, lines in _TEXT_LINES if height >= least)
-        steps = list(metrics.steps)
+        steps = list(metrics.answer.records)
         marked_step = None if self.cursor is None else max(0, len(steps) - 1 - self.cursor)
         return StepTexts(steps, metrics.texts, window.of.p50, marked_step).lines(self._layout, width, count)
 

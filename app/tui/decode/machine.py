@@ -125,7 +125,7 @@ def _ranks(metrics: LiveMetrics) -> list[Content]:
 
 
 def _rank_times(metrics: LiveMetrics) -> tuple[RankTimes, ...]:
-    newest = islice(reversed(metrics.steps), _TIMED_WITHIN)
+    newest = islice(reversed(metrics.answer.records), _TIMED_WITHIN)
     return next((step.ranks for step in newest if step.ranks), ())
 
 

@@ -188,8 +188,8 @@ def _details(metrics: LiveMetrics) -> list[str]:
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
         size = [format_bytes(model.weight_bytes)] if model.weight_bytes else []
         return [loaded, *size]
-    if metrics.phase == "prefill" and metrics.prefill_total and metrics.batch is None:
-        return [f"{metrics.prefill_done:,} of {metrics.prefill_total:,} prompt tokens"]
+    if metrics.phase == "prefill" and metrics.answer.prefill_total and metrics.batch is None:
+        return [f"{metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} prompt tokens"]
     why = cause(metrics.figures)
     if (batch := metrics.batch) is not None:
         running = f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers"
@@ -204,8 +204,8 @@ def whole_why(metrics: LiveMetrics) -> str:
     first = metrics.first_token
     if first is None:
         return steps
-    cached = f"{metrics.reused:,} prompt tokens cached" if metrics.reused else ""
-    computed = f"{metrics.prefill_total:,} computed" if metrics.prefill_total else ""
+    cached = f"{metrics.answer.reused:,} prompt tokens cached" if metrics.answer.reused else ""
+    computed = f"{metrics.answer.prefill_total:,} computed" if metrics.answer.prefill_total else ""
     parts = [f"{name} {format_seconds(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
     found = [text for text in (cached, computed, *parts) if text]
     return f"{steps} First token after {format_seconds(first.ttft_s)}: {', '.join(found)}."

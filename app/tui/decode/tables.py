@@ -65,7 +65,7 @@ class SequencesSection(Section):
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
     read = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
     count = read if row.phase == "prefill" else f"{row.tokens:,}"
-    cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.tokens_per_second), f"{row.reused:,}"]
+    cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.totals.tokens_per_second), f"{row.reused:,}"]
     text = "".join(
         f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
         for n, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False))

@@ -6,7 +6,7 @@ A pass reads the weights once for all its sequences, so a token's share is weigh
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from headrace.app.engine.events import (
@@ -21,22 +21,28 @@ from headrace.app.engine.events import (
     Failed,
     Prefill,
 )
-from headrace.app.tui.metrics.rates import StepTotals
+from headrace.app.tui.metrics.rates import NOW_S, StepTotals
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord, in_milliseconds
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 
 OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")
-_KEPT = 4096  # passes that the chart can look back on
+STEPS_KEPT = 4096  # that the chart can look back on
 _LATENCIES = 256  # steps of a sequence that its ITL is of
 _WORDS = 120  # characters of a text's end
-_NOW_S = 1.0  # "now" is the last second, as far as looks reach back
 
 
 @dataclass(slots=True)
 class Row:
-    """One sequence. number: from 1, as on the screen. tokens_per_second: 1 / TPOT."""
+    """One sequence: an answer alone, or one of several.
+
+    number: from 1, as on the screen.
+    tokens: of the answer so far.
+    records: the latest steps.
+    totals: of all steps.
+    words: the end of its text, as the model generated it.
+    """
 
     number: int
     phase: RowPhase = "waiting"
@@ -45,36 +51,40 @@ class Row:
     reused: int = 0
     tokens: int = 0
     ttft_s: float | None = None
-    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    totals: StepTotals = field(default_factory=StepTotals)
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     words: str = ""
-    """The end of its text, as the model generated it."""
-    _decoding_s: float = 0.0
-    _decoded: int = 0
 
     @property
     def dropped_s(self) -> float:
         """Seconds of decode steps that `records` no longer has."""
         kept = sum(record.latency_s for record in self.records if record.index)
-        return max(0.0, self._decoding_s - kept)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return self._decoded / self._decoding_s if self._decoding_s > 0 else None
+        return max(0.0, self.totals.seconds - kept)
 
     @property
     def itl(self) -> Percentiles | None:
         return Percentiles.of(self.latencies_s)
 
-    def stepped(self, records: Iterable[StepRecord]) -> None:
-        """Add steps; the first one's latency is not between tokens."""
+    def prefilling(self, done: int, total: int, reused: int) -> None:
+        """Note the progress of the prefill; see `Prefill`."""
+        self.phase = "prefill"
+        self.prefill_done = done
+        self.prefill_total = total
+        self.reused = reused
+
+    def stepped(self, records: Iterable[StepRecord], cost: StepCost | None) -> None:
+        """Add steps. cost: for their FLOPs."""
         for record in records:
             self.records.append(record)
             self.tokens += record.tokens
-            if record.index:
-                self.latencies_s.extend(record.itl_s)
-                self._decoding_s += record.latency_s
-                self._decoded += record.tokens
+            self.latencies_s.extend(record.itl_s)
+            self.totals.add(record, cost)
+
+    def copy(self) -> "Row":
+        """Return a copy that later steps do not change."""
+        records = self.records.copy()
+        return replace(self, records=records, totals=replace(self.totals), latencies_s=self.latencies_s.copy())
 
 
 class BatchMetrics:
@@ -84,7 +94,7 @@ class BatchMetrics:
         """most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`."""
         self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
         self._most = most
-        self.batches: deque[int] = deque(maxlen=_KEPT)
+        self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
         self.weight_bytes = 0  # of a pass
@@ -135,7 +145,7 @@ class BatchMetrics:
     @property
     def rate_each(self) -> float | None:
         """Mean tokens per second of one answer."""
-        rates = [row.tokens_per_second for row in self._rows.values() if row.tokens_per_second is not None]
+        rates = [rate for row in self._rows.values() if (rate := row.totals.tokens_per_second) is not None]
         return sum(rates) / len(rates) if rates else None
 
     @property
@@ -167,9 +177,7 @@ class BatchMetrics:
                 for row in self._rows.values():
                     row.phase = row.phase if row.phase in OVER else "failed"
             case Prefill():
-                row = self._row(event.id)
-                row.phase, row.prefill_done, row.prefill_total = "prefill", event.done, event.total
-                row.reused = event.reused
+                self._row(event.id).prefilling(event.done, event.total, event.reused)
             case Delta():
                 row = self._row(event.id)
                 row.phase = "decode"
@@ -185,7 +193,7 @@ class BatchMetrics:
                     self._row(event.id).phase = "failed"
 
     def _stepped(self, row: Row, records: Sequence[StepRecord]) -> None:
-        row.stepped(records)
+        row.stepped(records, self._cost)
         for record in records:
             self.weight_bytes = record.weight_bytes
             self._weights_read += record.weight_bytes / max(1, record.batch)
@@ -207,7 +215,7 @@ class BatchMetrics:
         if self._began is None and served.tokens:
             self._began = look
         self._looks.append(look)
-        while len(self._looks) > 2 and look[0] - self._looks[1][0] >= _NOW_S:
+        while len(self._looks) > 2 and look[0] - self._looks[1][0] >= NOW_S:
             self._looks.popleft()
 
     def document(self) -> dict[str, Any]:
@@ -219,7 +227,7 @@ class BatchMetrics:
                     "phase": row.phase,
                     "prompt_tokens_reused": row.reused,
                     "completion_tokens": row.tokens,
-                    "decode_tokens_per_second": row.tokens_per_second,
+                    "decode_tokens_per_second": row.totals.tokens_per_second,
                     "itl_ms": in_milliseconds(itl) if (itl := row.itl) else None,
                 }
                 for row in self._rows.values()

@@ -38,7 +38,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
         elif isinstance(event, Prefill):
             if event.done == 0 or metrics.phase == "idle":
                 metrics.submitted()
-            metrics.prefilling(event.done, event.total, event.reused, event.waited_s, event.tokenize_s, event.prefill_s)
+            metrics.prefilling(event)
             if event.reuse is not None:
                 metrics.explained(event.reuse)
         elif isinstance(event, PrefixCached):

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
-from headrace.app.engine.events import Delta, Event
-from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.engine.events import Delta, Event, Prefill
+from headrace.app.tui.metrics.batch import STEPS_KEPT, BatchMetrics, Row
 from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
 from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
 from headrace.app.tui.metrics.history import DecodeHistory
@@ -27,7 +27,6 @@ from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Sum
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
-STEPS_KEPT = 4096  # in memory
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 
 
@@ -41,11 +40,10 @@ class LiveMetrics:
         self.model = ModelFacts()
         self.load_stage = ""
         self.load_share: float | None = None
-        self.prefill_done = self.prefill_total = self.reused = 0
+        self.answer = Row(1)
+        """The latest turn, if it is one answer."""
         self.first_token: FirstToken | None = None
-        self._waited_s = self._tokenize_s = 0.0
-        self._prefill_s: float | None = None
-        self.steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # of the latest turn
+        self._prefill = Prefill(0, 0, 0, 0)  # the latest
         self.texts: list[StepText] = []
         """Text of each step of the latest turn; its records may come later."""
         self.fill = CacheFill()
@@ -59,12 +57,8 @@ class LiveMetrics:
         """Steps while other programs used the CPUs."""
         self._since_look: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest look at the machine
         self.trail = Trail()
-        self._turn = StepTotals()
-        self.output_tokens = 0  # tokens of the turn
         self._final: Summary | None = None  # of the turn, once it is over
         self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
-        self.speculating = False
-        """True if the latest turn verified draft tokens."""
         self.batch: BatchMetrics | None = None
         """Metrics of parallel answers, if the latest turn is one of them; its steps are there, then."""
         self.turns: list[Turn] = []
@@ -142,37 +136,24 @@ class LiveMetrics:
         self._changed()
 
     def _forget_turn(self) -> None:
-        self.prefill_done = self.prefill_total = self.reused = self.prefetched = 0
-        self.first_token = self._final = self._machine_at_end = None
-        self.steps.clear()
+        self.answer = Row(1)
+        self.prefetched = 0
+        self.first_token = None
+        self._final = None
+        self._machine_at_end = None
         self.texts = []
         self.busy_steps.clear()
         self._since_look.clear()
         self.trail = Trail()
-        self._turn = StepTotals()
-        self.output_tokens = 0
         self.batch = None
-        self.speculating = False
         self.energy.begin_turn()
         self._fed = True
 
-    def prefilling(
-        self,
-        done: int,
-        total: int,
-        reused: int,
-        waited_s: float = 0.0,
-        tokenize_s: float = 0.0,
-        prefill_s: float | None = None,
-    ) -> None:
-        """Note the progress of the prefill; see `Prefill`."""
+    def prefilling(self, event: Prefill) -> None:
+        """Note the progress of the prefill."""
         self.phase = "prefill"
-        self.prefill_done = done
-        self.prefill_total = total
-        self.reused = reused
-        self._waited_s = waited_s
-        self._tokenize_s = tokenize_s
-        self._prefill_s = prefill_s
+        self.answer.prefilling(event.done, event.total, event.reused)
+        self._prefill = event
         self._changed()
 
     def explained(self, reuse: PromptReuse) -> None:
@@ -182,24 +163,21 @@ class LiveMetrics:
 
     def first_text(self, ttft_s: float) -> None:
         """Note the time to first token. What remains of it is prefill, unless the engine told the time of that."""
-        step_s = self.steps[0].latency_s if self.steps and self.steps[0].index == 0 else 0.0
-        rest_s = max(0.0, ttft_s - self._waited_s - self._tokenize_s - step_s)
-        prefill_s = rest_s if self._prefill_s is None else min(self._prefill_s, rest_s)
-        self.first_token = FirstToken(
-            ttft_s, self._waited_s, self._tokenize_s, prefill_s, step_s, rest_s=rest_s - prefill_s
-        )
+        steps = self.answer.records
+        step_s = steps[0].latency_s if steps and steps[0].index == 0 else 0.0
+        waited_s = self._prefill.waited_s
+        tokenize_s = self._prefill.tokenize_s
+        rest_s = max(0.0, ttft_s - waited_s - tokenize_s - step_s)
+        prefill_s = rest_s if self._prefill.prefill_s is None else min(self._prefill.prefill_s, rest_s)
+        self.first_token = FirstToken(ttft_s, waited_s, tokenize_s, prefill_s, step_s, rest_s=rest_s - prefill_s)
         self._changed()
 
     def stepped(self, records: Sequence[StepRecord]) -> None:
         """Add steps, at least one."""
-        self.steps.extend(records)
+        self.answer.stepped(records, self.model.cost)
         self.history.add(records)
         self._since_look.extend(records)
-        for record in records:
-            self._turn.add(record, self.model.cost)
-        self.trail.add(self._turn)
-        self.output_tokens += sum(record.tokens for record in records)
-        self.speculating = self.speculating or any(record.proposed for record in records)
+        self.trail.add(self.answer.totals)
         self.phase = "decode"
         last = records[-1]
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
@@ -221,13 +199,13 @@ class LiveMetrics:
 
     def finished(self, end: Finished) -> None:
         summary = end.summary
-        self.phase, self.reused = "idle", summary.reused_tokens
+        fed = summary.prefill_tokens
+        self.phase = "idle"
+        self.answer.prefilling(fed, fed, summary.reused_tokens)
         self.history.end_turn()
         self.first_token = FirstToken.of(summary)
         self._final = summary
         self._machine_at_end = _corrected(self.machine, summary)
-        self.prefill_done = self.prefill_total = summary.prefill_tokens
-        fed = summary.prefill_tokens
         if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
             self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
         self.turns.append(Turn.of(len(self.turns) + 1, summary, end.reason))
@@ -263,7 +241,7 @@ class LiveMetrics:
     @property
     def charted(self) -> Sequence[StepRecord]:
         """Steps of the turn in order; of parallel answers, those of the sequence that has most."""
-        return self.steps if self.batch is None else self.batch.longest
+        return self.answer.records if self.batch is None else self.batch.longest
 
     @property
     def has_steps(self) -> bool:
@@ -282,7 +260,7 @@ class LiveMetrics:
 
     @property
     def last(self) -> StepRecord | None:
-        return self.steps[-1] if self.steps else None
+        return self.answer.records[-1] if self.answer.records else None
 
     @property
     def ttft_s(self) -> float | None:
@@ -302,18 +280,13 @@ class LiveMetrics:
             return self.batch.rate_average
         if self._final is not None and self._final.decode_tokens_per_second is not None:
             return self._final.decode_tokens_per_second
-        return self._turn.tokens_per_second
-
-    @property
-    def decoding_s(self) -> float:
-        """Seconds of all steps of the turn but the first."""
-        return self._turn.seconds
+        return self.answer.totals.tokens_per_second
 
     @property
     def mbu_average(self) -> float | None:
         """MBU over the turn, of the same steps as `rate_average`; None if busy. As stored once the turn is over."""
         stored = self._final.mbu if self._final is not None else None
-        return self._share(self._turn.achieved_gb_s) if stored is None else stored
+        return self._share(self.answer.totals.achieved_gb_s) if stored is None else stored
 
     @property
     def busy(self) -> bool:
@@ -339,7 +312,7 @@ class LiveMetrics:
         """Totals over the last second, over the turn once it is over."""
         if self.batch is not None:
             return self.batch.totals
-        return self._now if self.phase == "decode" else self._turn
+        return self._now if self.phase == "decode" else self.answer.totals
 
     @property
     def figures(self) -> StepFigures:
@@ -388,7 +361,7 @@ class LiveMetrics:
     def _now(self) -> StepTotals:
         """Totals of the last second of the current version, computed once."""
         if self._now_of != self.version:
-            self._now_of, self._now_kept = self.version, current_totals(self.steps, self.model.cost)
+            self._now_of, self._now_kept = self.version, current_totals(self.answer.records, self.model.cost)
         return self._now_kept
 
     @property
@@ -429,16 +402,17 @@ class LiveMetrics:
         """The turn in progress."""
         if self.phase not in ("prefill", "decode") or self.batch is not None:
             return None
-        fed = self.prefill_total
+        answer = self.answer
+        fed = answer.prefill_total
         return Turn(
             number=len(self.turns) + 1,
-            prompt_tokens=self.reused + fed + 1 if fed or self.reused else 0,  # the last one feeds the first step
-            reused_tokens=self.reused,
-            completion_tokens=self.output_tokens,
+            prompt_tokens=answer.reused + fed + 1 if fed or answer.reused else 0,  # the last one feeds the first step
+            reused_tokens=answer.reused,
+            completion_tokens=answer.tokens,
             ttft_s=self.ttft_s,
             prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,
-            achieved_gb_s=self._turn.achieved_gb_s,
+            achieved_gb_s=answer.totals.achieved_gb_s,
             finish_reason=self.phase,
             mbu=self.mbu_average,
             busy=self.busy,
@@ -447,8 +421,8 @@ class LiveMetrics:
     def frozen(self) -> "LiveMetrics":
         """Return a copy that later events do not change."""
         copy = LiveMetrics()
-        copy.__dict__.update(self.__dict__, _turn=replace(self._turn))
-        copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
+        copy.__dict__.update(self.__dict__)
+        copy.answer = self.answer.copy()
         copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
         copy.trail, copy.energy = deepcopy(self.trail), deepcopy(self.energy)
         copy.texts, copy.turns = list(self.texts), list(self.turns)
@@ -476,7 +450,7 @@ class LiveMetrics:
             "prompt_reuse": self.reuse.document() if self.reuse else None,
             "several": self.batch.document() if self.batch is not None else None,
             "turns": [asdict(turn) for turn in self.turns],
-            "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
+            "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records],
         }
 
 

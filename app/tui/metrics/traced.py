@@ -1,39 +1,32 @@
 """The latest turn's sequences for a trace-event file; times count from the request."""
 
 from headrace.app.output.trace_file import Span, TracedSequence
+from headrace.app.tui.metrics.batch import Row
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.metrics.telemetry import StepRecord
 
 
 def traced(metrics: LiveMetrics) -> list[TracedSequence]:
     """Return the latest answer, or each parallel answer. Steps that are no longer kept are left out."""
     if metrics.batch is not None:
-        return [
-            _sequence(f"sequence {row.number}", list(row.records), row.ttft_s, row.dropped_s, [])
-            for row in metrics.batch.rows
-            if row.records
-        ]
-    steps = list(metrics.steps)
+        return [_sequence(f"sequence {row.number}", row, row.ttft_s, []) for row in metrics.batch.rows if row.records]
     first = metrics.first_token
-    if not steps:
+    if not metrics.answer.records:
         return []
-    after = sum(step.latency_s for step in steps if step.index)
     spans = []
     at = 0.0
     parts = (("wait", first.wait_s), ("tokenize", first.tokenize_s), ("prefill", first.prefill_s)) if first else ()
     for name, seconds in parts:
-        tokens = metrics.prefill_total if name == "prefill" else None
+        tokens = metrics.answer.prefill_total if name == "prefill" else None
         if seconds > 0:
             spans.append(Span(name, at, at + seconds, tokens))
         at += seconds
     ttft_s = first.wait_s + first.tokenize_s + first.prefill_s + first.step_s if first else None
-    return [_sequence("answer", steps, ttft_s, max(0.0, metrics.decoding_s - after), spans)]
+    return [_sequence("answer", metrics.answer, ttft_s, spans)]
 
 
-def _sequence(
-    name: str, steps: list[StepRecord], first_end_s: float | None, dropped_s: float, before: list[Span]
-) -> TracedSequence:
-    """Return a sequence. first_end_s: end of its first step. dropped_s: of the steps after it that are not kept."""
+def _sequence(name: str, row: Row, first_end_s: float | None, before: list[Span]) -> TracedSequence:
+    """Return a sequence. first_end_s: end of its first step."""
+    steps = list(row.records)
     end = first_end_s if first_end_s is not None else steps[0].latency_s * (steps[0].index == 0)
-    start = end - steps[0].latency_s if steps[0].index == 0 else end + dropped_s
+    start = end - steps[0].latency_s if steps[0].index == 0 else end + row.dropped_s
     return TracedSequence(name, before, max(0.0, start), steps)

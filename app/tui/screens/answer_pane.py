@@ -71,7 +71,7 @@ class FigureLines(Lines):
         rate = Content.assemble((f"{three_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
         named = " token" if figures.tokens == 1 else " tokens"
         output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
-        if (stats := totals_of(metrics.steps)).proposed:
+        if (stats := totals_of(metrics.answer.records)).proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
         context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
         state = Content.styled(*self._state)
@@ -142,15 +142,15 @@ class AnswerPane(Vertical):
             )
         if self.side.turn is None or self.side.phase == "waiting":
             return Figures()
-        prompt = live.reused + live.prefill_total + 1  # the first step feeds the last prompt token
+        prompt = live.answer.reused + live.answer.prefill_total + 1  # the first step feeds the last prompt token
         return Figures(
-            live.output_tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused, live.busy
+            live.answer.tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.answer.reused, live.busy
         )
 
     def _forget_earlier(self) -> None:
         """Drop the figures of an earlier answer while this one waits."""
         live = self.metrics
-        if self.side.phase in ("queued", "loading", "waiting") and (live.steps or live.prefill_total):
+        if self.side.phase in ("queued", "loading", "waiting") and (live.answer.records or live.answer.prefill_total):
             live.session_changed([])
 
     def handle_event(self, event: Event) -> None:
@@ -208,7 +208,8 @@ class AnswerPane(Vertical):
             share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
             return f"◌ {sanitise(metrics.load_stage) or 'starting the engine'}{share}", "$text-accent"
         if side.phase in ("waiting", "prefill"):
-            done = f": {metrics.prefill_done} of {metrics.prefill_total} tokens" if metrics.prefill_total else ""
+            answer = metrics.answer
+            done = f": {answer.prefill_done} of {answer.prefill_total} tokens" if answer.prefill_total else ""
             return f"◌ prefill{done}", "$text-accent"
         if side.phase == "answering":
             return "● answering", "bold $text-success"

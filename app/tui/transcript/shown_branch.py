@@ -89,7 +89,7 @@ def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
         return "summarising older messages …"
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
-    if metrics.phase == "prefill" and metrics.prefill_total:
-        reused = f", {metrics.reused:,} cached" if metrics.reused else ""
-        return f"prefill: {metrics.prefill_done:,} of {metrics.prefill_total:,} tokens{reused}"
+    if metrics.phase == "prefill" and metrics.answer.prefill_total:
+        reused = f", {metrics.answer.reused:,} cached" if metrics.answer.reused else ""
+        return f"prefill: {metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} tokens{reused}"
     return "▍"

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.engine.events import Prefill
 from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -100,7 +101,7 @@ def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:
     metrics.ready(*facts(CARD))
     assert traced(metrics) == []
     metrics.submitted()
-    metrics.prefilling(30, 30, 0, waited_s=0.01, tokenize_s=0.002)
+    metrics.prefilling(Prefill(1, 30, 30, 0, waited_s=0.01, tokenize_s=0.002))
     metrics.stepped([record(n, 20 + n) for n in range(5000)])
     metrics.first_text(0.1)
     (sequence,) = traced(metrics)
