@@ -2,12 +2,10 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
-
-from headrace.runtime.metrics.telemetry import StepRecord
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.events import Completed, TextChunk
@@ -47,11 +45,6 @@ class AnswerSteps:
     start: int = 0
     texts: list[StepText] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
-
-    def add(self, texts: Sequence[StepText], records: Sequence[StepRecord]) -> None:
-        """Append steps."""
-        self.texts += texts
-        self.latencies_s += [record.latency_s for record in records]
 
     @property
     def text(self) -> str:

@@ -91,16 +91,13 @@ class AnswerWriter:
 
     def handle(self, turn: Turn, event: Prefill | Delta | Repeats) -> None:
         """Add to the answer. Raises SessionError if its message cannot be created."""
-        turn.handle(event)
-        branch = self._branch
         card = self._engine.card
-        branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
-        if not isinstance(event, Delta):
-            return
         if turn.answer is None and turn.sampling is not None:
+            turn.model = self.model_name
             turn.sampling = settings_used(turn.sampling, card)
-        if event.text:
-            turn.grow(event, self.model_name)
+        turn.handle(event)
+        self._branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
+        if isinstance(event, Delta) and event.text:
             self._show(turn)
 
     def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:

@@ -73,23 +73,24 @@ class ParallelAnswer:
         """Add to the answer. Raises SessionError if its message cannot be created."""
         turn = self.turn
         assert turn is not None
-        turn.handle(event)
-        self.phase, self.context_tokens = turn.phase, turn.context_tokens
-        if isinstance(event, Delta) and event.text:
-            turn.grow(event)
-            if turn.answer is not None:
-                self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
+        try:
+            turn.handle(event)
+        finally:
+            self.phase = turn.phase
+            self.context_tokens = turn.context_tokens
+        if isinstance(event, Delta) and turn.answer is not None:
+            self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
 
     def end(self, reason: str, summary: Summary | None) -> None:
-        """Store the answer that ended. Raises SessionError: call it again, unless it is a DeletedError."""
+        """Store the answer that ended. Raises SessionError: call it again then. One that is deleted gets a notice."""
         self.phase = "idle"
         if (turn := self.turn) is None:
             return
         try:
             turn.end(reason, summary)
-        except DeletedError:
-            self.turn = None
-            self.show(turn.leaf.id)
-            raise
+            last = turn.answer or turn.leaf
+        except DeletedError as error:
+            self.notice = str(error)
+            last = turn.leaf
         self.turn = None
-        self.show(turn.answer.id if turn.answer is not None else turn.leaf.id)
+        self.show(last.id)

@@ -89,10 +89,7 @@ class ParallelAnswers(ABC):
         self._unstored.add(partial(self._store_ended, answer, reason, summary))
 
     def _store_ended(self, answer: ParallelAnswer, reason: str, summary: Summary | None) -> None:
-        try:
-            answer.end(reason, summary)
-        except DeletedError as error:
-            answer.notice = str(error)
+        answer.end(reason, summary)
         if len(self._unstored) == 1 and summary is not None:
             self.notice = None
 

@@ -31,8 +31,8 @@ _ids = itertools.count(1)  # unique over all conversations: late events never re
 class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
 
-    context_tokens: of the prompt, then KV cache entries. sampling: the settings in effect, to be set before the first
-    text. steps: of this generation. repeats: see `Repeats`.
+    context_tokens: of the prompt, then KV cache entries. model, sampling: stored with the answer, to be set before its
+    first text. steps: of this generation. repeats: see `Repeats`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Turn:
         summarising: bool = False,
         dropping: bool = False,
     ) -> None:
-        """model, system: stored with the answer. dropping: the engine may leave out older turns.
+        """system: stored with the answer. dropping: the engine may leave out older turns.
 
         Raises SessionError if nothing can be stored.
         """
@@ -65,7 +65,7 @@ class Turn:
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
         self._tags = ThinkingTags()
-        self._model = model
+        self.model = model
         self._system = system
         self._store = store
         self._unsaved = ""
@@ -76,7 +76,7 @@ class Turn:
             store.reopen(leaf)
 
     def handle(self, event: Prefill | Delta | Repeats) -> None:
-        """Update phase, context_tokens, steps and repeats."""
+        """Update phase, context_tokens, steps, repeats and the text. Raises SessionError if it cannot be stored."""
         if isinstance(event, Prefill):
             self.phase = "prefill"
             self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
@@ -88,25 +88,22 @@ class Turn:
                 self._has_text = True
                 self.steps.start = self._old_length + len(event.opening)
             records = event.records
-            self.steps.add(event.steps, records)
+            self.steps.texts += event.steps
+            self.steps.latencies_s += [record.latency_s for record in records]
             if records:
                 self.context_tokens = records[-1].context
+            text = self._tags.add(event.thinking, event.content) if event.by_kind else event.text
+            if self.summarising:
+                self.summary += text
+            elif text:
+                self._append(text)
 
-    def grow(self, delta: Delta, model: str | None = None) -> None:
-        """Append a delta's text to the answer, thinking within tags. Raises SessionError if it cannot be created."""
-        text = self._tags.add(delta.thinking, delta.content) if delta.by_kind else delta.text
-        if self.summarising:
-            self.summary += text
-        elif text:
-            self._append(text, model)
-
-    def _append(self, text: str, model: str | None = None) -> None:
+    def _append(self, text: str) -> None:
         text = storable(text)
         self._unsaved += text
-        self._model = model or self._model
         if self.answer is None:
             self.answer = self._store.begin_answer(
-                self.leaf.session_id, self.leaf.id, self._model, sampling=self.sampling, system=self._system
+                self.leaf.session_id, self.leaf.id, self.model, sampling=self.sampling, system=self._system
             )
             text = self._unsaved  # with the text of earlier calls that failed
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)

@@ -101,9 +101,8 @@ class RunSession:
 
         def store_delta(delta: "Delta") -> None:
             assert turn is not None
-            turn.handle(delta)
             with suppress(SessionError):  # raised at the end, which tries again
-                turn.grow(delta, model.name)
+                turn.handle(delta)
                 turn.save()
 
         outbox = Outbox(0, answer, store_delta, text_s=_STORE_S)

@@ -16,7 +16,6 @@ def test_an_answer_that_came_by_kind_is_stored_with_tags(store: SessionStore) ->
     for thinking, content in (("h", ""), ("m", "So "), ("", "it is.")):
         event = Delta(turn.id, [Completed(thinking + content, end, thinking, content)], by_kind=True)
         turn.handle(event)
-        turn.grow(event)
     turn.end("stop", end.summary)
     answer = store.branch(question.session_id)[-1]
     assert answer.content == "<think>\nhm\n</think>\n\nSo it is."
@@ -28,6 +27,5 @@ def test_text_of_the_engine_is_stored_as_it_is(store: SessionStore) -> None:
     turn = Turn(store, question)
     event = delta(turn.id, "<think>hm</think>So.", thinking="hm", content="So.")
     turn.handle(event)
-    turn.grow(event)
     turn.end("stop", make_summary())
     assert store.branch(question.session_id)[-1].content == "<think>hm</think>So."
