@@ -23,7 +23,7 @@ class TokenReport:
     top: Sequence[tuple[str, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `StepRecord`
 class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
@@ -45,7 +45,7 @@ class TextChunk:
     reports: tuple[TokenReport, ...] = ()
 
     def __reduce__(self) -> tuple[type["TextChunk"], tuple[Any, ...]]:
-        """Pickle as a tuple: each step is sent, and a frozen dataclass pickles five times slower."""
+        """Pickle as a tuple, as `StepRecord` does."""
         return TextChunk, _values(self)
 
     @property

@@ -90,7 +90,7 @@ class TokenLogprobs:
     digest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `StepRecord`
 class Step:
     """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included.
 
