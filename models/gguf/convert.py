@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.gguf.affine import Affine
 from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
-from headrace.models.gguf.joined import joined, matrix_of
 from headrace.models.gguf.layered import LAYERED
 from headrace.models.gguf.layered.parts import Vector
 from headrace.models.gguf.metadata import Metadata
@@ -305,9 +306,9 @@ def converted(
         part = tensor.data[rows]
         tensor = RawTensor(tensor.name, tensor.type, (len(part), *tensor.shape[1:]), part)
     if target.index is not None:
-        tensor = matrix_of(tensor, target.index)
+        tensor = _matrix_of(tensor, target.index)
     if target.below:
-        tensor, joined_error = joined(tensor, container.tensors[target.below])
+        tensor, joined_error = _joined(tensor, container.tensors[target.below])
     if not _is_packed(tensor, target):
         return _plain(tensor, target)
     experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
@@ -348,12 +349,29 @@ def _source(container: Container, target: Target) -> RawTensor:
     """Return the file's tensor of a target; of two that are joined, without the data of the second."""
     tensor = container.tensors[target.source]
     if target.index is not None:
-        tensor = matrix_of(tensor, target.index)
+        tensor = _matrix_of(tensor, target.index)
     if not target.below:
         return tensor
     below = container.tensors[target.below]
     shape = (tensor.shape[0] + below.shape[0], *tensor.shape[1:])
     return RawTensor(tensor.name, tensor.type if tensor.type == below.type else "Q8_0", shape, tensor.data)
+
+
+def _matrix_of(stack: RawTensor, index: int) -> RawTensor:
+    """Return one matrix of a stack."""
+    rows = stack.data.shape[0] // stack.shape[0]
+    return RawTensor(stack.name, stack.type, stack.shape[1:], stack.data[index * rows : (index + 1) * rows])
+
+
+def _joined(above: RawTensor, below: RawTensor) -> tuple[RawTensor, float]:
+    """Return (one matrix of the rows of two, the error of that). Two types become 8-bit blocks."""
+    shape = (above.shape[0] + below.shape[0], *above.shape[1:])
+    if above.type == below.type:
+        return RawTensor(above.name, above.type, shape, np.concatenate([above.data, below.data])), 0.0
+    values = np.concatenate([dequantize(part.data, GGMLQuantizationType[part.type]) for part in (above, below)])
+    blocks = quantize(values, GGMLQuantizationType.Q8_0)
+    error = float(np.abs(dequantize(blocks, GGMLQuantizationType.Q8_0) - values).max())
+    return RawTensor(above.name, "Q8_0", shape, blocks), error
 
 
 def _is_packed(tensor: RawTensor, target: Target) -> bool:
