@@ -7,7 +7,9 @@ speed has a relative deviation of 4 % and forgets where it was within about a se
 import math
 import random
 from collections.abc import Sequence
+from unittest.mock import patch
 
+from headrace.app.bench.measure import session as measured_session
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample, typical_speed
 from headrace.app.bench.measure.session import Session
@@ -48,6 +50,12 @@ class Machine:
         return seconds / math.exp(0.8 * self.pass_time(seconds * steps) + self._random.gauss(0, JITTER))
 
 
+class IdleMeter:
+    """No reading of the CPUs of the machine that simulates."""
+
+    def use(self) -> None: ...
+
+
 class Backend:
     """Decodes at 4 ms a step (times `slower`), prefills at 2 ms a token."""
 
@@ -80,8 +88,9 @@ def document(
     """Return the parts of a document that `compare` reads, from a simulated machine."""
     machine = Machine(seed, **noise)
     session = Session([Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
-    for _ in session.run():
-        pass
+    with patch.object(measured_session, "CPUMeter", IdleMeter):
+        for _ in session.run():
+            pass
     results = [
         {
             "engine": engine, "model": model, "test": test.name, "depth": test.depth,
