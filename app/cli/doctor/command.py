@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import files, model_names
-from headrace.app.cli.doctor.diagnosis import Report, findings, gather
-from headrace.app.cli.doctor.finding import Finding, draw_finding, plain_finding
+from headrace.app.cli.doctor.diagnosis import Finding, Report, findings, gather
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
@@ -52,8 +51,6 @@ Rows = list[tuple[str, str]]
 def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None) -> None:
     """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
     if hosts is not None:
-        from headrace.app.cli.doctor.hosts import doctor_hosts
-
         doctor_hosts(hosts, model, as_json=as_json)
         return
     if model is not None:
@@ -217,3 +214,71 @@ def _shorten(path: object) -> str:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def doctor_hosts(hosts: str, model: str | None, *, as_json: bool) -> None:
+    """Check the machines and print the result. Exits with 1 if something is broken. Raises UsageError."""
+    from headrace.app.hosts.examine import examine
+    from headrace.app.hosts.hostfile import read_hosts
+    from headrace.models.registry.resolve import resolve
+
+    read = read_hosts(hosts)
+    resolved = None if model is None else resolve(model, fetch=False)
+    with drawn_progress(quiet=not can_redraw(sys.stderr)) as progress:
+        progress(f"asking {len(read.hosts)} machines", 0, None)
+        document = examine(read, resolved)
+    if as_json:
+        print_json(document)
+    else:
+        _show_hosts(document)
+    if not document["ok"]:
+        raise SystemExit(1)
+
+
+def _show_hosts(document: dict[str, Any]) -> None:
+    from headrace.app.output.tables import Column, print_table
+
+    rows = document["hosts"]
+    print_table(
+        Column("rank", [str(row["rank"]) for row in rows]),
+        Column("host", [row["name"] for row in rows], right=False, least=8),
+        Column("address", [row["address"] for row in rows], leaves=5, right=False),
+        Column("headrace", [row["headrace"] or "–" for row in rows], right=False),
+        Column("MLX", [row["mlx"] or "–" for row in rows], leaves=4, right=False),
+        Column("device", [row["device"] or "–" for row in rows], leaves=6, right=False),
+        Column("for models", [format_bytes(row["usable_memory_bytes"]) for row in rows], leaves=2),
+        Column("model", [{True: "yes", False: "no", None: ""}[row["model"]] for row in rows], leaves=1),
+        Column("latency", [_figure(row["latency_us"], "{:,.0f} us") for row in rows]),
+        Column("bandwidth", [_figure(row["bandwidth_gb_s"], "{:.2f} GB/s") for row in rows]),
+        Column("RDMA", [row["rdma"] or "" for row in rows], leaves=3, right=False),
+        Column("clock", [_figure(row["clock_offset_s"], "{:+.1f} s") for row in rows], leaves=7),
+    )
+    if not document["problems"]:
+        click.echo("No problems found.")
+    for finding in [Finding(**problem) for problem in document["problems"]]:
+        if may_style(sys.stdout):
+            draw_finding(finding)
+        else:
+            click.echo(plain_finding(finding))
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def draw_finding(finding: Finding) -> None:
+    """Print a problem and its remedy, in colour."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    style = "bold red" if finding.severity == "broken" else "bold yellow"
+    table = Table.grid(padding=(0, 1))
+    table.add_row(Text("✗" if finding.severity == "broken" else "!", style=style), Text(finding.what))
+    table.add_row("", Text(f"→ {finding.do}", style="dim"))
+    Console(highlight=False).print(table)
+
+
+def plain_finding(finding: Finding) -> str:
+    """Return a problem and its remedy as two lines."""
+    return f"{finding.severity}: {finding.what}\n  -> {finding.do}"

@@ -1,4 +1,4 @@
-"""Facts and findings of `headrace doctor`.
+"""Facts and findings of `headrace doctor`, on this machine and on the user's files.
 
 `gather` never raises: a failing part (MLX does not load, say) becomes a finding. `findings` is a pure function of the
 report. `app.cli.doctor.command` prints both.
@@ -7,16 +7,16 @@ report. `app.cli.doctor.command` prints both.
 import os
 import platform
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from headrace.app.cli.doctor.finding import Finding
-from headrace.app.cli.doctor.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime.config import environment, paths
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import CheckpointError, HeadraceError
 from headrace.runtime.machine import address_space, hardware, memory
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
@@ -24,10 +24,23 @@ from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
+if TYPE_CHECKING:
+    from headrace.models.registry.store import Store
+
+
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: less than a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30
 _MUCH_SWAP = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem and its remedy. `broken` keeps headrace from working, `advice` costs speed."""
+
+    severity: Literal["broken", "advice"]
+    what: str
+    do: str
 
 
 @dataclass(frozen=True)
@@ -264,3 +277,92 @@ def _default_model() -> DefaultModel:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True)
+class State:
+    """A line about some files, and problems with them."""
+
+    text: str
+    findings: list[Finding] = field(default_factory=list)
+
+
+def settings_state() -> State:
+    """Check the settings file and count its changes from the defaults."""
+    from headrace.app.config.settings import Settings, load_settings, settings_path
+
+    path = settings_path()
+    try:
+        settings = load_settings(path)
+    except HeadraceError as error:
+        return State("invalid", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
+    if not path.exists():
+        return State("no file: defaults apply")
+    usual = Settings()
+    changed = sum(
+        getattr(getattr(settings, section.name), one.name) != getattr(getattr(usual, section.name), one.name)
+        for section in fields(settings)
+        for one in fields(getattr(settings, section.name))
+    )
+    return State(f"{changed} changed from the defaults")
+
+
+def sessions_state() -> State:
+    """Check that the conversations are readable and their file is intact."""
+    from headrace.app.sessions.database import Database
+    from headrace.app.sessions.store import database_path
+
+    path = database_path()
+    if not path.exists():
+        return State("none yet")
+    try:
+        database = Database(path)
+        try:
+            report = [str(row[0]) for row in database.rows("PRAGMA quick_check")]
+            (count,) = database.rows("SELECT count(*) FROM sessions")[0]
+        finally:
+            database.close()
+    except (HeadraceError, sqlite3.Error) as error:
+        hint = getattr(error, "hint", None) or f"move {path} away to start with an empty one"
+        return State("unreadable", [Finding("broken", str(error), hint)])
+    if report != ["ok"]:
+        what = f"the conversations in {path} are damaged: {report[0]}"
+        hint = "`headrace sessions doctor --export FILE` saves everything readable"
+        return State("damaged", [Finding("broken", what, hint)])
+    return State(f"{count} stored")
+
+
+def models_state() -> State:
+    """Check every installed model's headers and file sizes."""
+    from headrace.models.registry.store import Store
+
+    store = Store()
+    found = []
+    unrecorded = 0
+    for name in store.names():
+        try:
+            unrecorded += not _check_model(store, name)
+        except HeadraceError as error:
+            found.append(Finding("broken", str(error), error.hint or "pull it again"))
+    if not store.names():
+        return State("none yet")
+    doubt = f", {unrecorded} without checksums" if unrecorded else ""
+    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` checks their contents", found)
+
+
+def _check_model(store: "Store", name: str) -> bool:
+    """Return whether the model has checksums. Raises CheckpointError with the problem and a hint."""
+    from headrace.models.checkpoint.validation import check_sound, damaged
+    from headrace.models.registry.checksums import recorded_files, size_problems
+
+    model = store.get(name)
+    if model is None:
+        return True
+    files = recorded_files(model.origin)
+    try:
+        check_sound(model.path)
+        if problems := size_problems(model.path, files or {}):
+            raise CheckpointError("; ".join(problems))
+    except CheckpointError as error:
+        raise damaged(name, error) from error
+    return files is not None

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 import headrace
 from headrace.app.cli.doctor import diagnosis
 from headrace.app.cli.doctor.command import _draw, _plain, doctor, document, sections
-from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, Place, Report, findings
-from headrace.app.cli.doctor.finding import Finding
+from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
