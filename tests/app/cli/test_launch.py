@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
-from headrace.app.cli.launch.command import _run
-from headrace.app.cli.launch.server import _announced
+from headrace.app.cli.launch.command import _announced, _run
 from headrace.runtime.errors import HeadraceError
 from tests.patience import PATIENCE_S
 from tests.processes import engines
