@@ -129,8 +129,10 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.reported or (sys.stderr.isatty() and not arguments.quiet):
-        from headrace.app.cli.run.figures import make_report  # imported only if it is printed
-        from headrace.app.cli.run.report import print_report
+        from headrace.app.cli.run.report import (
+            make_report,  # imported only if it is printed
+            print_report,
+        )
 
         print_report(make_report(answerer, answer, session, loaded_at - started), arguments)
     if disk_cache is not None:

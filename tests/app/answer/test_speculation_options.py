@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run.command import run
-from headrace.app.cli.run.figures import RunReport
-from headrace.app.cli.run.report import summary_line, table
+from headrace.app.cli.run.report import RunReport, summary_line, table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from tests.tiny_chat import write_chat_model

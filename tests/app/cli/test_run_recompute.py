@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.sentence import OTHERS, sentence
-from headrace.app.cli.run.figures import RunReport
-from headrace.app.cli.run.report import document, run_trace, summary_line, table
+from headrace.app.cli.run.report import RunReport, document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
