@@ -27,7 +27,7 @@ HEADRACE = (sys.executable, "-m", "headrace")
 _IMPORTED = (
     "jinja2.sandbox", "mlx.core", "mlx_lm.utils", "numpy", "tokenizers", "headrace.app.api",
     "headrace.app.bench.measure.run", "headrace.app.cli.batch", "headrace.app.cli.bench.command",
-    "headrace.app.cli.models.command", "headrace.app.cli.predict", "headrace.app.cli.run.command",
+    "headrace.app.cli.models", "headrace.app.cli.predict", "headrace.app.cli.run.command",
     "headrace.app.cli.run.answer", "headrace.app.cli.sessions", "headrace.app.cli.verify",
     "headrace.models.loading.load", "headrace.runtime.engine.engine",
 )  # fmt: skip

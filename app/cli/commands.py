@@ -12,6 +12,7 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
+from headrace.app.cli import completion  # noqa: F401 (registers the shells' completion with click)
 from headrace.app.cli.aliases import meant, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
@@ -20,7 +21,6 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.address_space import check_imports
 
 PROGRAM = "headrace"
-COMPLETE = "_HEADRACE_COMPLETE"  # set by a shell's completion script
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
@@ -42,7 +42,7 @@ _COMMANDS = {
         "Predict a model's decode speed on this machine or other chips.",
     ),
     "fit": ("headrace.app.cli.predict", "fit", "List the catalog models that fit this machine."),
-    "models": ("headrace.app.cli.models.command", "models", "List, fetch, inspect and remove models."),
+    "models": ("headrace.app.cli.models", "models", "List, fetch, inspect and remove models."),
     "quantize": (
         "headrace.app.cli.quantize",
         "quantize",
@@ -54,9 +54,9 @@ _COMMANDS = {
         "sessions",
         "List, show, search, export and delete stored conversations.",
     ),
-    "pull": ("headrace.app.cli.models.command", "pull", "Short for `models pull`."),
-    "list": ("headrace.app.cli.models.command", "list_models", "Short for `models list`."),
-    "rm": ("headrace.app.cli.models.command", "rm", "Short for `models rm`."),
+    "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
+    "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
+    "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
     "explain": ("headrace.app.cli.explain", "explain", "Explain a figure, such as MBU, TTFT or roofline."),
     "paths": ("headrace.app.cli.paths", "paths", "Show the locations of headrace's files."),
     "doctor": ("headrace.app.cli.doctor.command", "doctor", "Show this machine's hardware, software and any problems."),
@@ -228,8 +228,6 @@ def _takes(command: click.Command, option: str) -> bool:
 def run_command_line() -> int:
     """Run the command line and return its exit code. Every error but an interrupt becomes one line and a hint."""
     try:
-        if COMPLETE in os.environ:
-            from headrace.app.cli import shells  # noqa: F401 (registers them)
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ReaderGoneError:

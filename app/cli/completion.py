@@ -2,20 +2,35 @@
 
 The shell runs headrace at every Tab, so this imports only the files that name the values, no mlx. Unreadable entries
 are left out; a Tab never shows an error.
+
+Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh without compinit. Importing this module
+registers their classes with click.
 """
 
+from typing import ClassVar
+
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+)
 
 from headrace.runtime.errors import HeadraceError
 
+COMPLETE = "_HEADRACE_COMPLETE"  # environment variable, set by a shell's completion script
 _SHELLS = ("bash", "zsh", "fish")
 _PATH_MARKS = ("/", ".", "~")
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
     """Print SHELL's completion script for commands, options and their values (bash, zsh or fish).
 
     \b
@@ -23,11 +38,10 @@ def completion(shell: str) -> None:
     zsh, in ~/.zshrc:    eval "$(headrace completion zsh)"
     fish, once:          headrace completion fish > ~/.config/fish/completions/headrace.fish
     """
-    from headrace.app.cli.commands import COMPLETE, PROGRAM, cli
-
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, PROGRAM, COMPLETE).source())
+    root = ctx.find_root()
+    click.echo(kind(root.command, {}, str(root.info_name), COMPLETE).source())
 
 
 def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -122,3 +136,52 @@ def _installed() -> list[str]:
         return [unquote(name).replace("--", "/", 1) for name in Store().names()]
     except (HeadraceError, OSError):
         return []
+
+
+# `compdef` is part of compinit, which a plain ~/.zshrc does not load. -i: without a question about unsafe folders.
+_ZSH_SETUP = """
+if [[ $zsh_eval_context[-1] != loadautofunc ]] && (( ! $+functions[compdef] )); then
+    autoload -Uz compinit && compinit -i
+fi
+"""
+_PLAIN = "plain"
+
+
+class _WholeWords(ShellComplete):
+    """A shell that replaces the whole word, `--kv=` included."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        found = super().get_completions(args, incomplete)
+        name, equals, _ = incomplete.partition("=")
+        if not (equals and name.startswith("-")):
+            return found
+        return [
+            CompletionItem(f"{name}={item.value}", help=item.help) if item.type == _PLAIN else item for item in found
+        ]
+
+
+class Zsh(_WholeWords, ZshComplete):
+    """zsh, with or without compinit in ~/.zshrc."""
+
+    first, _, _rest = ZshComplete.source_template.partition("\n")  # `#compdef` has to stay the first line
+    source_template: ClassVar[str] = f"{first}\n{_ZSH_SETUP}{_rest}"
+
+
+class Fish(_WholeWords, FishComplete):
+    """fish."""
+
+
+class Bash(BashComplete):
+    """bash, which makes `=` and `@` words of their own; it replaces what follows `=`, and `@` with what follows."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        if args[-1:] == ["="]:
+            args = args[:-1]
+        elif args[-1:] == ["@"]:
+            args = args[:-1]
+            incomplete = f"@{incomplete}"
+        return super().get_completions(args, incomplete)
+
+
+for _kind in (Bash, Zsh, Fish):
+    add_completion_class(_kind)

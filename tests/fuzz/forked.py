@@ -20,7 +20,7 @@ from tests.faults.chat_terminal import Chat
 _IMPORTED = (
     "huggingface_hub.file_download", "huggingface_hub.hf_api", "jinja2.sandbox", "mlx.core", "numpy", "tokenizers",
     "headrace.app.api", "headrace.app.batch.output", "headrace.app.batch.run", "headrace.app.cli.batch",
-    "headrace.app.cli.chat", "headrace.app.cli.models.command", "headrace.app.sessions.unsaved", "headrace.app.tui.app",
+    "headrace.app.cli.chat", "headrace.app.cli.models", "headrace.app.sessions.unsaved", "headrace.app.tui.app",
     "headrace.models.loading.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine.engine",
     "tests.faults.test_kills", "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.hub_server",
     "tests.tiny_chat",

@@ -17,9 +17,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from headrace.app.bench.measure.workloads import load_workloads
-from headrace.app.cli import chat, commands, shells
+from headrace.app.cli import chat, commands, completion, models
 from headrace.app.cli.commands import cli, run_command_line
-from headrace.app.cli.models import command as models
 from headrace.app.cli.run import command as run
 from headrace.app.config.settings import Settings
 from headrace.app.predict.chip_names import chip_targets
@@ -210,7 +209,7 @@ def test_an_environment_that_means_nothing_stops_every_command(
     assert calls == [("run", {"words": ("hi",)})]
 
 
-def completed(*words: str, kind: type[ShellComplete] = shells.Bash) -> list[str]:
+def completed(*words: str, kind: type[ShellComplete] = completion.Bash) -> list[str]:
     """Return the shell's completions of the last of `words`."""
     offered = kind(cli, {}, commands.PROGRAM, "_HEADRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
     return [f"{item.type}:{item.value}" if item.type != "plain" else item.value for item in offered]
@@ -273,7 +272,7 @@ def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_words_are_replaced_as_the_shell_splits_them() -> None:
     assert completed("run", "--kv", "=", "k8") == ["k8v4"]
     assert completed("run", "@", str(Path(__file__).parent)[:-1])[0].startswith("@/")
-    for kind in (shells.Zsh, shells.Fish):
+    for kind in (completion.Zsh, completion.Fish):
         assert completed("run", "--kv=k8", kind=kind) == ["--kv=k8v4"]
         assert completed("run", "--kv", "k8", kind=kind) == ["k8v4"]
 

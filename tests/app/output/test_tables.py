@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.bench.compare.history import History
 from headrace.app.bench.show import compare_view, history_view
-from headrace.app.cli.models.command import models
+from headrace.app.cli.models import models
 from headrace.app.cli.predict import fit, predict
 from headrace.app.cli.sessions import sessions
 from headrace.app.output.tables import Column, table_lines
@@ -62,7 +62,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def shown(width: int, command: click.Command, *arguments: str) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width))
-        for name in ("output.tables", "cli.models.command", "cli.sessions"):
+        for name in ("output.tables", "cli.models", "cli.sessions"):
             monkeypatch.setattr(f"headrace.app.{name}.table_width", lambda _: width)
         done = CliRunner().invoke(command, arguments, catch_exceptions=False)
         return str(done.stdout).splitlines()
@@ -97,7 +97,7 @@ def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What fits follows the memory that is free: other tests must not change it between two of these tables.
-    monkeypatch.setattr("headrace.app.cli.models.command.usable_memory", lambda: 20 << 30)
+    monkeypatch.setattr("headrace.app.cli.models.usable_memory", lambda: 20 << 30)
     for command, *arguments in (
         (fit, "--chip", "m2", "--memory", "8"),
         (predict, "--list-chips"),

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.cli.models.command import models
+from headrace.app.cli.models import models
 from headrace.app.cli.quantize import quantize
 from headrace.app.quantize import run as run_module
 from headrace.app.quantize import sensitivity

@@ -14,7 +14,6 @@ from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.gguf_copy import agree_to_copy
-from headrace.app.cli.models.verify import verify
 from headrace.app.cli.say import confirm, print_json, say
 from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
@@ -29,12 +28,14 @@ from headrace.app.model_info.report import (
 )
 from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
+from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import may_style, table_width
 from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import STAR, legend
 from headrace.models.registry.catalog import find, squashed
+from headrace.models.registry.checksums import content_problems, recorded_files
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, find_source, installed_name, resolve, stored_name
@@ -55,15 +56,13 @@ _SPECULATION = {
     None: "unknown: the model's architecture is not supported",
 }
 _HEAD = ", with a multi-token prediction head"
+_UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
 @click.group(cls=AliasedGroup, aliases={"info": "show", "delete": "rm", "remove": "rm", "ls": "list", "fetch": "pull"})
 def models() -> None:
     """List, fetch, inspect, verify and remove models."""
-
-
-models.add_command(verify)
 
 
 @models.command("list")
@@ -374,3 +373,61 @@ def _styled(text: str, **style: bool) -> str:
 
 def _clean(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+@models.command()
+@click.argument("name", required=False, shell_complete=installed_names)
+@_json_option
+def verify(name: str | None, as_json: bool) -> None:
+    """Compare installed files with their checksums.
+
+    NAME: one model [all]. Exit code 1 on damage.
+    """
+    store = Store()
+    names = [installed_name(name, store)] if name is not None else list(store.names())
+    found = []
+    for entry in names:
+        with drawn_progress() as progress:
+            found.append(_verified(store, entry, progress))
+        if not as_json:
+            click.echo(sanitise(_verified_line(found[-1])))
+    if as_json:
+        print_json(found)
+    elif not names:
+        click.echo("no model is installed", err=True)
+    damaged = [row["name"] for row in found if row["state"] == "damaged"]
+    if damaged:
+        hint = f"`headrace models rm {damaged[0]}` and `headrace models pull` install it again"
+        raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)
+
+
+def _verified(store: Store, name: str, progress: Progress) -> dict[str, Any]:
+    """Return {name, path, state: whole, damaged or unrecorded, files, bytes, problems}."""
+    row: dict[str, Any] = {"name": name, "path": None, "state": "damaged", "files": 0, "bytes": 0, "problems": []}
+    try:
+        model = store.get(name)
+    except HeadraceError as error:
+        return {**row, "problems": [str(error)]}
+    if model is None:
+        return {**row, "problems": ["its files are missing"]}
+    row["path"] = str(model.path)
+    files = recorded_files(model.origin)
+    if files is None:
+        return {**row, "state": "unrecorded"}
+    problems = content_problems(model.path, files, progress)
+    size = sum(entry["bytes"] for entry in files.values())
+    return {
+        **row,
+        "state": "damaged" if problems else "whole",
+        "files": len(files),
+        "bytes": size,
+        "problems": problems,
+    }
+
+
+def _verified_line(row: dict[str, Any]) -> str:
+    if row["state"] == "unrecorded":
+        return f"{row['name']}: {_UNRECORDED}"
+    if row["state"] == "damaged":
+        return f"{row['name']}: DAMAGED: {'; '.join(row['problems'])}"
+    return f"{row['name']}: whole ({row['files']} files, {format_bytes(row['bytes'])})"

@@ -1,1 +1,0 @@
-"""`headrace models`, and `pull`, `list` and `rm`."""
