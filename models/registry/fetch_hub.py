@@ -2,6 +2,9 @@
 
 The revision is resolved to a commit first. HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE apply. Interrupted
 downloads resume, and files are compared with the digests that the hub states. Without network the cache is used.
+
+The header is read before the weights: config.json, or the first bytes of a GGUF. A model that nothing here can run is
+refused from it, so that no gigabytes are fetched.
 """
 
 import glob
@@ -14,26 +17,49 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    get_session,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers
+from headrace.models.registry.hub_client import (
+    Mute,
+    bar_class,
+    check_commit,
+    checked_responses,
+    interruptible,
+    small_chunks,
+)
 from headrace.models.registry.hub_files import choose_files
-from headrace.models.registry.hub_guard import check_commit, checked_responses
-from headrace.models.registry.hub_header import HubFile, WholeFilesError, check_config, check_gguf, read_gguf_header
-from headrace.models.registry.hub_transfer import Mute, bar_class, interruptible, small_chunks
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
-from headrace.runtime.errors import CheckpointError, FetchError, HeadraceError, ModelNotFoundError
+from headrace.runtime.errors import (
+    CheckpointError,
+    FetchError,
+    HeadraceError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 
 if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
 
 _API_TIMEOUT_SECONDS = 15.0
+_PART_TIMEOUT_SECONDS = 30.0
+_KEPT = "run it again: complete files are kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +133,13 @@ def _cached_header(hub: HubId) -> HubHeader:
 
 
 def _gguf_header(hub: HubId, info: Any, names: Sequence[str]) -> "Container":
+    """Return the container of a GGUF's parts without their weights. Raises as `open_container`, and FetchError."""
+    from headrace.models.gguf.container import remote_container  # late: numpy
+    from headrace.models.gguf.convert import CONFIG_TENSORS
+
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    return read_gguf_header([HubFile(hub.repo, info.sha, name, sizes[name]) for name in names])
+    files = [HubFile(hub.repo, info.sha, name, sizes[name]) for name in names]
+    return remote_container(files, CONFIG_TENSORS)
 
 
 def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
@@ -148,9 +179,11 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         check_config(content)
         cached.add(name)
     elif cached != set(names):
+        from headrace.models.gguf.convert import plan_of
+
         progress("reading the header", 0, None)
         with suppress(WholeFilesError):
-            check_gguf(_gguf_header(hub, info, names))
+            plan_of(_gguf_header(hub, info, names))
     folder = _download_files(hub, info, names, cached, progress)
     stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
     return _found(hub, commit, folder, names, _licence(info), stated)
@@ -272,9 +305,6 @@ def _verify(path: Path, stated: Any, progress: Progress) -> None:
         raise FetchError(f"{path.name} is damaged: its digest is not the one the hub states", "run it again")
 
 
-_KEPT = "run it again: complete files are kept"
-
-
 def unreachable(hub: HubId) -> FetchError:
     """Return the error for a repository that is neither reachable nor cached."""
     if constants.HF_HUB_OFFLINE:
@@ -329,3 +359,56 @@ def explain(error: Exception, hub: HubId) -> HeadraceError:
         return ModelNotFoundError(f"{hub} is not a name the hub allows")
     reason = "".join(character if character.isprintable() else " " for character in str(error))[:200]
     return FetchError(f"fetching {hub} failed: {reason}", _KEPT)
+
+
+class WholeFilesError(FetchError):
+    """The hub ignores ranges."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of one commit that is read in parts. size: bytes, as the hub states them."""
+
+    repo: str
+    commit: str
+    name: str
+    size: int
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes from `start`. Raises FetchError if the hub sends fewer, and the client's errors."""
+        url = hf_hub_url(self.repo, self.name, revision=self.commit)
+        headers = {**build_hf_headers(library_name="headrace"), "Range": f"bytes={start}-{start + count - 1}"}
+        with get_session().stream("GET", url, headers=headers, timeout=_PART_TIMEOUT_SECONDS) as response:
+            hf_raise_for_status(response)
+            if response.status_code != 206 and start:  # the whole file follows
+                raise WholeFilesError(f"the hub does not send parts of {self.name}")
+            content = bytearray()
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) >= count:
+                    break
+        if len(content) < count:
+            raise FetchError(f"the hub sent {len(content)} of {count} bytes of {self.name}", "run it again")
+        return bytes(content[:count])
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for a config.json that neither headrace's decoder nor mlx-lm's classes run.
+
+    Also raises CheckpointError for broken values. Of quantization only the method is checked.
+    """
+    from headrace.models.checkpoint.foreign.formats import recognise
+    from headrace.models.cost.shape_sources import has_shape
+
+    try:
+        recognise(config, {})
+    except UnsupportedModelError:
+        raise
+    except CheckpointError:  # about tensors, which are not known yet
+        pass
+    if not has_shape(config):
+        from headrace.models.checkpoint.normalize import normalized
+        from headrace.models.mlx_lm.load import of_config  # half a second of imports
+
+        plain = {key: value for key, value in config.items() if not key.startswith("quantization")}
+        of_config(normalized(plain))
