@@ -9,8 +9,7 @@ from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import LoadProgress, one_line
-from headrace.app.line_chat.answer_output import AnswerOutput, PlainOutput
-from headrace.app.line_chat.answer_printer import AnswerPrinter
+from headrace.app.line_chat.answer_output import AnswerOutput, AnswerPrinter, PlainOutput
 from headrace.app.line_chat.questions import ask_about_context, ask_about_disk
 from headrace.app.line_chat.terminal import Lines, say
 from headrace.app.sessions.records import Message, Session
