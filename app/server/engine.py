@@ -62,7 +62,6 @@ class ServedEngine:
         self.card: ModelCard | None = None
         self.requested_at = time.monotonic()
         self.failure: Failed | None = None  # of the latest attempt to load
-        self.restarts = 0
         self.listeners: list[Listener] = []
         self.on_failure: Callable[[], None] = lambda: None
         self.on_unload: Callable[[], None] = lambda: None
@@ -248,7 +247,6 @@ class ServedEngine:
             now = time.monotonic()
             if self._restart_at is not None and now >= self._restart_at:
                 self._restart_at = None
-                self.restarts += 1
                 self._client.restart()
                 self._instruct()
                 self._poll()

@@ -21,9 +21,8 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Event, Failed
-from headrace.app.server.application import application
+from headrace.app.server.application import Log, Served, application
 from headrace.app.server.connection import http_options
-from headrace.app.server.endpoints import Log, Served
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
 from headrace.app.server.guard import Rules

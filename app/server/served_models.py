@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from headrace.app.config.load_options import kv_choice
+from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.memory_needed import memory_needed
 from headrace.app.server.models import InstalledModel, is_served, named
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import loaded_weight_bytes, working_memory
+from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.loading.decoder_choice import context_length
+from headrace.models.registry.resolve import resolve
+from headrace.runtime.errors import HeadraceError
 from headrace.runtime.machine.memory import CACHE_LIMIT, budget
 
 _LOOK_S = 0.05  # between two looks at a model whose answers have to end
@@ -261,3 +268,20 @@ def _reserved(engine: ServedEngine) -> int:
 def _least_recent(engines: Sequence[ServedEngine]) -> ServedEngine:
     """Return the least recently used model, preferably one without requests."""
     return min(engines, key=lambda engine: (engine.open > 0, engine.requested_at))
+
+
+def memory_needed(spec: ModelSpec) -> int | None:
+    """Return the bytes of weights, K/V of one full context, and working memory; None if they are unknown.
+
+    Broken files and unknown architectures are for the load to report.
+    """
+    try:
+        checkpoint = open_checkpoint(resolve(spec.name, fetch=False).path)
+        shape = shape_of_checkpoint(checkpoint)
+        weights = loaded_weight_bytes(checkpoint, shape)
+    except HeadraceError:
+        return None
+    kv = kv_choice(spec.kv)
+    if kv is not None and kv != "auto":
+        shape = shape.with_kv(kv)
+    return weights + shape.cost.kv_bytes(spec.context or context_length(checkpoint)) + working_memory(shape)

@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 
 from headrace.app.engine.commands import ModelSpec
-from headrace.app.server import memory_needed as memory_needed_module
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.memory_needed import memory_needed
 from headrace.app.server.models import InstalledModel, named
-from headrace.app.server.served_models import ServedModels
+from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.machine.memory import Budget
@@ -172,7 +170,7 @@ def test_a_model_is_found_in_any_case_of_letters(name: str) -> None:
 
 def test_needed_memory_is_that_of_weights_kv_and_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_chat_model(tmp_path / "tiny")
-    monkeypatch.setattr(memory_needed_module, "working_memory", lambda _shape: 1)
+    monkeypatch.setattr(served_models, "working_memory", lambda _shape: 1)
     checkpoint = open_checkpoint(path)
     kv = shape_of_checkpoint(checkpoint).cost.kv_bytes(64)
     assert memory_needed(ModelSpec(str(path), context=64)) == checkpoint.nbytes + kv + 1
