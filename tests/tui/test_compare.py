@@ -13,6 +13,7 @@ from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.runtime.machine.load import Load
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 from tests.tui.test_snapshots import compare
@@ -121,6 +122,24 @@ def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: st
         pane.sync()
         assert not pane.metrics.answer.records
         assert not pane.metrics.answer.prefill_total
+        pane.side.phase = "idle"
+
+    play(scenario, scripted(A, B), size=(120, 30))
+
+
+def test_an_answer_beside_other_programs_shows_no_mbu(play) -> None:
+    """Only the chat's metrics have the machine's load."""
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        pane = (await compared(it, "/compare temperature=1.2")).panes[1]
+        pane.side.turn = pane.side.turn or object()  # type: ignore[assignment]  # it answers
+        pane.side.phase = "answering"
+        assert not pane.figures.busy
+        for _ in range(2):
+            it.state.metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
+        assert pane.figures.busy
+        pane.side.turn = None
         pane.side.phase = "idle"
 
     play(scenario, scripted(A, B), size=(120, 30))

@@ -142,10 +142,10 @@ class AnswerPane(Vertical):
             )
         if self.side.turn is None or self.side.phase == "waiting":
             return Figures()
-        prompt = live.answer.reused + live.answer.prefill_total + 1  # the first step feeds the last prompt token
-        return Figures(
-            live.answer.tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.answer.reused, live.busy
-        )
+        running = live.answer
+        prompt = running.reused + running.prefill_total + 1  # the first step feeds the last prompt token
+        busy = self._known.contention is not None  # the load is sampled for the chat's metrics alone
+        return Figures(running.tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, running.reused, busy)
 
     def _forget_earlier(self) -> None:
         """Drop the figures of an earlier answer while this one waits."""
