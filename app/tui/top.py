@@ -126,7 +126,10 @@ class TopApp(CrashReports[None]):
             problem = self._reader.problem
             model = self.metrics.model
             name = sanitise(model.name) or "no model"
-            status = Status(name, self._url, 0, model.context_limit or None, marks=(problem,) if problem else ())
+            steps = self.metrics.charted
+            context = steps[-1].context if steps else 0
+            marks = (problem,) if problem else ()
+            status = Status(name, self._url, context, model.context_limit or None, marks=marks)
             self.screen.show(self._frozen or self.metrics, status, frozen=self._frozen is not None)
 
     async def action_quit(self) -> None:

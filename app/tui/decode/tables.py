@@ -95,22 +95,28 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
     room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
     if (blocks := batch.blocks) is None:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
-    counts = f"blocks: {blocks.used - blocks.shared:,} own, {blocks.shared:,} shared, {blocks.cached:,} cached"
-    pieces = [Content.styled(text, "$quiet") for text in (f"{counts}, {blocks.free:,} free", room)]
-    return [*lines, fitting(pieces, width), _block_grid(blocks, width)]
+    own, shared, cached, free = (
+        Content.assemble((mark, style), (f" {count:,} {name}", "$quiet"))
+        for (count, mark, style), name in zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True)
+    )
+    head = Content.assemble(("blocks ", "$quiet"), own)
+    legend = fitting([head, free, shared, cached, Content.styled(room, "$quiet")], width)
+    return [*lines, legend, _block_grid(blocks, width)]
 
 
-def _block_grid(blocks: PoolStats, width: int) -> Content:
-    """Return a line of the pool's blocks by state, each in one cell, or several in one where they do not fit.
-
-    █ in use by one sequence, ▓ shared by several, ▒ cached for later prompts, · free.
-    """
-    counts = (
+def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:
+    """Return count, character and style of blocks: used by one sequence, shared, cached for later prompts, free."""
+    return (
         (blocks.used - blocks.shared, "█", "$primary"),
         (blocks.shared, "▓", "$secondary"),
         (blocks.cached, "▒", "$accent"),
         (blocks.free, "·", "$foreground 60%"),
     )
+
+
+def _block_grid(blocks: PoolStats, width: int) -> Content:
+    """Return a line of the pool's blocks by state, each in one cell, or several in one where they do not fit."""
+    counts = _block_counts(blocks)
     total = sum(count for count, _, _ in counts)
     return segments(counts, min(width, total))
 
