@@ -150,10 +150,10 @@ def _memory(metrics: LiveMetrics) -> Meter:
     of = three_digits(base)
     if share is None:
         return Meter("memory", value, 0.0, (f"of {of} GB/s measured", f"of {of}"))
-    percent = _percent(share)
+    part = _percent(share)
     busy = metrics.busy
     mark = " (busy)" if busy else ""
-    notes = (f"{percent} of {of}{mark}", f"{percent}{mark}")
+    notes = (f"{part} of {of} measured{mark}", f"{part} of {of}{mark}", f"{part}{mark}")
     return Meter("memory", value, share, notes, is_doubtful=busy)
 
 
