@@ -135,9 +135,9 @@ def read_attachment(name: str) -> Attachment:
             raise UsageError(f"{name}: {size}; {format_bytes(MAX_BYTES)} can be attached")
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     except (RuntimeError, ValueError):  # an unknown home, a NUL
-        raise UsageError(f"cannot read {name}: no such file") from None
+        raise UsageError(f"{name} cannot be read: no such file") from None
     text = decoded(content, name)
     if "\0" in text:
         raise UsageError(f"{name} is not a text file")

@@ -68,7 +68,7 @@ def use_preset(conversation: Conversation, argument: str) -> str:
         return f"preset {name.strip()} deleted"
     presets = load_presets()
     if argument not in presets:
-        raise UsageError(f"preset {argument}: not found", "one of " + ", ".join(presets) if presets else None)
+        raise UsageError(f"no preset called {argument!r}", "one of " + ", ".join(presets) if presets else None)
     conversation.branch.set_system(presets[argument].system)
     conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(presets[argument].sampling))
     return f"preset {argument} applied, {_LATER}"

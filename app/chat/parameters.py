@@ -45,7 +45,7 @@ def read_parameter(name: str, text: str) -> Any:
     """Return a parameter's value; None for empty text or `default`. Raises UsageError."""
     parameter = _BY_NAME.get(name.replace("-", "_"))
     if parameter is None:
-        raise UsageError(f"parameter {name!r}: not found", "one of " + ", ".join(_BY_NAME))
+        raise UsageError(f"no parameter called {name!r}", "one of " + ", ".join(_BY_NAME))
     text = text.strip()
     kind = OPTIONS[parameter.name].kind
     if text in ("", "default") or (text == "auto" and isinstance(kind, ThinkingValue)):

@@ -133,7 +133,7 @@ class _LazyGroup(click.Group):
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
             near = meant(args[0], _COMMANDS)
             hint = f"did you mean {near}?" if near else "`headrace run PROMPT` answers a prompt"
-            raise UsageError(f"No such command {args[0]!r:.80}", f"`headrace --help` lists the commands; {hint}")
+            raise UsageError(f"no such command {args[0]!r:.80}", f"`headrace --help` lists the commands; {hint}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -266,7 +266,9 @@ def run_command_line() -> int:
 
 
 def _click_text(error: click.ClickException) -> str:
-    return " ".join(error.format_message().split()).removesuffix(".")
+    """Return click's message in the form of headrace's: no capital, no full stop."""
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    return text[:1].lower() + text[1:]
 
 
 def _one_line(message: str) -> str:

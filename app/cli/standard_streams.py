@@ -31,7 +31,7 @@ class _Output(io.FileIO):
         except BrokenPipeError as error:
             raise ReaderGoneError from error
         except OSError as error:
-            raise OutputError(f"cannot write to standard output: {error.strerror}") from error
+            raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def prepare_streams() -> None:

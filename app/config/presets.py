@@ -60,7 +60,7 @@ def delete_preset(name: str, path: Path | None = None) -> None:
 
     def remove(document: "TOMLDocument") -> None:
         if name not in document:
-            raise UsageError(f"there is no preset {name}")
+            raise UsageError(f"no preset called {name!r}")
         document.remove(name)
 
     _change(path or presets_path(), remove)

@@ -106,11 +106,14 @@ def load_settings(path: Path | None = None) -> Settings:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a TOML file's document, empty without a file. Raises UsageError, one line with the path."""
     try:
-        return tomllib.loads(read_regular(path, _LARGEST).decode())
+        content = read_regular(path, _LARGEST)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}") from None
+    try:
+        return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{path} is not valid TOML: {reason}") from None

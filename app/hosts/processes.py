@@ -168,7 +168,7 @@ class RankProcess:
 
     def _gone(self) -> HeadraceError:
         how = self.ended(END_S) or "closed its output"
-        return EngineError(f"{self.host.name} could not be started: it {how}", self._how_to_reach(how))
+        return EngineError(f"{self.host.name} cannot be started: it {how}", self._how_to_reach(how))
 
     def _how_to_reach(self, how: str = "") -> str | None:
         if self.host.local:

@@ -40,7 +40,7 @@ def explanation(name: str) -> Explanation:
         return heading
     near = list(dict.fromkeys(names[match].name for match in get_close_matches(_plain(name), names, n=3)))
     hint = f"did you mean {' or '.join(near)}?" if near else "`headrace explain` lists the figures"
-    raise UsageError(f"no figure is called {name!r:.80}", hint)
+    raise UsageError(f"no figure called {name!r:.80}", hint)
 
 
 def of_section(section: str) -> list[Explanation]:

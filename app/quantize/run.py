@@ -315,5 +315,5 @@ def _install(output: Path, build: Any) -> dict[str, Any]:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise HeadraceError(f"cannot write {output}: {error.strerror or error}") from error
+        raise HeadraceError(f"{output} cannot be written: {error.strerror or error}") from error
     return facts

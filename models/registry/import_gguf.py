@@ -220,7 +220,7 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
+        raise ModelNotFoundError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> str:

@@ -252,5 +252,5 @@ def _explain(error: OSError, root: Path) -> HeadraceError:
         free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
         message = f"no space left for the model store {root} ({free:.1f} GB free)"
     else:
-        message = f"cannot write the model store, at {where}: {error.strerror or error}"
+        message = f"the model store cannot be written at {where}: {error.strerror or error}"
     return HeadraceError(message, "HEADRACE_HOME=DIR puts the store somewhere else")

@@ -255,7 +255,7 @@ def test_export_as_markdown_and_json(play, home: Path) -> None:
         assert "keep this" in (home / "talk.md").read_text()
         assert json.loads((home / "talk.json").read_text())["messages"][0]["content"] == "keep this"
         await it.write("/export talk.md/below/a/file.md")
-        await it.until(lambda: "cannot write" in it.text())
+        await it.until(lambda: "cannot be written" in it.text())
         it.app.clear_notifications()
         await it.write("/export new/talk.md")
         await it.until(lambda: any("is no folder" in toast.message for toast in it.app._notifications))
@@ -300,7 +300,7 @@ def test_parameters_by_command(play) -> None:
         await it.write("/set top_p 3")
         assert "top_p must be above 0" in it.text()
         await it.write("/set warmth 3")
-        assert "parameter 'warmth': not found" in it.text()
+        assert "no parameter called 'warmth'" in it.text()
         await it.write("/schema object")
         await it.ask("o")
         assert it.engine.commands[-1].options.schema == {"type": "object"}
@@ -408,7 +408,7 @@ def test_an_unknown_command_is_named_and_joins_no_other(play) -> None:
 def test_a_refused_message_stays_in_the_prompt(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("what is in @missing/ and why")
-        assert "cannot read missing/" in it.text()
+        assert "missing/ cannot be read" in it.text()
         assert it.prompt.text == "what is in @missing/ and why"
         assert not it.said
 
@@ -556,7 +556,7 @@ def test_a_toast_leaves_the_input_free(play) -> None:
 def test_a_missing_file_is_reported_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("look at @./missing.txt")
-        assert "cannot read ./missing.txt" in it.text()
+        assert "./missing.txt cannot be read" in it.text()
         assert it.prompt.text == "look at @./missing.txt"
 
     play(scenario)
@@ -587,9 +587,9 @@ def test_an_export_that_cannot_be_written_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         for name in ("~nobody-has-this-name/x.md", "/dev/null/x.md", "x" * 300):
             it.app.clear_notifications()
-            await it.until(lambda: "cannot write" not in it.text())
+            await it.until(lambda: "cannot be written" not in it.text())
             await it.write(f"/export {name}")
-            assert "cannot write" in it.text()
+            assert "cannot be written" in it.text()
 
     play(scenario)
 

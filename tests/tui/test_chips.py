@@ -43,7 +43,7 @@ def test_files_show_with_their_tokens_before_they_are_sent(play, home: Path) -> 
 def test_an_unusable_file_is_reported_while_its_name_is_typed(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.type("see @missing.txt")
-        await it.until(lambda: "✗ cannot read missing.txt" in it.text())
+        await it.until(lambda: "✗ missing.txt cannot be read" in it.text())
         it.prompt.put("see")
         await it.until(lambda: "✗" not in it.text())
 

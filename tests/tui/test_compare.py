@@ -269,8 +269,8 @@ def test_an_impossible_comparison_is_reported(play) -> None:
         for command, problem in (
             ("/compare no-such-model", "no-such-model"),
             ("/compare temperature=hot", "temperature must be"),
-            ("/compare preset=none", "preset none: not found"),
-            ("/compare warmth=1", "parameter 'warmth': not found"),
+            ("/compare preset=none", "no preset called 'none'"),
+            ("/compare warmth=1", "no parameter called 'warmth'"),
             ('/compare system="half', "missing quotation mark"),
         ):
             await it.write(command)

@@ -28,7 +28,7 @@ def test_ctrl_c_stores_a_draft_and_up_restores_it(play) -> None:
 def test_a_file_that_is_missing_is_refused_by_name_and_the_text_kept(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("what is in @missing.txt?")
-        assert "cannot read missing.txt" in it.text()
+        assert "missing.txt cannot be read" in it.text()
         assert "`@missing.txt`" in it.text()
         assert (it.prompt.text, it.said) == ("what is in @missing.txt?", [])
         await it.ask("what is `@missing.txt` and who is @user.name?")

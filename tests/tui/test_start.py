@@ -75,7 +75,7 @@ def test_a_default_theme_is_not_stored(play) -> None:
 
 def test_an_unknown_theme_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.until(lambda: "theme solarised: not found" in it.text())
+        await it.until(lambda: "no theme called 'solarised'" in it.text())
 
     play(scenario, settings=Settings(screen=ScreenSettings(theme="solarised")))
 

@@ -169,7 +169,7 @@ def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
     if given.llama_model and "llama.cpp" not in given.peers:
         raise UsageError("--llama-model goes with --vs llama.cpp")
     if given.llama_model and not Path(given.llama_model).is_file():
-        raise UsageError(f"no such file: {given.llama_model}")
+        raise UsageError(f"{given.llama_model} cannot be read: no such file")
     gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
     known = {
         "mlx-lm": Peer("mlx-lm", given.mlx_python),

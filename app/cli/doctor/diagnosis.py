@@ -172,7 +172,7 @@ def _places_findings(report: Report) -> list[Finding]:
     for place in report.places:
         if not place.writable:
             do = "make it writable, or set HEADRACE_HOME to a writable folder"
-            found.append(Finding("broken", f"cannot write to {place.path}", do))
+            found.append(Finding("broken", f"{place.path} cannot be written", do))
         elif place.name == "models" and place.free_bytes is not None and place.free_bytes < _LITTLE_DISK:
             what = f"only {format_bytes(place.free_bytes)} of disk left for models"
             found.append(Finding("advice", what, "free some space, or set HEADRACE_HOME to a folder on a larger disk"))

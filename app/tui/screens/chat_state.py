@@ -259,7 +259,7 @@ class ChatState:
         try:
             replace_file(path, text + "\n")
         except OSError as error:
-            self.notify(f"cannot write {path}: {error.strerror}", problem=True)
+            self.notify(f"{path} cannot be written: {error.strerror}", problem=True)
         else:
             self.notify(f"wrote {path}")
 

@@ -121,7 +121,7 @@ def _with(setup: AnswerSetup, name: str, value: str, presets: Any) -> AnswerSetu
         return replace(setup, system="" if value == "none" else value)
     if name == "preset":
         if value not in presets:
-            raise UsageError(f"preset {value}: not found", "one of " + ", ".join(presets) if presets else None)
+            raise UsageError(f"no preset called {value!r}", "one of " + ", ".join(presets) if presets else None)
         return replace(setup, system=presets[value].system, sampling=dict(presets[value].sampling))
     changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
     return replace(setup, sampling={key: kept for key, kept in changed.items() if kept is not None})

@@ -51,8 +51,8 @@ def test_words_that_name_a_file(text: str, rest: str, names: list[str]) -> None:
     [
         ("/file missing.txt", "missing.txt: No such file"),
         ("@./missing.txt", "./missing.txt"),
-        ("what is in @missing/?", "cannot read missing/: No such file"),
-        ("@missing/deep/ is empty", "cannot read missing/deep/: No such file"),
+        ("what is in @missing/?", "missing/ cannot be read: No such file"),
+        ("@missing/deep/ is empty", "missing/deep/ cannot be read: No such file"),
         ("/file empty", "empty"),
         ("/file many", "many: more than 100"),
         ("/file big", "big: 2 files of 300"),

@@ -626,7 +626,7 @@ def test_attachments_are_sent_but_not_shown_as_text(chat: Conversation, engine: 
     with pytest.raises(EngineError):
         chat.send("x")
     until_idle(chat)
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         chat.send("/file /nowhere/at/all.txt")
     assert len(stored(chat)) == 2
 

@@ -186,7 +186,7 @@ def test_an_unknown_command_is_one_line_and_a_hint(
     assert headrace(*arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "No such" in said.err
+    assert "no such" in said.err
     assert words in said.err
     assert len(said.err.splitlines()) == 2
 

@@ -92,7 +92,7 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
         (replace(LINUX, peak=replace(LINUX.peak, busy=True) if LINUX.peak else None), ["while other programs"]),
         (replace(MAC, versions={**MAC.versions, "gguf": None}), ["broken: not installed: gguf"]),
-        (replace(MAC, places=[Place("cache", Path("/c"), False, 0)]), ["broken: cannot write to /c"]),
+        (replace(MAC, places=[Place("cache", Path("/c"), False, 0)]), ["broken: /c cannot be written"]),
         (replace(MAC, places=[Place("models", Path("/m"), True, 5)]), ["only 5 B of disk"]),
         (replace(LINUX, nvidia_driver=True), ["an NVIDIA GPU is present"]),
         (replace(LINUX, kernels={"kernels": "reference", "reason": "not built"}), ["not active: not built"]),

@@ -43,7 +43,7 @@ def test_closed_streams_are_as_good_as_the_null_device(redirection: str, model: 
 def test_an_answer_to_a_closed_output_is_an_error(redirection: str, model: Path, tmp_path: Path) -> None:
     done = shell(redirection, model, tmp_path)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr == b"headrace: cannot write to standard output: Bad file descriptor\n"
+    assert done.stderr == b"headrace: standard output cannot be written: Bad file descriptor\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -51,7 +51,7 @@ def test_an_answer_to_a_closed_output_is_an_error(redirection: str, model: Path,
 def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     done = shell("> /dev/full", model, tmp_path, *more)
     assert done.returncode == 1
-    assert done.stderr == b"headrace: cannot write to standard output: No space left on device\n"
+    assert done.stderr == b"headrace: standard output cannot be written: No space left on device\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")

@@ -1,5 +1,6 @@
 """The settings file: documented defaults, complaints that say where, and changes that keep the rest as it is."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -114,6 +115,13 @@ def test_errors_are_one_line_with_the_path(path: Path, text: str, complaint: str
     assert complaint in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_as_settings_file_is_not_read(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match=re.escape(f"{path} cannot be read: it is not a regular file")):
+        load_settings(path)
 
 
 _NUMBERS = [name for name in SAMPLING_ROWS if name not in ("thinking", "speculate")]
