@@ -49,7 +49,7 @@ def test_words_that_name_a_file(text: str, rest: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("/file missing.txt", "missing.txt: No such file"),
+        ("/file missing.txt", "missing.txt cannot be read: No such file"),
         ("@./missing.txt", "./missing.txt"),
         ("what is in @missing/?", "missing/ cannot be read: No such file"),
         ("@missing/deep/ is empty", "missing/deep/ cannot be read: No such file"),
