@@ -73,13 +73,14 @@ class Prediction:
 def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
     """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""
     cost = shape.cost
-    weights = shape.weight_bytes(batch)
+    passes = batch if shape.takes_turns(on_gpu=target.apple) else 1
+    weights = passes * shape.weight_bytes(batch // passes)
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
     flops = batch * cost.step_flops(context)
     limit = step_limit(weights + kv, flops, target.bandwidth, target.flops)
-    seconds = step_seconds(shape, target, assumed, weights + kv)
+    seconds = step_seconds(shape, target, assumed, (weights + kv) / passes)
     if seconds is not None:  # the roofline is an upper bound
-        seconds = max(seconds, limit.seconds)
+        seconds = max(passes * seconds, limit.seconds)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     fits = None if target.memory is None else memory <= target.memory
     bound: Bound

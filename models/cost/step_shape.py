@@ -71,6 +71,10 @@ class StepShape:
         """Return the weights of all matrices, with inactive experts and without an untied embedding table."""
         return sum(matrix.count * matrix.weights for matrix in self.matrices)
 
+    def takes_turns(self, *, on_gpu: bool) -> bool:
+        """Return whether each sequence has a pass of its own: mlx-lm's classes run models with state on a GPU, too."""
+        return self.stock or (on_gpu and self.state_bytes > 0)
+
     def weight_bytes(self, batch: int) -> int:
         """Return the weight bytes that a step of `batch` sequences reads."""
         return sum(matrix.read_bytes(batch) for matrix in self.matrices) + self.vector_bytes

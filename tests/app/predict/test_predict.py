@@ -226,6 +226,16 @@ def test_nothing_is_expected_above_the_roofline() -> None:
         assert found.expected == pytest.approx(found.roofline)
 
 
+@pytest.mark.parametrize("changes", [{"stock": True}, {"state_bytes": 1 << 20}])
+def test_sequences_that_take_turns_read_the_weights_each(changes: dict[str, int]) -> None:
+    """Those of mlx-lm's classes, and on a GPU of all models with recurrent state."""
+    target = chip_target("M1", 64)
+    one, four = (predict(replace(SHAPE, **changes), target, assumptions("mlx-lm"), 0, batch) for batch in (1, 4))
+    assert four.weight_bytes == 4 * one.weight_bytes
+    assert four.roofline == pytest.approx(one.roofline)
+    assert four.expected == pytest.approx(one.expected)
+
+
 def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
     target = Target("chip", 100e9, 16 * 2**30, apple=True, flops=10e12)
     one, many, far = (predict(SHAPE, target, assumptions("mlx-lm"), *asked) for asked in ((0, 1), (0, 8), (60_000, 2)))
