@@ -4,7 +4,7 @@ The shell runs headrace at every Tab, so this imports only the files that name t
 are left out; a Tab never shows an error.
 
 Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh without compinit. Importing this module
-registers their classes with click.
+registers their classes with click. See docs/workarounds.md.
 """
 
 from typing import ClassVar

@@ -16,7 +16,8 @@ else:
 class SingleDismissal(_Base):
     """A mixin for screens that can be dismissed only while they are the current one.
 
-    Textual's `dismiss` closes the current screen, which is another one after the first of two quick keys.
+    Textual's `dismiss` closes the current screen, which is another one after the first of two quick keys. See
+    docs/workarounds.md.
     """
 
     def dismiss(self, result: Any = None) -> AwaitComplete:

@@ -1,7 +1,7 @@
 """Corrections of mlx-lm's classes: those that answer otherwise than the model they are named for, or that need Metal.
 
 Each function names the class of mlx-lm 0.32 (`mlx_lm/models/NAME.py`) by its row in `FIXES`, and what that class does
-otherwise. A row goes when its class does so no more.
+otherwise. A row goes when its class does so no more; docs/workarounds.md lists them all.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""LongRoPE of mlx-lm's classes, which rotate by the long factors always. See `models.network.long_rope`."""
+"""LongRoPE of mlx-lm's classes, which rotate by the long factors always. See `models.network.long_rope`.
+
+docs/workarounds.md has the upstream reference.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Deletion from the hub's shared cache: whole revisions, and partial files of killed downloads."""
+"""Deletion from the hub's shared cache: whole revisions, and partial files of killed downloads.
+
+See docs/workarounds.md.
+"""
 
 import glob
 import time

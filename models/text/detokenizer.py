@@ -9,7 +9,7 @@ Two kinds of vocabulary have tables here:
 - SentencePiece: a token is text with `▁` for a space, or one byte `<0xE2>`.
 
 Other decoders use the library on a window that is cut at every complete character. The library's `DecodeStream` is not
-used: it re-decodes a growing window, raises on malformed byte runs and cannot be flushed.
+used: it re-decodes a growing window, raises on malformed byte runs and cannot be flushed (docs/workarounds.md).
 """
 
 import codecs

@@ -22,7 +22,7 @@ LOADING_CACHE_LIMIT = 8 << 20  # the same while weights are loaded: a layer, but
 _RESERVE_SHARE = 0.05
 _RESERVE_LEAST = 256 << 20
 _ADDRESS_SPACE = "address space (ulimit -v)"
-# Wired memory is linked to kernel panics on macOS (mlx issue 3186, mlx-lm issue 883). Only weights that might be paged
+# Wired memory is linked to kernel panics on macOS (docs/workarounds.md). Only weights that might be paged
 # out during an answer are wired, and never the whole working set.
 _WIRED_FROM = 0.5  # share of the working set; smaller weights stay resident anyway
 _WIRED_SHARE = 0.75
