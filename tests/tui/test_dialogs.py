@@ -237,3 +237,17 @@ def test_keys_and_their_descriptions_stand_apart(play, size: tuple[int, int]) ->
             assert text.split(key)[1].lstrip().startswith(words)
 
     play(scenario, size=size)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("key", ["f4", "f5", "f6"])
+def test_the_keys_of_a_dialog_are_whole_words_in_a_small_window(play, key: str) -> None:
+    words = {"Resume", "Rename", "Delete", "Use or download", "Close", "Save", "Discard", "Export …"}
+
+    async def scenario(it: Driver) -> None:
+        await it.press(key)
+        keys = [part for part in it.text().splitlines()[-1].split("  ") if part.strip()]
+        assert keys
+        assert all(part.strip().partition(" ")[2] in words for part in keys)
+
+    play(scenario, size=(40, 15))

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from headrace.app.chat.download_plan import DownloadPlan, download_plan
@@ -22,6 +22,7 @@ from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes, three_digits
@@ -72,7 +73,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
             yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
             yield Static(id="fits", markup=False)
             yield Static(id="pull", markup=False)
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one("#filter", Field).focus()

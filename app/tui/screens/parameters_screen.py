@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, Label, Static, TextArea
+from textual.widgets import Input, Label, Static, TextArea
 
 from headrace.app.answer.options import recommended_options
 from headrace.app.chat.conversation import Conversation
@@ -16,6 +16,7 @@ from headrace.app.chat.parameters import PARAMETERS, Parameter, read_parameter, 
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import SessionError, UsageError
 
 
@@ -57,7 +58,7 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
                     )
                     yield Static(Content.styled(parameter.help, "$quiet"), classes="about")
             yield Static("", id="line")
-        yield Footer()
+        yield KeyBar()
 
     def _default(self, name: str) -> str:
         """Return the value in effect for an empty field."""

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.output.sanitise import sanitise
@@ -25,6 +25,7 @@ from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -53,7 +54,7 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
             box.border_title = Content("sessions")
             yield Field(self._words, placeholder="search all messages", id="words")
             yield OptionList(id="sessions")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self._show_kept()
@@ -216,7 +217,7 @@ def _listed(entry: SessionEntry) -> Option:
     session = entry.session
     model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
     unsent = " · unsent text" if session.draft and entry.messages else ""
-    facts = f"{entry.messages} messages · {sanitise(model)} · {ago(session.updated_at)}{unsent}"
+    facts = f"{entry.messages} messages{unsent} · {ago(session.updated_at)} · {sanitise(model)}"
     title = sanitise(entry.title or "untitled").replace("\n", " ")
     return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
 

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList
+from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.output.sanitise import sanitise
@@ -17,6 +17,7 @@ from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError
 
 _LONGEST = 400  # characters of a message that are looked at for its line, which is no longer than the screen is wide
@@ -41,7 +42,7 @@ class TreeScreen(SingleDismissal, ModalScreen[int | None]):
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("branches of this conversation")
             yield OptionList(id="tree")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self._fill()
