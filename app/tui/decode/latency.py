@@ -59,28 +59,21 @@ class LatencySection(Section):
         steps = self.metrics.charted
         return len(steps) - (len(steps) > 0 and steps[0].index == 0)
 
-    @property
-    def _cells(self) -> int:
-        """Cells of the bars."""
-        width = self.content_size.width
-        return max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
-
-    @property
-    def _back(self) -> int:
-        """Steps newer than the last one drawn: the chart follows a cursor that leaves it."""
-        return 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * self._cells)
-
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
         if not self._kept:
             return
-        at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
+        before = self.cursor
+        if before is None:
+            before = -1 if by < 0 else 0
+        at = before - by
         self.cursor = None if at < 0 else min(at, self._kept - 1)
         self.redraw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
-        back = None if offset is None else 2 * (_AXIS + self._cells - 1 - offset.x)
+        cells = _bar_cells(self.content_size.width)
+        back = None if offset is None else 2 * (_AXIS + cells - 1 - offset.x)
         inside = back is not None and offset is not None and offset.x >= _AXIS and 0 <= back < self._kept
         wanted = back if inside else None
         if wanted != self.cursor:
@@ -96,7 +89,8 @@ class LatencySection(Section):
         return metrics.has_steps
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        cells = max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
+        cells = _bar_cells(width)
+        # The chart follows a cursor that leaves it.
         back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
         window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
         if window is None:
@@ -163,8 +157,8 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     high = min(of.p99 * HEADROOM, STALL * of.p50) if of.p50 > 0 else of.p99
     top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
-    beside = _HISTOGRAM if width >= _HISTOGRAM_FROM else 0
-    room = width - _AXIS - beside
+    beside = _histogram_cells(width)
+    room = _bar_cells(width)
     shown = latencies[-2 * room :]
     drawn = bars(shown, top, room, rows)
     for value, every in ((of.p95, 4), (of.p50, 2)):
@@ -199,6 +193,15 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         many = f" ▏{most:,} steps" if beside else ""
         lines.append(Content.styled(f"{numbers}{many:<{beside}}"[:width], "$quiet"))
     return lines
+
+
+def _histogram_cells(width: int) -> int:
+    return _HISTOGRAM if width >= _HISTOGRAM_FROM else 0
+
+
+def _bar_cells(width: int) -> int:
+    """Return the cells of the steps' bars in a section of this width."""
+    return max(1, width - _AXIS - _histogram_cells(width))
 
 
 def _bar(share: float, width: int, style: str) -> Content:

@@ -160,7 +160,10 @@ class TurnsSection(Section):
             text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn), columns, strict=False))
             if turn is running:  # the mark stands in the first column, which is wider than its number
                 text = "●" + text[1:]
-            rows.append(Content.styled(text, "$text-accent" if turn is running else "bold" if turn is kept[-1] else ""))
+                style = "$text-accent"
+            else:
+                style = "bold" if turn is kept[-1] else ""
+            rows.append(Content.styled(text, style))
         return rows
 
 

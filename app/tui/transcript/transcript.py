@@ -359,7 +359,9 @@ class Transcript(Widget, can_focus=True):
         """Select the message above or below, and scroll to it."""
         if not self.entries:
             return
-        at = self.selected if self.selected is not None else len(self.entries) - (0 if by < 0 else 1)
+        at = self.selected
+        if at is None:
+            at = len(self.entries) if by < 0 else len(self.entries) - 1
         self.selected = min(len(self.entries) - 1, max(0, at + by))
         self._show_details()
         lines = self._lines_of(self.selected)
