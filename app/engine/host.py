@@ -95,7 +95,7 @@ class EngineHost:
             max_running=spec.max_running,
             kv_key=key,
             own_processes=[os.getppid()],  # the chat's
-            mbu=lambda summary: self.idle.mbu(summary),
+            mbu=lambda summary: self.idle.mbu(summary),  # made below: it writes the K/V of this engine
         )
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
         self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit, whole=spec.serving)
