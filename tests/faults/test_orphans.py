@@ -62,6 +62,7 @@ def test_a_download_that_is_stopped_is_over(index: PackageIndex, leave: str) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, None])  # None: nobody says so
 def test_a_stalled_terminal_leaves_no_process(tmp_path: Path, number: signal.Signals | None) -> None:
     model = write_chat_model(tmp_path / "model", context=1_000_000)
