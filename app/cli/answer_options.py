@@ -8,7 +8,6 @@ import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, ThinkingValue
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
-from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.models.text.thinking import LEVELS
 from headrace.runtime.config.value_types import (
     JSONObject,
@@ -64,36 +63,6 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, metavar="REGEX", help=help)
         case _:
             return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
-
-
-def kv_option(command: Command) -> Command:
-    """Add --kv to a click command."""
-    help = f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings']."
-    return click.option("--kv", type=click.Choice(KV_NAMES), metavar="FORMAT", help=help)(command)
-
-
-def activations_option(command: Command) -> Command:
-    """Add --activations to a click command."""
-    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if possible [16, or the settings']."
-    choices = click.Choice(ACTIVATION_NAMES)
-    return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
-
-
-def adapter_option(command: Command) -> Command:
-    """Add --adapter to a click command with a `model`, which gets the adapter behind it: BASE+ADAPTER."""
-
-    @wraps(command)
-    def with_adapter(adapter: str | None, **arguments: Any) -> Any:
-        if adapter is not None:
-            from headrace.app.config.settings import chosen_model, load_settings
-            from headrace.models.registry.resolve import DEFAULT_MODEL
-
-            model = chosen_model(arguments["model"], load_settings())
-            arguments["model"] = f"{model or DEFAULT_MODEL}+{adapter}"
-        return command(**arguments)
-
-    help = "LoRA adapter of the model, a folder or hub id; -m MODEL+ADAPTER is the same."
-    return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
 
 
 def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
-from headrace.app.cli.answer_options import activations_option, adapter_option, answer_options, as_object, kv_option
+from headrace.app.cli.answer_options import answer_options, as_object
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
-from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
-from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
+from headrace.app.cli.load_for_answers import load_draft
+from headrace.app.cli.model_options import chosen_draft, chosen_hosts, model_options
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
@@ -84,16 +84,10 @@ class BatchArguments:
 )
 @click.option("-s", "--system", metavar="TEXT", help="System message of lines that have none.")
 @answer_options
-@draft_option
 @click.option("--raw", is_flag=True, help="No chat template: prompts are continued as they are.")
 @click.option("--parallel", type=click.IntRange(1, 256), default=PARALLEL, help=f"Requests at a time [{PARALLEL}].")
 @click.option("--in-order", is_flag=True, help="Results in the order of the lines, not as they finish.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
-@adapter_option
-@kv_option
-@activations_option
-@hosts_options
-@click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
+@model_options
 @click.option("--json", "as_json", is_flag=True, help="With -o: the summary as one JSON document.")
 @click.option("-q", "--quiet", is_flag=True, help="Results and errors only: no progress, no summary.")
 @as_object(BatchArguments)

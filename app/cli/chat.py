@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, adapter_option, answer_option, kv_option, read_options
-from headrace.app.cli.completion import model_names, session_ids
-from headrace.app.cli.draft import chosen_draft, draft_option
-from headrace.app.cli.gguf_copy import agree_to_copy
-from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
+from headrace.app.cli.answer_options import answer_option, read_options
+from headrace.app.cli.completion import session_ids
+from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.model_options import (
+    activations_option,
+    adapter_option,
+    chosen_draft,
+    chosen_hosts,
+    draft_option,
+    hosts_options,
+    kv_option,
+    model_option,
+)
 from headrace.app.cli.say import say
 from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 
@@ -59,13 +67,7 @@ class ChatOptions:
 
 
 @click.command()
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=model_names,
-    help="Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings].",
-)
+@model_option
 @click.option(
     "--resume",
     metavar="ID",

@@ -13,7 +13,7 @@ import click
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
-from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.say import confirm, print_json, say
 from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import kv_option
 from headrace.app.cli.completion import chip_names, model_names
+from headrace.app.cli.model_options import kv_option
 from headrace.app.cli.say import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError

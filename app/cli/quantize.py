@@ -6,7 +6,7 @@ import click
 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import chip_names, model_names
-from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.say import print_json, say
 
 

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, adapter_option, as_object, kv_option
+from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.completion import model_names
-from headrace.app.cli.draft import chosen_draft, draft_option
-from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
+from headrace.app.cli.model_options import chosen_draft, chosen_hosts, model_option, model_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
@@ -73,9 +71,7 @@ class ServeArguments:
 
 
 @click.command()
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Catalog name, directory, .gguf file or hub id."
-)
+@model_option
 @click.option(
     "--models",
     metavar="NAME,...",
@@ -97,13 +93,7 @@ class ServeArguments:
 @click.option(
     "--idle-unload", type=click.FloatRange(1), metavar="S", help="Seconds without a request until memory is freed."
 )
-@draft_option
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
-@adapter_option
-@kv_option
-@activations_option
-@hosts_options
-@click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
+@model_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
 @click.option("--parent", type=int, hidden=True, help="Process id of the parent; the server ends when it has ended.")
 @as_object(ServeArguments)
@@ -114,7 +104,7 @@ def serve(arguments: ServeArguments) -> int:
     as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
     """
     keep_awake()
-    from headrace.app.cli.gguf_copy import agree_to_copy
+    from headrace.app.cli.load_for_answers import agree_to_copy
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.engine.client import EngineClient
     from headrace.app.engine.commands import ModelSpec

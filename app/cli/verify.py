@@ -6,9 +6,9 @@ from functools import partial
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, as_object, kv_option
+from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
+from headrace.app.cli.model_options import activations_option, chosen_hosts, hosts_options, kv_option
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 

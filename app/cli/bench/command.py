@@ -15,8 +15,8 @@ from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench.forms import print_document
 from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, on_command_line
 from headrace.app.cli.completion import files
-from headrace.app.cli.gguf_copy import agree_to_copy
-from headrace.app.cli.hosts_options import chosen_hosts
+from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.model_options import chosen_hosts
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from headrace.app.cli.completion import files, kv_names, model_names, workload_names
-from headrace.app.cli.hosts_options import hosts_options
+from headrace.app.cli.model_options import hosts_options
 from headrace.app.config.load_options import ACTIVATION_NAMES
 from headrace.runtime.errors import UsageError
 

@@ -10,7 +10,7 @@ import click
 
 from headrace.app.cli.bench.forms import print_document
 from headrace.app.cli.bench.options import BenchOptions, on_command_line
-from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.runtime.errors import UsageError
 
 _ACCEPTED = {

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import click
 
-from headrace.app.cli.completion import model_names
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
+from headrace.app.cli.model_options import model_option
 from headrace.app.cli.say import say
 from headrace.app.cli.serve import PORT
 from headrace.app.engine.http_address import HTTPAddress, ServerError
@@ -36,9 +36,7 @@ _AGENT_END_S = 5.0  # for an agent to end after SIGTERM
 
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("agent", metavar="AGENT", type=click.Choice(list(AGENTS)))
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Catalog name, directory, .gguf file or hub id."
-)
+@model_option
 @click.option(
     "--url",
     default=f"http://127.0.0.1:{PORT}",

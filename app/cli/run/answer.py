@@ -11,10 +11,9 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
-from headrace.app.cli.draft import chosen_draft, load_draft
-from headrace.app.cli.hosts_options import chosen_hosts
 from headrace.app.cli.interrupts import first_interrupt_cancels
-from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
+from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
+from headrace.app.cli.model_options import chosen_draft, chosen_hosts
 from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
 from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession

@@ -7,22 +7,15 @@ from pathlib import Path
 
 import click
 
-from headrace.app.cli.answer_options import activations_option, adapter_option, answer_options, as_object, kv_option
-from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
-from headrace.app.cli.draft import draft_option
-from headrace.app.cli.hosts_options import hosts_options
+from headrace.app.cli.answer_options import answer_options, as_object
+from headrace.app.cli.completion import files, prompt_files, session_ids
+from headrace.app.cli.model_options import model_option, model_options
 from headrace.app.cli.run.arguments import RunArguments
 
 
 @click.command()
 @click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=prompt_files)
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=model_names,
-    help="Catalog name, local directory, .gguf file or hub id.",
-)
+@model_option
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @click.option(
     *("-f", "--file", "files"),
@@ -40,18 +33,12 @@ from headrace.app.cli.run.arguments import RunArguments
 )
 @click.option("--save/--no-save", default=None, help="Store this conversation or not [the settings'].")
 @answer_options
-@draft_option
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoded side by side.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
-@adapter_option
-@kv_option
-@activations_option
-@hosts_options
+@model_options
 @click.option(
     "--quantize", type=int, metavar="BITS", help="Bits for a plain checkpoint while it loads: 2, 3, 4, 5, 6 or 8."
 )
 @click.option("--group-size", type=int, help="Weights per scale for --quantize: 32, 64 or 128 [64].")
-@click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("--raw", is_flag=True, help="No chat template: the prompt is continued as it is.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the text.")
 @click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.batch import batch
-from headrace.app.cli.draft import chosen_draft
+from headrace.app.cli.model_options import chosen_draft
 from headrace.app.cli.run.command import run
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Delta

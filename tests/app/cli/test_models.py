@@ -14,7 +14,7 @@ import pexpect
 import pytest
 
 from headrace.app.chat import download_plan
-from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store

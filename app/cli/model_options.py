@@ -1,0 +1,106 @@
+"""Options of commands that load a model: its name, adapter, draft model, context, K/V format, hosts, memory."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from headrace.app.cli.completion import files, model_names
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
+from headrace.app.hosts.choice import SPLITS, HostsChoice
+from headrace.runtime.errors import UsageError
+
+Command = Callable[..., Any]
+
+
+def model_option(command: Command) -> Command:
+    """Add --model to a click command."""
+    help = "Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings]."
+    return click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help=help)(command)
+
+
+def model_options(command: Command) -> Command:
+    """Add --draft, --context, --adapter, --kv, --activations, --hosts, --split and --force to a click command."""
+    context = click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
+    force = click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
+    # click shows the option first that was added last
+    for option in (force, hosts_options, activations_option, kv_option, adapter_option, context, draft_option):
+        command = option(command)
+    return command
+
+
+def draft_option(command: Command) -> Command:
+    """Add --draft to a click command."""
+    help = "Draft model: a smaller model of the same vocabulary; the answer is the same."
+    return click.option("--draft", metavar="MODEL", shell_complete=model_names, help=help)(command)
+
+
+def adapter_option(command: Command) -> Command:
+    """Add --adapter to a click command with a `model`, which gets the adapter behind it: BASE+ADAPTER."""
+
+    @wraps(command)
+    def with_adapter(adapter: str | None, **arguments: Any) -> Any:
+        if adapter is not None:
+            from headrace.app.config.settings import chosen_model, load_settings
+            from headrace.models.registry.resolve import DEFAULT_MODEL
+
+            model = chosen_model(arguments["model"], load_settings())
+            arguments["model"] = f"{model or DEFAULT_MODEL}+{adapter}"
+        return command(**arguments)
+
+    help = "LoRA adapter of the model, a folder or hub id; -m MODEL+ADAPTER is the same."
+    return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
+
+
+def kv_option(command: Command) -> Command:
+    """Add --kv to a click command."""
+    help = f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings']."
+    return click.option("--kv", type=click.Choice(KV_NAMES), metavar="FORMAT", help=help)(command)
+
+
+def activations_option(command: Command) -> Command:
+    """Add --activations to a click command."""
+    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if possible [16, or the settings']."
+    choices = click.Choice(ACTIVATION_NAMES)
+    return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
+
+
+def hosts_options(command: Command) -> Command:
+    """Add --hosts and --split to a click command."""
+    split = click.option(
+        "--split",
+        type=click.Choice(SPLITS),
+        metavar="|".join(SPLITS),
+        help="Way to divide the model among --hosts [auto, by prediction].",
+    )
+    hosts = click.option(
+        "--hosts",
+        metavar="FILE|NAME,...",
+        shell_complete=files,
+        help="Machines that share the model: a hostfile of mlx.launch, or names for ssh: localhost,mac2.",
+    )
+    return hosts(split(command))
+
+
+def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | None:
+    """Return the draft model's name: that of the command line, else the settings' `usual`; None for none.
+
+    speculate: as given on the command line. Raises UsageError where both are given.
+    """
+    if given is not None and speculate is not None:
+        raise UsageError(f"--draft and --speculate {speculate} exclude each other")
+    if speculate is not None:
+        return None
+    if given is not None:
+        return given
+    return usual or None
+
+
+def chosen_hosts(hosts: str | None, split: str | None) -> HostsChoice | None:
+    """Return the choice; None for this machine alone. Raises UsageError."""
+    if hosts is None:
+        if split is not None:
+            raise UsageError("--split needs --hosts")
+        return None
+    return HostsChoice(hosts, split or "auto")
