@@ -137,8 +137,8 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name, help=line) for name, (*_, line) in _COMMANDS.items()]
-        return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
+        items = [CompletionItem(name, help=line) for name, (*_, line) in _COMMANDS.items()]
+        return [item for item in items if item.value.startswith(incomplete)] + click.Command.shell_complete(
             self, ctx, incomplete
         )
 

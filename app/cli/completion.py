@@ -51,9 +51,9 @@ def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
     catalog = load_catalog()
     helps = dict.fromkeys(_installed(), "installed")
     helps |= {name: entry.title for name, entry in catalog.items() if name not in helps}
-    found = [CompletionItem(name, help=text) for name, text in helps.items() if name.startswith(incomplete)]
-    if found and not incomplete.startswith(_PATH_MARKS):
-        return found
+    matching = [CompletionItem(name, help=text) for name, text in helps.items() if name.startswith(incomplete)]
+    if matching and not incomplete.startswith(_PATH_MARKS):
+        return matching
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -75,10 +75,10 @@ def prompt_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
     folder, slash, start = incomplete[1:].rpartition("/")
     try:
-        found = sorted(path for path in Path(folder + slash or ".").iterdir() if path.name.startswith(start))
+        matching = sorted(path for path in Path(folder + slash or ".").iterdir() if path.name.startswith(start))
     except OSError:
         return []
-    return [CompletionItem(f"@{folder}{slash}{path.name}{'/' if path.is_dir() else ''}") for path in found]
+    return [CompletionItem(f"@{folder}{slash}{path.name}{'/' if path.is_dir() else ''}") for path in matching]
 
 
 def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -122,8 +122,12 @@ def workload_names(_ctx: click.Context, _param: click.Parameter, incomplete: str
     """Complete workloads of `bench --speculate`."""
     from headrace.app.bench.measure.workloads import load_workloads
 
-    found = load_workloads().values()
-    return [CompletionItem(one.name, help=one.about) for one in found if one.name.startswith(incomplete)]
+    workloads = load_workloads().values()
+    return [
+        CompletionItem(workload.name, help=workload.about)
+        for workload in workloads
+        if workload.name.startswith(incomplete)
+    ]
 
 
 def _installed() -> list[str]:
@@ -151,12 +155,12 @@ class _WholeWords(ShellComplete):
     """A shell that replaces the whole word, `--kv=` included."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        found = super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
         name, equals, _ = incomplete.partition("=")
         if not (equals and name.startswith("-")):
-            return found
+            return items
         return [
-            CompletionItem(f"{name}={item.value}", help=item.help) if item.type == _PLAIN else item for item in found
+            CompletionItem(f"{name}={item.value}", help=item.help) if item.type == _PLAIN else item for item in items
         ]
 
 

@@ -13,8 +13,8 @@ _COLUMNS = 80
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    found = [CompletionItem(each.name, help=each.sentence) for each in explanations()]
-    return [item for item in found if item.value.casefold().startswith(incomplete.casefold())]
+    items = [CompletionItem(each.name, help=each.sentence) for each in explanations()]
+    return [item for item in items if item.value.casefold().startswith(incomplete.casefold())]
 
 
 @click.command()
@@ -22,15 +22,15 @@ def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def explain(name: tuple[str, ...], as_json: bool) -> None:
     """Explain the figure NAME: its meaning, formula and good values. Without NAME, lists the figures."""
-    found = [explanation(" ".join(name))] if name else list(explanations())
+    explained = [explanation(" ".join(name))] if name else list(explanations())
     if as_json:
-        documents = [{key: value for key, value in asdict(each).items() if key != "sections"} for each in found]
+        documents = [{key: value for key, value in asdict(each).items() if key != "sections"} for each in explained]
         print_json(documents[0] if name else documents)
     elif name:
-        say(_text(found[0]))
+        say(_text(explained[0]))
     else:
-        width = max(len(each.name) for each in found) + 2
-        say("\n".join(_wrapped(f"{each.name:<{width}}", each.sentence) for each in found))
+        width = max(len(each.name) for each in explained) + 2
+        say("\n".join(_wrapped(f"{each.name:<{width}}", each.sentence) for each in explained))
 
 
 def _text(each: Explanation) -> str:

@@ -249,8 +249,8 @@ def _keep_quantized(
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.keep_quantized import keep_quantized
 
-    kept = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
-    return resolve(kept.name, fetch=False)
+    quantized = keep_quantized(model, Quantization(bits, group_size), name=kept_as, progress=progress)
+    return resolve(quantized.name, fetch=False)
 
 
 def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
@@ -385,17 +385,17 @@ def verify(name: str | None, as_json: bool) -> None:
     """
     store = Store()
     names = [installed_name(name, store)] if name is not None else list(store.names())
-    found = []
+    rows = []
     for entry in names:
         with drawn_progress() as progress:
-            found.append(_verified(store, entry, progress))
+            rows.append(_verified(store, entry, progress))
         if not as_json:
-            click.echo(sanitise(_verified_line(found[-1])))
+            click.echo(sanitise(_verified_line(rows[-1])))
     if as_json:
-        print_json(found)
+        print_json(rows)
     elif not names:
         click.echo("no model is installed", err=True)
-    damaged = [row["name"] for row in found if row["state"] == "damaged"]
+    damaged = [row["name"] for row in rows if row["state"] == "damaged"]
     if damaged:
         hint = f"`headrace models rm {damaged[0]}` and `headrace models pull` install it again"
         raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)

@@ -111,17 +111,17 @@ def rename(session: str, title: str, as_json: bool) -> None:
 def rm(session: str, yes: bool, as_json: bool) -> None:
     """Delete SESSION with all branches. Exit code 1 if declined."""
     with _store() as store:
-        found = store.find(session)
+        entry = store.find(session)
         if not yes:
             if not sys.stdin.isatty():
-                raise UsageError(f"cannot ask before deleting {found.id}: stdin is no terminal", "--yes does not ask")
-            confirm(f"Delete {found.id} ({_one_line(found.title)})?")
-        store.delete(found.id)
+                raise UsageError(f"cannot ask before deleting {entry.id}: stdin is no terminal", "--yes does not ask")
+            confirm(f"Delete {entry.id} ({_one_line(entry.title)})?")
+        store.delete(entry.id)
     delete_kv_cache()
     if as_json:
-        print_json({"deleted": found.id})
+        print_json({"deleted": entry.id})
     else:
-        click.echo(f"deleted {found.id}")
+        click.echo(f"deleted {entry.id}")
 
 
 @sessions.command()
@@ -161,47 +161,57 @@ def doctor(output: Path | None, as_json: bool) -> None:
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name")
     with _store() as store:
-        found = examine(store)
+        examination = examine(store)
     if output is not None:
-        write_output(output, json_text([to_document(kept.session, kept.messages) for kept in found.sessions]) + "\n")
+        write_output(
+            output,
+            json_text([to_document(readable.session, readable.messages) for readable in examination.sessions]) + "\n",
+        )
     if as_json:
-        print_json(_damage_document(found))
+        print_json(_damage_document(examination))
     else:
-        for line in _damage_lines(found):
+        for line in _damage_lines(examination):
             click.echo(line)
-        click.echo(_readable(found) + (f"; everything readable is in {output}" if output is not None else ""))
-    if found.is_damaged:
+        click.echo(_readable(examination) + (f"; everything readable is in {output}" if output is not None else ""))
+    if examination.is_damaged:
         hint = None if output is not None else "`headrace sessions doctor --export FILE` saves everything readable"
         raise SessionError("some stored conversations are damaged", hint)
 
 
-def _damage_document(found: Examination) -> dict[str, object]:
-    sessions = found.sessions
+def _damage_document(examination: Examination) -> dict[str, object]:
+    sessions = examination.sessions
     return {
-        "problems": found.problems,
+        "problems": examination.problems,
         "conversations": len(sessions),
-        "messages": sum(len(one.messages) for one in sessions),
-        "damaged_sessions": {one.session.id: one.session.damaged for one in sessions if one.session.damaged},
-        "damaged_messages": {str(message.id): message.damaged for _, message in _damaged_messages(found)},
+        "messages": sum(len(readable.messages) for readable in sessions),
+        "damaged_sessions": {
+            readable.session.id: readable.session.damaged for readable in sessions if readable.session.damaged
+        },
+        "damaged_messages": {str(message.id): message.damaged for _, message in _damaged_messages(examination)},
     }
 
 
-def _damage_lines(found: Examination) -> Iterator[str]:
-    yield from map(_one_line, found.problems)
-    for one in found.sessions:
-        if one.session.damaged:
-            yield f"session {_one_line(one.session.id)}: {', '.join(one.session.damaged)} damaged"
-    for session, message in _damaged_messages(found):
+def _damage_lines(examination: Examination) -> Iterator[str]:
+    yield from map(_one_line, examination.problems)
+    for readable in examination.sessions:
+        if readable.session.damaged:
+            yield f"session {_one_line(readable.session.id)}: {', '.join(readable.session.damaged)} damaged"
+    for session, message in _damaged_messages(examination):
         yield f"session {_one_line(session)}, message {message.id}: {', '.join(message.damaged)} damaged"
 
 
-def _damaged_messages(found: Examination) -> list[tuple[str, Message]]:
-    return [(one.session.id, message) for one in found.sessions for message in one.messages if message.damaged]
+def _damaged_messages(examination: Examination) -> list[tuple[str, Message]]:
+    return [
+        (readable.session.id, message)
+        for readable in examination.sessions
+        for message in readable.messages
+        if message.damaged
+    ]
 
 
-def _readable(found: Examination) -> str:
-    conversations = len(found.sessions)
-    messages = sum(len(one.messages) for one in found.sessions)
+def _readable(examination: Examination) -> str:
+    conversations = len(examination.sessions)
+    messages = sum(len(readable.messages) for readable in examination.sessions)
     return (
         f"{conversations} conversation{'' if conversations == 1 else 's'} with "
         f"{messages} message{'' if messages == 1 else 's'}"

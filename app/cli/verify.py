@@ -74,13 +74,16 @@ def verify(given: VerifyArguments) -> int:
             here = load()
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
-    found = verify_interfaces(load, plan, resolved.path, options) if loaded is None else run_checks(loaded, plan, here)
-    if given.as_json:
-        print_json(found)
+    if loaded is None:
+        document = verify_interfaces(load, plan, resolved.path, options)
     else:
-        show(found, table_width(sys.stdout))
-    if found["interrupted"]:
+        document = run_checks(loaded, plan, here)
+    if given.as_json:
+        print_json(document)
+    else:
+        show(document, table_width(sys.stdout))
+    if document["interrupted"]:
         return 130
-    if found["passed"]:
+    if document["passed"]:
         return 0
     return 1

@@ -240,8 +240,8 @@ def _choose(source: _Source, parts: Sequence[Sequence[Option]], budget: Budget, 
         return predicted_speed(shape, target, plain - saved)[0]
 
     least = sum(min(option.nbytes for option in options) for options in parts)
-    most = sum(max(option.nbytes for option in options) for options in parts)
-    found = largest_that_holds(least, most, lambda room: predicted(room) >= speed)
+    most_bytes = sum(max(option.nbytes for option in options) for options in parts)
+    found = largest_that_holds(least, most_bytes, lambda room: predicted(room) >= speed)
     if found is None:
         raise UsageError(
             f"{source.model.name} reaches {predicted(least):.1f} tok/s at most on {target.name}, in 2 bits",
@@ -259,10 +259,10 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
     checkpoint = open_checkpoint(directory)
     shape = shape_of_checkpoint(checkpoint)
     network = load_model(directory, name=source.model.name, context=SCORED).network
-    found = scored.compare(network)
+    compared = scored.compare(network)
     tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
-    kl = mean_figure([found.kl])
-    agreement = mean_figure([found.agrees])
+    kl = mean_figure([compared.kl])
+    agreement = mean_figure([compared.agrees])
     return {
         "bits_per_weight": checkpoint.nbytes * 8 / source.weights,
         "weight_bytes": checkpoint.nbytes,
@@ -275,7 +275,7 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
             "bound": not expected,
         },
         "measured_tokens_per_second": _measured_speed(network, text),
-        "scored_tokens": len(found.kl),
+        "scored_tokens": len(compared.kl),
         "kl": kl,
         "top1_agreement": agreement,
     }

@@ -48,14 +48,14 @@ class Reference:
     def compare(self, network: Network) -> Divergence:
         """Return the divergence of another network's logits."""
         forced = _begun(network, self._excerpt)
-        found = Divergence()
+        compared = Divergence()
         scored = 0
         for logits, reference in zip(forced.score(self._excerpt.fed, "prefill"), self._chunks, strict=True):
             targets = list(self._excerpt.targets[scored : scored + CHUNK])
-            found += divergence(reference, logits, mx.array(targets))
+            compared += divergence(reference, logits, mx.array(targets))
             scored += len(targets)
         forced.end()
-        return found
+        return compared
 
 
 def importances_of(decoder: Decoder, excerpt: Excerpt) -> dict[str, mx.array]:

@@ -60,8 +60,8 @@ def read_messages(body: Body) -> list[dict[str, Any]]:
     system = _system(body.get("system"))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
-    for place, value in enumerate(given):
-        for message in _messages(value, f"messages[{place}]", in_history=place != newest):
+    for index, value in enumerate(given):
+        for message in _messages(value, f"messages[{index}]", in_history=index != newest):
             last = messages[-1] if messages else None
             if last is not None and last["role"] == message["role"] == "user":
                 last["content"] = f"{last['content']}\n\n{message['content']}"
@@ -75,8 +75,8 @@ def _system(value: object) -> str:
         return value or ""
     if not isinstance(value, list):
         raise refused(f"system must be a text or a list of text blocks, not {shown(value)}", "system")
-    texts = [_text(block, f"system[{place}]") for place, block in enumerate(value)]
-    return "\n\n".join(found for found in texts if not found.startswith(_BILLING))
+    texts = [_text(block, f"system[{index}]") for index, block in enumerate(value)]
+    return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
 
 
 def _text(block: object, where: str, *, in_history: bool = False) -> str:
@@ -103,7 +103,7 @@ def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any
     texts = []
     results = []
     calls = []
-    for place, block in enumerate(content):
+    for index, block in enumerate(content):
         match block:
             case {"type": "thinking", "thinking": str(thinking)}:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thinking
@@ -112,13 +112,13 @@ def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any
             case {"type": "tool_use", "id": str(identifier), "name": str(name), "input": dict(arguments)}:
                 calls.append(tool_call(identifier, name, json.dumps(arguments, ensure_ascii=False)))
             case {"type": "tool_result", "tool_use_id": str(identifier)}:
-                results.append(_result(block, identifier, f"{where}.content[{place}]"))
+                results.append(_result(block, identifier, f"{where}.content[{index}]"))
             case _:
-                texts.append(_text(block, f"{where}.content[{place}]", in_history=in_history))
+                texts.append(_text(block, f"{where}.content[{index}]", in_history=in_history))
     if calls:
         message["tool_calls"] = calls
-    own = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
-    return [*results, *own]
+    written = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
+    return [*results, *written]
 
 
 def _result(block: Body, identifier: str, where: str) -> dict[str, Any]:
@@ -167,8 +167,8 @@ class MessageForm:
 
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
-        if own := prefix_of(self._call, event):
-            self._own = {"headrace": own}
+        if extra := prefix_of(self._call, event):
+            self._own = {"headrace": extra}
         pieces = [self._start(event)]
         if isinstance(event, Delta | Done):
             pieces += [self._part(part) for part in self._answer.take(event)]

@@ -120,8 +120,8 @@ def _models(served: Served) -> Endpoint:
 def _model(served: Served) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         engine = await while_connected(request.receive, served.models.find(str(request.path_params["name"])))
-        found = await while_connected(request.receive, _model_objects(served.models))
-        return DocumentResponse(next(model for model in found if model["id"] == engine.name))
+        documents = await while_connected(request.receive, _model_objects(served.models))
+        return DocumentResponse(next(model for model in documents if model["id"] == engine.name))
 
     return endpoint
 

@@ -24,16 +24,16 @@ def prefix_of(call: Call, event: Event) -> dict[str, Any]:
 
 def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
     """Return the reason as one line."""
-    found = f"{reuse.reused} of {prompt_tokens} prompt tokens were cached"
+    cached = f"{reuse.reused} of {prompt_tokens} prompt tokens were cached"
     if reuse.reused >= prompt_tokens - 1:
-        return f"{found}: all but the last, which is always computed"
+        return f"{cached}: all but the last, which is always computed"
     if reuse.dropped:
-        return f"{found}; {reuse.dropped} more are those of an earlier request, but were evicted or have no mark"
+        return f"{cached}; {reuse.dropped} more are those of an earlier request, but were evicted or have no mark"
     if (difference := reuse.difference) is not None:
         here = difference.prompt_token
         there = difference.earlier_token
-        return f"{found}; token {difference.position} is {here!r}, where an earlier request has {there!r}"
-    return f"{found}; no earlier request goes on like this one"
+        return f"{cached}; token {difference.position} is {here!r}, where an earlier request has {there!r}"
+    return f"{cached}; no earlier request goes on like this one"
 
 
 def _figures(reuse: PromptReuse) -> dict[str, Any]:

@@ -94,15 +94,15 @@ def mapping(body: Body, name: str) -> Body:
     return value
 
 
-def items(body: Body, name: str, most: int) -> list[Any]:
+def items(body: Body, name: str, max_items: int) -> list[Any]:
     """Return a list, empty if it is missing."""
     value = body.get(name)
     if value is None:
         return []
     if not isinstance(value, list):
         raise refused(f"{name} must be a list, not {shown(value)}", name)
-    if len(value) > most:
-        raise refused(f"{name} has {len(value)} entries, at most {most} are allowed", name)
+    if len(value) > max_items:
+        raise refused(f"{name} has {len(value)} entries, at most {max_items} are allowed", name)
     return value
 
 

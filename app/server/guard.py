@@ -62,7 +62,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _is_local(value: str, own: str) -> bool:
+def _is_local(value: str, host: str) -> bool:
     """Return whether a Host header names this machine, with any port."""
     name = value.strip()
     if name.startswith("["):
@@ -71,4 +71,4 @@ def _is_local(value: str, own: str) -> bool:
             return False
     elif name.count(":") == 1:
         name = name.partition(":")[0]
-    return is_loopback(name) or name == own
+    return is_loopback(name) or name == host

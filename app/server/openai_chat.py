@@ -102,11 +102,11 @@ class ChatForm:
 
     def _figures(self, event: Event) -> bytes:
         """Return a chunk of what only headrace's own clients ask for."""
-        own = prefix_of(self._call, event)
-        self._own |= own
-        if self._call.steps and (found := document(event)) is not None:
-            own |= {"event": found[0], "data": found[1]}
-        return data([{**self._head("chat.completion.chunk"), "choices": [], "headrace": own}]) if own else b""
+        extra = prefix_of(self._call, event)
+        self._own |= extra
+        if self._call.steps and (figures := document(event)) is not None:
+            extra |= {"event": figures[0], "data": figures[1]}
+        return data([{**self._head("chat.completion.chunk"), "choices": [], "headrace": extra}]) if extra else b""
 
     def _text(self, choice: int, event: Event) -> bytes:
         if not isinstance(event, Delta | Done):
@@ -156,16 +156,16 @@ class ChatForm:
             _choice(answer, index, self._call.custom, with_logprobs=with_logprobs)
             for index, answer in enumerate(self._answers)
         ]
-        own = {"headrace": self._own} if self._own else {}
-        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **own}
+        extra = {"headrace": self._own} if self._own else {}
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **extra}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        one = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
         usage = {"usage": None} if self._call.include_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [one], **usage}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 
     def _usage(self) -> dict[str, Any]:
         ends = [answer.end for answer in self._answers if answer.end is not None]

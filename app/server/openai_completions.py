@@ -77,9 +77,9 @@ class CompletionForm:
 
     def take(self, choice: int, event: Event) -> bytes:
         """Return the chunk of an event."""
-        if own := prefix_of(self._call, event):
-            self._own |= own
-            return data([{**self._head, "choices": [], "headrace": own}])
+        if extra := prefix_of(self._call, event):
+            self._own |= extra
+            return data([{**self._head, "choices": [], "headrace": extra}])
         if isinstance(event, Delta):
             return self._text(choice, event.text, token_reports(event))
         if isinstance(event, Done):
@@ -116,8 +116,8 @@ class CompletionForm:
             }
             for index, (texts, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
         ]
-        own = {"headrace": self._own} if self._own else {}
-        return {**self._head, "choices": choices, "usage": self._usage(), **own}
+        extra = {"headrace": self._own} if self._own else {}
+        return {**self._head, "choices": choices, "usage": self._usage(), **extra}
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -78,8 +78,8 @@ def read_input(body: Body) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     reasoning = ""
     newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])
-    for place, entry in enumerate(entries):
-        where = f"input[{place}]"
+    for index, entry in enumerate(entries):
+        where = f"input[{index}]"
         match entry:
             case {"type": "reasoning"}:
                 reasoning = _reasoning(entry, where)
@@ -112,7 +112,7 @@ def read_input(body: Body) -> list[dict[str, Any]]:
                     f"{where}: item {shown(identifier)} is not stored here; send its text, with store: false", "input"
                 )
             case {"type": "message"} | {"role": _}:
-                messages.append(_message(entry, where, in_history=place != newest))
+                messages.append(_message(entry, where, in_history=index != newest))
             case _:
                 kind = entry.get("type") if isinstance(entry, dict) else entry
                 raise refused(f"{where}: items of type {shown(kind)} are not supported", "input")
@@ -171,8 +171,8 @@ class ResponseForm:
 
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
-        if own := prefix_of(self._call, event):
-            self._own = {"headrace": own}
+        if extra := prefix_of(self._call, event):
+            self._own = {"headrace": extra}
         if not isinstance(event, Delta | Done):
             return b""
         pieces = [self._part(part) for part in self._answer.take(event)]
@@ -278,18 +278,18 @@ class ResponseForm:
         item = self._output[-1]
         item["status"] = self._status()
         events = b""
-        place = self._place()
+        index = self._place()
         if item["type"] == "custom_tool_call":
             item["input"] = custom_input(item.pop(_WRITTEN))
-            events = self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
-            events += self._event("response.custom_tool_call_input.done", **place, input=item["input"])
+            events = self._event("response.custom_tool_call_input.delta", **index, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **index, input=item["input"])
         elif item["type"] == "function_call":
-            events = self._event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+            events = self._event("response.function_call_arguments.done", **index, arguments=item["arguments"])
         else:
             part = item["content"][0]
-            events = self._event(f"response.{part['type']}.done", **place, text=part["text"], logprobs=[])
-            events += self._event("response.content_part.done", **place, part=part)
-        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+            events = self._event(f"response.{part['type']}.done", **index, text=part["text"], logprobs=[])
+            events += self._event("response.content_part.done", **index, part=part)
+        return events + self._event("response.output_item.done", output_index=index["output_index"], item=item)
 
     def _place(self) -> dict[str, Any]:
         """Return the place of the last item, and of its content if it has parts."""

@@ -62,5 +62,5 @@ def _put(queue: "asyncio.Queue[bytes | None]", piece: bytes | None) -> None:
 
 
 def _piece(event: Event) -> bytes:
-    found = document(event)
-    return named(*found) if found is not None else b""
+    figures = document(event)
+    return named(*figures) if figures is not None else b""

@@ -36,14 +36,14 @@ def custom_names(body: Body) -> frozenset[str]:
 
 def namespaces(body: Body) -> dict[str, tuple[str, str]]:
     """Return the namespace and name of each function in a namespace, by its name as the model sees it."""
-    found = {}
+    names = {}
     for tool in items(body, "tools", MAX_TOOLS):
         if _kind(tool) == "namespace":
             space = str(tool.get("name"))
             for function in items(tool, "tools", MAX_TOOLS):
                 name = str(_nested(function)["function"].get("name"))
-                found[name_in(space, name)] = (space, name)
-    return found
+                names[name_in(space, name)] = (space, name)
+    return names
 
 
 def name_in(namespace: str, name: str) -> str:
@@ -104,8 +104,8 @@ def _allowed(tools: list[Any], choice: Any) -> tuple[list[Any], Any]:
     given = mapping(choice, "allowed_tools") if "allowed_tools" in choice else choice
     wanted = [tool for tool in items(given, "tools", MAX_TOOLS) if _kind(tool) in (None, "function")]
     names = {str(tool.get("name") or mapping(tool, "function").get("name")) for tool in wanted}
-    kept = (tool for tool in tools if _kind(tool) in (None, "function"))
-    left = [tool for tool in kept if str(mapping(tool, "function").get("name")) in names]
+    functions = (tool for tool in tools if _kind(tool) in (None, "function"))
+    left = [tool for tool in functions if str(mapping(tool, "function").get("name")) in names]
     if given.get("mode") not in ("auto", "required") or len(left) < len(names):
         raise refused("tool_choice: allowed_tools needs a mode, auto or required, and names of tools", "tool_choice")
     return left, given["mode"]

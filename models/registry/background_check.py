@@ -127,7 +127,7 @@ def _note(file: Path, entry: FileRecord, problems: list[str]) -> None:
         return
     day = datetime.now(UTC).strftime(_DAY)
     new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
-    others = {path: kept for path, kept in _checked().items() if Path(path).exists()}
+    others = {path: checked for path, checked in _checked().items() if Path(path).exists()}
     write_cache(_cache_file(), {"files": {**others, str(file): new}})
 
 

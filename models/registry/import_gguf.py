@@ -56,10 +56,10 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
     name = stored_name(title, sha256)
     gone = [model for model in store.list() if not is_intact(model)]
-    model = store.install(name, build, replace=any(one.name == name for one in gone), progress=progress)
-    for one in gone:
-        if copied_file(one) == str(file) and one.name != name:  # other content was at this path
-            store.remove(one.name)
+    model = store.install(name, build, replace=any(stale.name == name for stale in gone), progress=progress)
+    for stale in gone:
+        if copied_file(stale) == str(file) and stale.name != name:  # other content was at this path
+            store.remove(stale.name)
     _remember(file, stamp, store, name=model.name)
     return model
 

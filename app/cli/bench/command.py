@@ -102,8 +102,8 @@ def _stored(name: str) -> dict[str, Any]:
     from headrace.app.bench.compare.stored import read_document
 
     if name.isascii() and name.isdigit() and not Path(name).exists():
-        with _history() as kept:
-            return kept.get(int(name))
+        with _history() as runs:
+            return runs.get(int(name))
     return read_document(Path(name))
 
 
@@ -116,15 +116,15 @@ def history(number: int | None, delete: int | None, as_json: bool) -> None:
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.show.history_view import show_history
 
-    with History() as kept:
+    with History() as runs:
         if delete is not None:
-            kept.delete(delete)
+            runs.delete(delete)
         elif number is not None:
-            _print(kept.get(number), "json" if as_json else None)
+            _print(runs.get(number), "json" if as_json else None)
         elif as_json:
-            print_json([document for _, document in kept.documents()])
+            print_json([document for _, document in runs.documents()])
         else:
-            show_history(kept)
+            show_history(runs)
 
 
 def _measure(given: BenchOptions) -> int:
@@ -175,8 +175,8 @@ def _history() -> "History":
 
 
 def _save(document: dict[str, Any], _: BenchOptions) -> None:
-    with _history() as kept:
-        click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
+    with _history() as runs:
+        click.echo(f"saved as run {runs.add(document)}; `headrace bench history` lists them", err=True)
 
 
 def _run_options(given: BenchOptions) -> "Options":

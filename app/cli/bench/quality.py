@@ -39,7 +39,7 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     model = chosen_model(given.models[0] if given.models else None, load_settings())
     for one in (model, *given.against):
         agree_to_copy(one)
-    found = run(
+    measured = run(
         Options(
             model=model,
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
@@ -52,8 +52,8 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
             threads=given.threads,
         )
     )
-    _print(found, "json" if given.as_json else given.form)
-    return 130 if found["interrupted"] else 0
+    _print(measured, "json" if given.as_json else given.form)
+    return 130 if measured["interrupted"] else 0
 
 
 def _print(document: dict[str, Any], form: str | None) -> None:
@@ -61,4 +61,4 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     from headrace.app.output.terminal import table_width
 
     writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
-    print_document(document, form, lambda found: show.show(found, table_width(sys.stdout)), writers)
+    print_document(document, form, lambda measured: show.show(measured, table_width(sys.stdout)), writers)

@@ -57,14 +57,14 @@ def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None)
         raise UsageError("-m needs --hosts")
     with drawn_progress(quiet=not can_redraw(sys.stderr)) as progress:
         report = gather(calibrate, lambda _done: progress("measuring memory bandwidth", 0, None))
-    found = findings(report)
+    problems = findings(report)
     if as_json:
-        print_json(document(report, found))
+        print_json(document(report, problems))
     elif may_style(sys.stdout):
-        _draw(sections(report), found)
+        _draw(sections(report), problems)
     else:
-        click.echo(_plain(sections(report), found))
-    if any(finding.severity == "broken" for finding in found):
+        click.echo(_plain(sections(report), problems))
+    if any(finding.severity == "broken" for finding in problems):
         raise SystemExit(1)
 
 
@@ -80,12 +80,12 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
     ]
 
 
-def document(report: Report, found: list[Finding]) -> dict[str, Any]:
+def document(report: Report, problems: list[Finding]) -> dict[str, Any]:
     """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
     host = report.machine
     chip = report.machine.chip if report.machine else None
     return {
-        "ok": all(finding.severity != "broken" for finding in found),
+        "ok": all(finding.severity != "broken" for finding in problems),
         "machine": {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores} if host else None,
         "core_kinds": core_kinds(report.system),
         "os": report.os_name,
@@ -97,10 +97,10 @@ def document(report: Report, found: list[Finding]) -> dict[str, Any]:
         "energy_parts": report.energy_parts,
         "kernels": report.kernels,
         "versions": report.versions,
-        "paths": {place.name: {**asdict(place), "path": str(place.path)} for place in report.places},
+        "paths": {folder.name: {**asdict(folder), "path": str(folder.path)} for folder in report.places},
         "user_files": report.user_files,
         "default_model": {"name": report.default_model.name, "path": _text(report.default_model.path)},
-        "problems": [asdict(finding) for finding in found],
+        "problems": [asdict(finding) for finding in problems],
     }
 
 
@@ -157,21 +157,21 @@ def _bandwidth_rows(report: Report) -> Rows:
 
 def _software_rows(report: Report) -> Rows:
     named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
-    own = report.versions.get("headrace") or NOT_INSTALLED
+    headrace = report.versions.get("headrace") or NOT_INSTALLED
     rest = [text for text in named if not text.startswith("headrace ")]
-    return [("headrace", own), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
+    return [("headrace", headrace), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
 
 
 def _place_rows(report: Report) -> Rows:
     model = report.default_model
     rows = [("default", f"{model.name}, {'installed' if model.path else 'fetched on first use'}")]
-    for place in report.places:
-        room = f", {format_bytes(place.free_bytes)} free" if place.free_bytes is not None else ""
-        rows.append((place.name, f"{_shorten(place.path)}{room if place.writable else ', not writable'}"))
+    for folder in report.places:
+        room = f", {format_bytes(folder.free_bytes)} free" if folder.free_bytes is not None else ""
+        rows.append((folder.name, f"{_shorten(folder.path)}{room if folder.writable else ', not writable'}"))
     return rows
 
 
-def _draw(titled: list[tuple[str, Rows]], found: list[Finding]) -> None:
+def _draw(titled: list[tuple[str, Rows]], problems: list[Finding]) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -187,19 +187,19 @@ def _draw(titled: list[tuple[str, Rows]], found: list[Finding]) -> None:
         for label, value in rows:
             table.add_row(label, Text(value))
         console.print(Padding(table, (0, 0, 1, 2)))
-    if not found:
+    if not problems:
         console.print(Text("✓ No problems found.", style="bold green"))
-    for finding in found:
+    for finding in problems:
         draw_finding(finding)
 
 
-def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
+def _plain(titled: list[tuple[str, Rows]], problems: list[Finding]) -> str:
     lines: list[str] = []
     for title, rows in titled:
         lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
-    for finding in found:
+    for finding in problems:
         lines.append(plain_finding(finding))
-    return "\n".join(lines if found else [*lines, "No problems found."])
+    return "\n".join(lines if problems else [*lines, "No problems found."])
 
 
 def _isa(flags: frozenset[str]) -> str:

@@ -94,7 +94,7 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
-    found = versions(PACKAGES)
+    installed = versions(PACKAGES)
     states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
     failures: list[Finding] = []
     host: Machine | None = None
@@ -120,7 +120,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         swap_used=hardware.swap_used(),
         system=hardware.sysctl_facts(),
         kernels=kernels,
-        versions={name: found.get(name) for name in ("python", *PACKAGES)},
+        versions={name: installed.get(name) for name in ("python", *PACKAGES)},
         places=_places(),
         default_model=_default_model(),
         compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
@@ -133,22 +133,22 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
 
 def findings(report: Report) -> list[Finding]:
     """Return all problems, broken things first. A Python without MLX is the only finding on its software."""
-    found = [*_intel(report)]
-    if not found:
-        found = [*report.failures, *_software(report)]
-    found += _places_findings(report)
+    problems = [*_intel(report)]
+    if not problems:
+        problems = [*report.failures, *_software(report)]
+    problems += _places_findings(report)
     if report.machine:
-        found += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
-    found += [*_memory(report)]
-    return sorted(found, key=lambda finding: finding.severity == "advice")
+        problems += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
+    problems += [*_memory(report)]
+    return sorted(problems, key=lambda finding: finding.severity == "advice")
 
 
 def _software(report: Report) -> list[Finding]:
-    found = []
+    problems = []
     missing = [name for name, version in report.versions.items() if version is None and name != "headrace"]
     if missing:
-        found.append(Finding("broken", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"))
-    return found
+        problems.append(Finding("broken", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"))
+    return problems
 
 
 def _intel(report: Report) -> list[Finding]:
@@ -168,15 +168,17 @@ def _intel(report: Report) -> list[Finding]:
 
 
 def _places_findings(report: Report) -> list[Finding]:
-    found = []
-    for place in report.places:
-        if not place.writable:
+    problems = []
+    for folder in report.places:
+        if not folder.writable:
             do = "make it writable, or set HEADRACE_HOME to a writable folder"
-            found.append(Finding("broken", f"{place.path} cannot be written", do))
-        elif place.name == "models" and place.free_bytes is not None and place.free_bytes < _LITTLE_DISK:
-            what = f"only {format_bytes(place.free_bytes)} of disk left for models"
-            found.append(Finding("advice", what, "free some space, or set HEADRACE_HOME to a folder on a larger disk"))
-    return found
+            problems.append(Finding("broken", f"{folder.path} cannot be written", do))
+        elif folder.name == "models" and folder.free_bytes is not None and folder.free_bytes < _LITTLE_DISK:
+            what = f"only {format_bytes(folder.free_bytes)} of disk left for models"
+            problems.append(
+                Finding("advice", what, "free some space, or set HEADRACE_HOME to a folder on a larger disk")
+            )
+    return problems
 
 
 def _backend(report: Report, host: Machine) -> list[Finding]:
@@ -212,35 +214,35 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
 
 
 def _speed(report: Report) -> list[Finding]:
-    found = []
+    problems = []
     if report.power.on_battery:
-        found.append(Finding("advice", "running on battery: macOS may slow the GPU down", "plug the charger in"))
+        problems.append(Finding("advice", "running on battery: macOS may slow the GPU down", "plug the charger in"))
     if report.power.low_power_mode:
         do = "turn it off in System Settings > Battery"
-        found.append(Finding("advice", "low power mode is on: decoding is slowed down", do))
+        problems.append(Finding("advice", "low power mode is on: decoding is slowed down", do))
     if report.power.throttled or report.power.thermal_pressure == "moderate":
         what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
-        found.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
+        problems.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
     nominal = report.machine.nominal_bandwidth if report.machine else None
     peak = report.peak
     low = "under half of nominal" if nominal and peak and peak.bytes_per_second < nominal / 2 else ""
     if peak and (low or peak.busy):
         low = low or "while other programs used the CPU"
         what = f"memory bandwidth: {format_rate(peak.bytes_per_second)} measured, {low}"
-        found.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
-    return found
+        problems.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
+    return problems
 
 
 def _memory(report: Report) -> list[Finding]:
-    found = []
+    problems = []
     if report.budget and report.budget.usable < _LITTLE_MEMORY:
         what = f"little memory: {format_bytes(report.budget.usable)} free for weights and KV cache"
         do = "close other programs, or raise the container's memory limit"
-        found.append(Finding("advice", what, address_space.HINT if report.budget.is_address_space else do))
+        problems.append(Finding("advice", what, address_space.HINT if report.budget.is_address_space else do))
     if (report.swap_used or 0) > _MUCH_SWAP:
         what = f"{format_bytes(report.swap_used or 0)} of swap in use: weights may be swapped to disk"
-        found.append(Finding("advice", what, "close other programs"))
-    return found
+        problems.append(Finding("advice", what, "close other programs"))
+    return problems
 
 
 def _places() -> list[Place]:
@@ -260,8 +262,8 @@ def _place(name: str, path: Path) -> Place:
 
 
 def _energy_parts(host: Machine) -> str | None:
-    found = sensors(host.backend)()
-    return found.energy_parts if found.joules is not None else None
+    reading = sensors(host.backend)()
+    return reading.energy_parts if reading.joules is not None else None
 
 
 def _default_model() -> DefaultModel:
@@ -300,9 +302,9 @@ def settings_state() -> State:
         return State("no file: defaults apply")
     usual = Settings()
     changed = sum(
-        getattr(getattr(settings, section.name), one.name) != getattr(getattr(usual, section.name), one.name)
+        getattr(getattr(settings, section.name), setting.name) != getattr(getattr(usual, section.name), setting.name)
         for section in fields(settings)
-        for one in fields(getattr(settings, section.name))
+        for setting in fields(getattr(settings, section.name))
     )
     return State(f"{changed} changed from the defaults")
 
@@ -337,17 +339,17 @@ def models_state() -> State:
     from headrace.models.registry.store import Store
 
     store = Store()
-    found = []
+    problems = []
     unrecorded = 0
     for name in store.names():
         try:
             unrecorded += not _check_model(store, name)
         except HeadraceError as error:
-            found.append(Finding("broken", str(error), error.hint or "pull it again"))
+            problems.append(Finding("broken", str(error), error.hint or "pull it again"))
     if not store.names():
         return State("none yet")
     doubt = f", {unrecorded} without checksums" if unrecorded else ""
-    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` checks their contents", found)
+    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` checks their contents", problems)
 
 
 def _check_model(store: "Store", name: str) -> bool:

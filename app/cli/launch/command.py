@@ -71,9 +71,9 @@ def _endpoint(url: str, model: str | None, key: str | None) -> Iterator[Endpoint
     from headrace.app.config.settings import chosen_model, load_settings
 
     name = chosen_model(model, load_settings())
-    found = find_endpoint(url, name, key)
-    if found is not None:
-        yield found
+    running = find_endpoint(url, name, key)
+    if running is not None:
+        yield running
         return
     resolved_model(name, quiet=False)  # fetched here, where progress can be drawn
     with own_server(name, key) as endpoint:
@@ -122,9 +122,9 @@ def find_endpoint(url: str, model: str | None, key: str | None) -> Endpoint | No
     address = HTTPAddress(url, key)
     try:
         models = address.get("/v1/models", _LOOK_S)["data"]
-        own = [found for found in models if found.get("owned_by") == _OWNER]
+        ours = [served for served in models if served.get("owned_by") == _OWNER]
         wanted = (model or "").lower()
-        name = next((str(found["id"]) for found in own if wanted in ("", str(found["id"]).lower())), None)
+        name = next((str(served["id"]) for served in ours if wanted in ("", str(served["id"]).lower())), None)
     except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError):
         return None
     return None if name is None else _loaded(address, name, key)
@@ -135,10 +135,10 @@ def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
     try:
         with suppress(ServerError):  # the request itself: a model without a chat template, say
             address.load_model(name, _LOAD_S)
-        found = address.get(f"/v1/models/{quote(name)}", _LOAD_S)
-        if found.get("status", {}).get("value") not in ("loaded", None):
+        card = address.get(f"/v1/models/{quote(name)}", _LOAD_S)
+        if card.get("status", {}).get("value") not in ("loaded", None):
             raise HeadraceError(f"{address.url}: {name} cannot be loaded", "the server's log says why")
-        context = found.get("context_length")
+        context = card.get("context_length")
         return Endpoint(address.url, name, context if isinstance(context, int) else None, key)
     except (OSError, HTTPException, ValueError, AttributeError) as error:
         raise HeadraceError(f"{address.url}: {error}") from error

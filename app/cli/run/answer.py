@@ -67,8 +67,8 @@ def run_answer(arguments: RunArguments) -> int:
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)
     keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files
-    most = arguments.samples or MAX_RUNNING
-    answerer, disk_cache = _answerer(resolved, loaded, network, most, keeps_kv=keeps_kv)
+    max_running = arguments.samples or MAX_RUNNING
+    answerer, disk_cache = _answerer(resolved, loaded, network, max_running, keeps_kv=keeps_kv)
     check = BackgroundCheck(resolved)
     with closing(session):
         if arguments.samples is not None:

@@ -31,7 +31,7 @@ def read_prompt(
     mentioned: tuple[Attachment, ...] = ()
     if not raw:
         typed, mentioned = take_attachments(typed)
-    attachments = dict.fromkeys((*(one for name in files for one in read_attachments(name)), *mentioned))
+    attachments = dict.fromkeys((*(attachment for name in files for attachment in read_attachments(name)), *mentioned))
     parts = [part for part in (piped.strip("\n"), typed) if part.strip()]
     if not parts and not attachments:
         raise UsageError("no prompt", 'headrace run "Why is the sky blue?", or pipe text in')

@@ -209,7 +209,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     """Return the `--json` document. Absent figures (one token has no inter-token latency) are null."""
     summary = report.summary
     answer = report.answer
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "model": report.model.name,
         "session": report.session,
         "text": answer.text,
@@ -260,7 +260,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     }
     if answer.steps and answer.steps[0].logprobs is not None:
         values = [values for step in answer.steps for values in step.logprobs or ()]
-        found["logprobs"] = [
+        content["logprobs"] = [
             {
                 "chosen": value.chosen,
                 "text": token.text,
@@ -270,10 +270,10 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
             for value, token in zip(values, answer.reports, strict=True)
         ]
     if with_steps:
-        found["steps"] = [
+        content["steps"] = [
             {**asdict(record), "achieved_bandwidth_gb_s": record.achieved_gb_s} for record in answer.records
         ]
-    return found
+    return content
 
 
 def _device(report: RunReport) -> dict[str, Any]:
@@ -377,10 +377,10 @@ def _mbu(report: RunReport) -> str:
     use = report.answer.cpu_use
     if report.busy:
         return f"busy: {OTHERS if use is None else cpu_phrase(use, 'used') + ' during the answer'}"
-    found = report.mbu
-    if found.share is None:
+    mbu = report.mbu
+    if mbu.share is None:
         return "unknown"
-    return f"{percent(found.share, 1)} of {'memory now' if found.measured_beside else 'the measured peak'}"
+    return f"{percent(mbu.share, 1)} of {'memory now' if mbu.measured_beside else 'the measured peak'}"
 
 
 def _itl(itl: Percentiles | None) -> str:

@@ -150,19 +150,19 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
     if counts == shape[-2:-1] and len(shape) == 2:
         counts = (*counts, 1)
     sizes = (*(1 for _ in shape[:-2]), *block) if len(block) == 2 else ()
-    found: list[int] = []
+    blocks: list[int] = []
     for axis, (size, count) in enumerate(zip(shape, counts, strict=False)):
         if count == 1 or count == size:
-            found.append(size // count)
+            blocks.append(size // count)
         elif sizes and count == -(-size // sizes[axis]):
-            found.append(sizes[axis])
+            blocks.append(sizes[axis])
         elif not sizes and axis == len(shape) - 1 and size % count == 0:
-            found.append(size // count)  # groups along a row
+            blocks.append(size // count)  # groups along a row
         else:
             break
-    if len(counts) != len(shape) or len(found) != len(shape):
+    if len(counts) != len(shape) or len(blocks) != len(shape):
         raise CheckpointError(f"tensor {name} of shape {shape} has scales of shape {scale.shape}: no blocks fit both")
-    return tuple(found)
+    return tuple(blocks)
 
 
 def _gptq_awq(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
