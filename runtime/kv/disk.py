@@ -20,7 +20,7 @@ from headrace.runtime.config.regular_file import open_regular, read_regular
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
 
-_MAGIC = b"headkv\0\2"
+_MAGIC = b"headkv\0\3"
 _LARGEST = 1 << 30  # bytes of a block
 _KEY = 16  # bytes of keys and of the digest at the end
 _HEAD = f"<{_KEY}s{_KEY}sHH"

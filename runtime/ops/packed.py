@@ -2,8 +2,8 @@
 
 Contract: as `runtime.ops.reference.attend`, over `Rows` instead of plain buffers. Few queries multiply the codes
 directly, on a Mac in one kernel (`runtime.ops.metal_attention`); for more, one layer's visible entries are unpacked for
-MLX's fused attention. On a CPU, non-finite keys or values come back as NaN; on a GPU the check of logits alone finds
-them, since it would take six kernels a layer.
+MLX's fused attention. Codes are those of the heads' Hadamard transforms (`transformed`). On a CPU, non-finite keys or
+values come back as NaN; on a GPU the check of logits alone finds them, since it would take six kernels a layer.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -41,9 +41,10 @@ def attend(
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
+    q = transformed(q)
     if k is not None and v is not None:
-        keys = _written(keys, k, row, kv.keys)
-        values = _written(values, v, row, kv.values)
+        keys = _written(keys, transformed(k), row, kv.keys)
+        values = _written(values, transformed(v), row, kv.values)
     start = max(0, spec.first_seen(offset) - first)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
     if not spec.chunked and metal_attention.attends(q, spec):
@@ -53,7 +54,20 @@ def attend(
     else:
         plain_keys = _unpacked(seen_keys, kv.keys, q.dtype)
         out = attention(q, plain_keys, _unpacked(seen_values, kv.values, q.dtype), spec, first + start)
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+    return transformed(out).transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
+
+
+def transformed(heads: mx.array) -> mx.array:
+    """Return the Hadamard transform of heads (..., D), its own inverse, in parts of the largest power of two in D.
+
+    No channel of it is far larger than the others, so groups lose less. Transformed queries and keys have the same
+    scores as before.
+    """
+    dim = heads.shape[-1]
+    part = dim & -dim
+    wide = heads if reference.on_gpu() else heads.astype(mx.float32)  # MLX's CPU kernel rounds every stage
+    out = mx.hadamard_transform(wide.reshape(*heads.shape[:-1], dim // part, part))
+    return out.reshape(heads.shape).astype(heads.dtype)
 
 
 def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> Rows:

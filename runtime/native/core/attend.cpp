@@ -47,6 +47,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
     std::memcpy(to, queries + h * dim, head_bytes);
     place(kernels, call, table, row, call.q_norm, to);
     if (call.growth != 0.0f) kernels.rescale(to, growth_at(call, rows.offset + t), dim);
+    if (call.packed()) kernels.hadamard(to, dim);
   }
   if (call.parts == 1) return;
   from += call.heads * dim;
@@ -63,8 +64,11 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
     std::memcpy(head, keys + h * dim, head_bytes);
     place(kernels, call, table, row, call.k_norm, head);
     if (call.packed()) {
+      if (value != head + dim) std::memcpy(head + dim, value, head_bytes);
+      kernels.hadamard(head, dim);
+      kernels.hadamard(head + dim, dim);
       kernels.pack_key(head, dim, call.packings.keys, entry, to + call.keys_at);
-      kernels.pack_value(value, dim, call.packings.values, entry, to + call.values_at);
+      kernels.pack_value(head + dim, dim, call.packings.values, entry, to + call.values_at);
     } else {
       kernels.from_float(head, dim, call.kv_type, to + call.keys_at + at);
       kernels.from_float(value, dim, call.kv_type, to + call.values_at + at);

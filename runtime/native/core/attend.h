@@ -85,6 +85,11 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
 
+// Write a head's output (D) in the values' own terms: packed values are stored as their Hadamard transform, which is its own inverse.
+inline void restore_values(const Kernels& kernels, const AttendCall& call, float* out) {
+  if (call.packed()) kernels.hadamard(out, call.dim);
+}
+
 // The rotated query of a row and head (D).
 inline int64_t query_at(const AttendCall& call, const SequenceRows& rows, int64_t t, int64_t head) {
   return (rows.row * call.heads + head * rows.count + t) * call.dim;

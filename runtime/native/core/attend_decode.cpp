@@ -200,6 +200,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
           }
           const int64_t row = portion.rows.row * call.heads + number;
           kernels.join_states(states + at, split.states(portion), dim, call.out + row * dim);
+          restore_values(kernels, call, call.out + row * dim);
         }
       },
       split.all_states * dim > kAloneProducts);

@@ -128,6 +128,7 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceR
       out[d] = tile.out[d / tile.panel * tile.panel * tile.rows + r * tile.panel + d % tile.panel] /
                tile.states[r].sum;
     }
+    restore_values(kernels, call, out);
   }
 }
 

@@ -171,6 +171,7 @@ void settle(const Kernels& kernels, const Tile& tile, int64_t group, const Query
     out[r] = call.out + (token * call.heads + tile.query_head(row + r)) * call.dim;
   }
   kernels.settle(rows, count, call.dim, out);
+  for (int64_t r = 0; r < count; ++r) restore_values(kernels, call, out[r]);
 }
 
 }  // namespace

@@ -222,6 +222,10 @@ struct Kernels {
   void (*attend_packed)(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries,
                         ScoreRule rule, float* scores, Softmax* states);
 
+  // Multiply each part of x by the orthogonal, symmetric Hadamard matrix of its size: the largest power of two that divides dim, which is a
+  // multiple of 16.
+  void (*hadamard)(float* x, int64_t dim);
+
   // Pack one entry's row of a head (dim) into a block; unpack entries [begin, begin + n), `begin` a multiple of kTile, to (n rounded
   // up to kTile, dim).
   void (*pack_key)(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys);

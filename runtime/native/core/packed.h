@@ -1,5 +1,8 @@
 // Packed K/V: integers of 8 or 4 bits, and the layout of one head's entries in a block.
 //
+// Heads are stored as their Hadamard transform (Kernels::hadamard), in which no channel is far larger than the others. Queries are
+// transformed, too, so scores stay, and the sum of the values is transformed back.
+//
 // A group of numbers along the head's dimension shares a float16 scale: 8 bits stand for scale * (code - 128); 4 bits also share an
 // offset and stand for scale * code + offset. A block has kBlock entries of keys, then of values, each
 //

@@ -1,6 +1,8 @@
 // Row-wise arithmetic beside the products: normalisation, gating, conversions.
 #pragma once
 
+#include <utility>
+
 #include "../core/half.h"
 #include "simd.h"
 
@@ -98,6 +100,34 @@ inline void from_float(const float* src, int64_t n, Type type, void* out) {
       for (int64_t j = 0; j < here; ++j) static_cast<uint16_t*>(out)[i + j] = f32_to_bf16(plain[j]);
     }
   }
+}
+
+// Lane i becomes the sum of lanes i and i ^ Step, or their difference where i has that bit.
+template <int Step, int... Lane>
+inline vf butterfly(vf x, std::integer_sequence<int, Lane...>) {
+  alignas(64) static constexpr float kSigns[W] = {((Lane & Step) != 0 ? -1.0f : 1.0f)...};
+  return fma(x, load(kSigns), __builtin_shufflevector(x, x, (Lane ^ Step)...));
+}
+
+template <int Step>
+inline vf butterflies(vf x) {
+  x = butterfly<Step>(x, std::make_integer_sequence<int, W>());
+  if constexpr (2 * Step < W) return butterflies<2 * Step>(x);
+  return x;
+}
+
+inline void hadamard(float* x, int64_t dim) {
+  const int64_t size = dim & -dim;
+  for (int64_t step = W; step < size; step *= 2) {
+    for (int64_t i = 0; i < dim; i += W) {
+      if ((i & step) != 0) continue;
+      const vf a = load(x + i), b = load(x + i + step);
+      store(x + i, add(a, b));
+      store(x + i + step, sub(a, b));
+    }
+  }
+  const vf factor = set1(1.0f / __builtin_sqrtf(static_cast<float>(size)));
+  for (int64_t i = 0; i < dim; i += W) store(x + i, mul(butterflies<1>(load(x + i)), factor));
 }
 
 inline void rescale(float* acc, float factor, int64_t n) {

@@ -27,6 +27,7 @@ static constexpr Kernels kTable = {
     .xielu = xielu,
     .attend_chunk = attend_chunk,
     .attend_packed = attend_packed,
+    .hadamard = hadamard,
     .pack_key = pack_key,
     .pack_value = pack_value,
     .unpack_keys = unpack_keys,

@@ -97,6 +97,30 @@ void check_codes(const Kernels& kernels, const Packing& packing, int64_t dim, co
   }
 }
 
+// The Hadamard transform of a head in double precision, from the matrix's definition.
+template <class Number>
+std::vector<double> transformed(const Number* x, int64_t dim) {
+  const int64_t size = dim & -dim;
+  std::vector<double> out(static_cast<size_t>(dim), 0.0);
+  for (int64_t i = 0; i < dim; ++i) {
+    for (int64_t j = 0; j < size; ++j) {
+      const bool minus = __builtin_popcountll(static_cast<uint64_t>(i % size & j)) % 2 != 0;
+      out[i] += (minus ? -1.0 : 1.0) * x[i / size * size + j] / std::sqrt(static_cast<double>(size));
+    }
+  }
+  return out;
+}
+
+// Bounds of a head's errors after the transform, which keeps the length of each part.
+std::vector<double> transformed_bounds(const std::vector<double>& bounds) {
+  const auto dim = static_cast<int64_t>(bounds.size()), size = dim & -dim;
+  std::vector<double> out(bounds.size(), 0.0);
+  for (int64_t i = 0; i < dim; ++i) {
+    for (int64_t j = 0; j < size; ++j) out[i] = std::hypot(out[i], bounds[i / size * size + j]);
+  }
+  return out;
+}
+
 // What decode rounds: a query to 16 bits, which moves all scores; what entries add, to 15 bits of the largest of a chunk.
 std::vector<double> decode_bounds(const Case& c, const std::vector<Seen>& seen, const std::vector<double>& q,
                                   const std::vector<float>& keys, int64_t first, const std::vector<double>& out) {
@@ -172,17 +196,21 @@ void test_case(const Kernels& kernels, const Case& c) {
     for (int64_t i = 0; i < entries; ++i) {
       const float* token = projected.data() + (i - c.offset) * all_heads * dim;
       const bool past = i < c.offset;
-      const float* key = past ? key_numbers.data() + (h * c.offset + i) * dim : token + (c.heads + h) * dim;
-      const float* value = past ? value_numbers.data() + (h * c.offset + i) * dim : token + (c.heads + c.kv_heads + h) * dim;
-      check_codes(kernels, c.packings.keys, dim, key, keys.data() + i * dim);
-      check_codes(kernels, c.packings.values, dim, value, values.data() + i * dim);
+      const auto stored = [&](const std::vector<float>& before, int64_t head) {  // past entries were written as they are stored
+        const float* from = past ? before.data() + (h * c.offset + i) * dim : nullptr;
+        if (past) return std::vector<float>(from, from + dim);
+        const std::vector<double> made = transformed(token + head * dim, dim);
+        return std::vector<float>(made.begin(), made.end());
+      };
+      check_codes(kernels, c.packings.keys, dim, stored(key_numbers, c.heads + h).data(), keys.data() + i * dim);
+      check_codes(kernels, c.packings.values, dim, stored(value_numbers, c.heads + c.kv_heads + h).data(), values.data() + i * dim);
     }
     const std::vector<double> numbers(values.begin(), values.end());
     const int64_t shared = c.heads / c.kv_heads;
     for (int64_t t = 0; t < c.length; ++t) {
       for (int64_t head = h * shared; head < (h + 1) * shared; ++head) {
         const float* query = projected.data() + (t * all_heads + head) * dim;
-        const std::vector<double> q(query, query + dim);
+        const std::vector<double> q = transformed(query, dim);
         const int64_t first = first_seen(call, c.offset + t), count = c.offset + t + 1 - first;
         std::vector<Seen> seen(static_cast<size_t>(count));
         std::vector<double> expected(static_cast<size_t>(dim), 0.0);
@@ -209,6 +237,8 @@ void test_case(const Kernels& kernels, const Case& c) {
         std::vector<double> bounds(static_cast<size_t>(dim), 2e-4);
         if (c.phase == Phase::decode) bounds = decode_bounds(c, seen, q, keys, first, expected);
         else if (kernels.rounds_attention) bounds = rounding_bounds(seen, q, 0.1, expected);
+        if (c.phase == Phase::decode || kernels.rounds_attention) bounds = transformed_bounds(bounds);
+        expected = transformed(expected.data(), dim);
         const float* got = out.as<float>() + (t * c.heads + head) * dim;
         for (int64_t d = 0; d < dim; ++d) {
           if (!(std::fabs(got[d] - expected[d]) <= bounds[d])) return check(false, "packed attention", kernels.name);

@@ -27,7 +27,7 @@ class DiskFiles:
     def make(self, chance: random.Random) -> bytes:
         from hashlib import blake2b
 
-        changed = mutated_bytes(chance, self._content, words=[b"headkv\0\1", b"\xff" * 8])
+        changed = mutated_bytes(chance, self._content, words=[b"headkv\0\3", b"\xff" * 8])
         if chance.random() < 0.7:  # of somebody who knows the format
             body = changed[:-16]
             return body + blake2b(body, digest_size=16).digest()

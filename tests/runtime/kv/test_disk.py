@@ -55,10 +55,21 @@ def test_other_content_with_a_sound_digest_is_a_miss(tmp_path_factory: pytest.Te
     from hashlib import blake2b
 
     store = DiskStore(tmp_path_factory.mktemp("kv"), max_bytes=10_000)
-    content = b"headkv\0\1" + noise
+    content = b"headkv\0\3" + noise
     store._path(PLACE).write_bytes(content + blake2b(content, digest_size=16).digest())
     found = store.get(PLACE)
     assert found is None or len(found.decode_written) == len(found.tokens)
+
+
+def test_a_block_of_an_older_format_is_a_miss(store: DiskStore) -> None:
+    from hashlib import blake2b
+
+    store.put(PLACE, BLOCK_OF_TWO)
+    path = store._path(PLACE)
+    content = path.read_bytes()[:-16].replace(b"headkv\0\3", b"headkv\0\2")  # packed heads as they are
+    path.write_bytes(content + blake2b(content, digest_size=16).digest())
+    assert store.get(PLACE) is None
+    assert not store.has(PLACE, KEY)
 
 
 def test_a_damaged_block_is_written_again(store: DiskStore) -> None:
