@@ -44,18 +44,21 @@ template <int M, int R>
   }
 }
 
-// One activation row times R weight rows `apart`, each a stream for the hardware prefetcher. (Four neighbouring rows, block by block,
+// M activation rows times R weight rows `apart`, each a stream for the hardware prefetcher. (Four neighbouring rows, block by block,
 // are half as fast.)
-template <class F, int R>
-inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x, int64_t row, int64_t apart, float* y) {
+template <class F, int M, int R>
+inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x, int64_t stride, int64_t row, int64_t apart, float* y,
+                        int64_t ldy) {
   const RowReader<F, R, true> reader(w, groups, row, apart);
   for (int64_t k = 0; k < w.k; k += kSlab) {
-    vf acc[1][R];
+    vf acc[M][R];
     clear(acc);
-    reader.walk(k, w.k - k < kSlab ? w.k : k + kSlab, [&](int64_t b, int step, const vf(&v)[R]) __attribute__((always_inline)) {
-      meet(x + (b * F::kSteps + step) * W, 0, v, acc);
+    reader.walk(k, w.k - k < kSlab ? w.k : k + kSlab, [&](int64_t b, int step, int r, vf v) __attribute__((always_inline)) {
+      const float* at = x + (b * F::kSteps + step) * W;
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) acc[m][r] = fma(v, load(at + m * stride), acc[m][r]);
     });
-    add_sums(acc, k != 0, y, 0, apart);
+    add_sums(acc, k != 0, y, ldy, apart);
   }
 }
 
@@ -95,14 +98,6 @@ inline void tiles(const float* x, int64_t stride, int64_t batch, const float* we
 }
 
 template <class F>
-inline void multiply_one(const Matrix& w, const float* x, int64_t first, int64_t rows, float* y) {
-  const Groups<F> groups(w);
-  const int64_t apart = rows / 4;
-  for (int64_t row = 0; row < apart; ++row) stream_rows<F, 4>(w, groups, x, first + row, apart, y + row);
-  for (int64_t row = 4 * apart; row < rows; ++row) stream_rows<F, 1>(w, groups, x, first + row, 0, y + row);
-}
-
-template <class F>
 inline void multiply_several(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t first, int64_t rows,
                              float* y, int64_t ldy) {
   alignas(64) float weights[kUnpacked * kSlab];
@@ -122,12 +117,30 @@ inline void multiply_several(const Matrix& w, const float* x, int64_t stride, in
   }
 }
 
+// M rows of activations, or `batch` if that is less, for which weights are not worth to be unpacked in memory.
+template <class F, int M = F::kStreamed>
+inline void multiply_few(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t first, int64_t rows, float* y,
+                         int64_t ldy) {
+  if constexpr (M > 1) {
+    if (batch < M) return multiply_few<F, M - 1>(w, x, stride, batch, first, rows, y, ldy);
+  }
+  constexpr int R = 4 * M <= kAccumulators ? 4 : 2;
+  const Groups<F> groups(w);
+  const int64_t apart = rows / R, rest = R * apart;
+  for (int64_t row = 0; row < apart; ++row) stream_rows<F, M, R>(w, groups, x, stride, first + row, apart, y + row, ldy);
+  if constexpr (M > 1) {
+    multiply_several<F>(w, x, stride, M, first + rest, rows - rest, y + rest, ldy);
+  } else {
+    for (int64_t row = rest; row < rows; ++row) stream_rows<F, 1, 1>(w, groups, x, stride, first + row, 0, y + row, ldy);
+  }
+}
+
 void multiply_floats(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                      float* y, int64_t ldy) {
   with_format(w, [&](auto format) {
     using F = decltype(format);
-    if (batch == 1) {
-      multiply_one<F>(w, x, row, rows, y);
+    if (batch <= F::kStreamed) {
+      multiply_few<F>(w, x, stride, batch, row, rows, y, ldy);
     } else {
       multiply_several<F>(w, x, stride, batch, row, rows, y, ldy);
     }

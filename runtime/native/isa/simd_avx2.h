@@ -194,10 +194,13 @@ inline vf fp8(vi words, int step) {
   return mul(_mm256_castsi256_ps(bits), set1(0x1p120f));
 }
 
-// Values 8 * step to 8 * step + 7 of a block of an odd width: Bits bytes. Eight bytes are broadcast from memory, no later
-// ones than the block's: the last steps begin before their values, and shuffle later bytes into place.
+// Two values of an odd width a dword: values 8 * step + i of a block at bit 0 of lane i, and those 8 later at bit 16. Eight or sixteen
+// bytes are broadcast from memory, no later ones than the block's: the last steps begin before their values, and shuffle later bytes
+// into place.
 template <int Bits, int Block>
-inline vf unpack(const uint8_t* block, int step) {
+inline vi unpack(const uint8_t* block, int step) {
+  constexpr int kBytes = Block * Bits / 8, kWide = 2 * Bits <= 8 ? 8 : 16;
+  constexpr bool kShort = kBytes < kWide;  // 6 bits in groups of 16: bytes 0 to 7 and 4 to 11
   alignas(32) static constexpr auto kPlans = [] {
     struct {
       uint8_t bytes[8][32];
@@ -205,22 +208,40 @@ inline vf unpack(const uint8_t* block, int step) {
     for (int before = 0; before < 8; ++before) {
       for (int i = 0; i < 8; ++i) {
         for (int j = 0; j < 4; ++j) {
-          const int byte = before + i * Bits / 8 + j;
-          plans.bytes[before][4 * i + j] = static_cast<uint8_t>(byte < 8 && j < 2 ? byte : 0x80);
+          const int byte = before + i * Bits / 8 + (j < 2 ? j : Bits + j - 2);
+          plans.bytes[before][4 * i + j] = static_cast<uint8_t>(byte > 15 ? 0x80 : kShort && byte > 7 ? byte + 4 : byte);
         }
       }
     }
     return plans;
   }();
-  const int last = Block * Bits / 8 - 8;
-  const int begin = step * Bits < last ? step * Bits : last;
-  uint64_t word;
-  std::memcpy(&word, block + begin, sizeof word);
-  const auto* plan = reinterpret_cast<const vi*>(kPlans.bytes[step * Bits - begin]);
-  const vi spread = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(word)), _mm256_load_si256(plan));
+  vi raw;
+  int before = 0;
+  const auto eight = [&](int from) __attribute__((always_inline)) {
+    int64_t word;
+    std::memcpy(&word, block + from, sizeof word);
+    return _mm256_set1_epi64x(word);
+  };
+  if constexpr (kShort) {
+    raw = _mm256_blend_epi32(eight(0), eight(kBytes - 8), 0xcc);
+  } else {
+    constexpr int kLast = kBytes - kWide;
+    const int begin = step * Bits < kLast ? step * Bits : kLast;
+    before = step * Bits - begin;
+    if constexpr (kWide == 8) {
+      raw = eight(begin);
+    } else {
+      raw = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + begin)));
+    }
+  }
+  const vi spread = _mm256_shuffle_epi8(raw, _mm256_load_si256(reinterpret_cast<const vi*>(kPlans.bytes[before])));
   const vi shifts = _mm256_setr_epi32(0, Bits % 8, 2 * Bits % 8, 3 * Bits % 8, 4 * Bits % 8, 5 * Bits % 8, 6 * Bits % 8,
                                       7 * Bits % 8);
-  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(spread, shifts), _mm256_set1_epi32((1 << Bits) - 1)));
+  return _mm256_srlv_epi32(spread, shifts);
+}
+template <int Bits>
+inline vf unpacked(vi two, int i) {
+  return lowest<Bits>(shift_right(two, 16 * i));
 }
 
 struct Spread {
@@ -230,8 +251,8 @@ struct Spread {
     for (int i = 0; i < W; ++i) at[i] = i >> lane_shift;
     index = _mm256_load_si256(reinterpret_cast<const vi*>(at));
   }
-  vf pick(vf scales, int64_t from) const {
-    return _mm256_permutevar8x32_ps(scales, _mm256_add_epi32(index, _mm256_set1_epi32(static_cast<int>(from))));
+  vf pick(const float* scales, int64_t from) const {
+    return _mm256_permutevar8x32_ps(load(scales), _mm256_add_epi32(index, _mm256_set1_epi32(static_cast<int>(from))));
   }
 };
 

@@ -212,47 +212,38 @@ inline vf fp8(vi words, int step) {
   return mul(_mm512_castsi512_ps(bits), set1(0x1p120f));
 }
 
-// Values 16 * step to 16 * step + 15 of a block of an odd width: 2 * Bits bytes. Eight or sixteen bytes are broadcast from
-// memory, no later ones than the block's: the last step begins before its values, and shuffles later bytes into place.
+// Two values of an odd width a dword: values 16 * step + i of a block at bit 0 of lane i, and those 16 later at bit 16. The block's
+// dwords, and none after them, are loaded and moved to each 128-bit lane that needs them: two with its first values, two with those
+// 16 later.
 template <int Bits, int Block>
-inline vf unpack(const uint8_t* block, int step) {
-  constexpr int kBytes = Block * Bits / 8, kWide = 2 * Bits <= 8 ? 8 : 16;
-  alignas(64) static constexpr auto kPlans = [] {
+inline vi unpack(const uint8_t* block, int) {
+  alignas(64) static constexpr auto kPlan = [] {
     struct {
-      uint8_t bytes[16][64];
+      uint32_t dwords[16];
+      uint8_t bytes[64];
       uint32_t shifts[16];
-    } plans{};
-    for (int before = 0; before < 16; ++before) {
-      for (int i = 0; i < 16; ++i) {
-        for (int j = 0; j < 4; ++j) {
-          const int byte = before + i * Bits / 8 + j;
-          plans.bytes[before][4 * i + j] = static_cast<uint8_t>(byte < kWide && j < 2 ? byte : 0x80);
-        }
+    } plan{};
+    for (int i = 0; i < 16; ++i) {
+      const int first = i / 4 * 4 * Bits / 8 + i % 4 / 2 * 2 * Bits;  // of the lane's values, or those 16 later
+      plan.dwords[i] = static_cast<uint32_t>(first / 4 + i % 2);
+      plan.shifts[i] = static_cast<uint32_t>(i * Bits % 8);
+      for (int j = 0; j < 4; ++j) {
+        const int later = j / 2 * 2 * Bits, byte = i * Bits / 8 + later + j % 2;
+        const int at = byte - (i / 4 * 4 * Bits / 8 + later) / 4 * 4;
+        plan.bytes[4 * i + j] = static_cast<uint8_t>(at < 8 ? at + j / 2 * 8 : 0x80);
       }
     }
-    for (int i = 0; i < 16; ++i) plans.shifts[i] = static_cast<uint32_t>(i * Bits % 8);
-    return plans;
+    return plan;
   }();
-  vi raw;
-  int before = 0;
-  if constexpr (kBytes < kWide) {  // 6 bits in groups of 16
-    const auto mask = static_cast<__mmask16>((1u << kBytes) - 1);
-    raw = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, block));
-  } else {
-    constexpr int kLast = kBytes - kWide;
-    const int begin = step * 2 * Bits < kLast ? step * 2 * Bits : kLast;
-    before = step * 2 * Bits - begin;
-    if constexpr (kWide == 8) {
-      int64_t word;
-      std::memcpy(&word, block + begin, sizeof word);
-      raw = _mm512_set1_epi64(word);
-    } else {
-      raw = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + begin)));
-    }
-  }
-  const vi spread = _mm512_shuffle_epi8(raw, _mm512_load_si512(kPlans.bytes[before]));
-  const vi shifted = _mm512_srlv_epi32(spread, _mm512_load_si512(kPlans.shifts));
-  return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
+  const auto dwords = static_cast<__mmask8>((1u << Block * Bits / 32) - 1);
+  const vi raw = _mm512_castsi256_si512(_mm256_maskz_loadu_epi32(dwords, block));
+  const vi moved = _mm512_permutexvar_epi32(_mm512_load_si512(kPlan.dwords), raw);
+  const vi spread = _mm512_shuffle_epi8(moved, _mm512_load_si512(kPlan.bytes));
+  return _mm512_srlv_epi32(spread, _mm512_load_si512(kPlan.shifts));
+}
+template <int Bits>
+inline vf unpacked(vi two, int i) {
+  return to_float(_mm512_and_si512(shift_right(two, 16 * i), _mm512_set1_epi32((1 << Bits) - 1)));
 }
 
 // Which of W scales belongs to each lane of a block of packed words, 1 << lane_shift lanes to a scale.
@@ -263,8 +254,8 @@ struct Spread {
     for (int i = 0; i < W; ++i) at[i] = i >> lane_shift;
     index = _mm512_load_si512(at);
   }
-  vf pick(vf scales, int64_t from) const {
-    return _mm512_permutexvar_ps(_mm512_add_epi32(index, _mm512_set1_epi32(static_cast<int>(from))), scales);
+  vf pick(const float* scales, int64_t from) const {
+    return _mm512_permutexvar_ps(_mm512_add_epi32(index, _mm512_set1_epi32(static_cast<int>(from))), load(scales));
   }
 };
 

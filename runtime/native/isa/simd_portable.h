@@ -210,20 +210,28 @@ inline vf fp8(vi words, int step) {
   return (vf)bits * set1(0x1p120f);
 }
 
-// Four consecutive values of an odd width: every other call starts in the middle of a byte.
+// Values 4 * step to 4 * step + 3 of a block of an odd width: a word that has all of them, in each lane without the bits of the others, so
+// that a multiplication by a power of two moves them down. It is read from memory no later than the block's end.
+template <int Bits, int Block>
+inline vf unpack(const uint8_t* block, int step) {
+  constexpr int kLast = Block * Bits / 8 - 4;
+  const int bit = step * 4 * Bits, begin = bit / 8 < kLast ? bit / 8 : kLast;
+  int up = bit - 8 * begin;
+  uint32_t word;
+  __builtin_memcpy(&word, block + begin, sizeof word);
+  vi words = vi{word, word, word, word};
+  if (up + 4 * Bits > 31) {  // none may have the bit of a sign
+    words = words >> static_cast<uint32_t>(up);
+    up = 0;
+  }
+  constexpr uint32_t kMask = (1u << Bits) - 1;
+  const vi fields = vi{kMask, kMask << Bits, kMask << 2 * Bits, kMask << 3 * Bits} << static_cast<uint32_t>(up);
+  const vf down = vf{1, 1.0f / (1 << Bits), 1.0f / (1 << 2 * Bits), 1.0f / (1 << 3 * Bits)} * set1(1.0f / static_cast<float>(1 << up));
+  return to_float(words & fields) * down;
+}
 template <int Bits>
-inline vf unpack4(const uint8_t* p, int bit) {
-  // Two loads joined in a register: a memcpy of three bytes goes through the stack, where the next load waits for it.
-  const uint8_t* from = p + bit / 8;
-  uint16_t low;
-  __builtin_memcpy(&low, from, sizeof low);
-  uint32_t word = low;
-  if constexpr (4 * Bits > 12) word |= static_cast<uint32_t>(from[2]) << 16;
-  word >>= bit % 8;
-  constexpr uint32_t mask = (1u << Bits) - 1;
-  const vs value = {static_cast<int32_t>(word & mask), static_cast<int32_t>(word >> Bits & mask),
-                    static_cast<int32_t>(word >> 2 * Bits & mask), static_cast<int32_t>(word >> 3 * Bits & mask)};
-  return __builtin_convertvector(value, vf);
+inline vf unpacked(vf values, int) {
+  return values;
 }
 
 struct Spread {
@@ -231,7 +239,7 @@ struct Spread {
   explicit Spread(int lane_shift) {
     for (int i = 0; i < W; ++i) index[i] = i >> lane_shift;
   }
-  vf pick(vf scales, int64_t from) const {
+  vf pick(const float* scales, int64_t from) const {
     const vs at = index + static_cast<int32_t>(from);
     return vf{scales[at[0]], scales[at[1]], scales[at[2]], scales[at[3]]};
   }

@@ -1,9 +1,11 @@
 // Readers of the weight formats, block by block, as vectors of floats.
 //
 // A format has: kBlock, values per block; kSteps, vectors per block; load, the block's raw bits (load_last for a partial block);
-// value, vector `step`, to be scaled with scale and offset from `adapt`; for rounding formats (rounded.h) take and take_four,
-// pair or four `step` of the values in every dword, number, the value at a bit of every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
-// `source` gives a value's index in the row.
+// part, what kTogether vectors from `step` on are taken from; value, vector `i` of a part, to be scaled with scale and offset from `adapt`;
+// for rounding formats (rounded.h) take and take_four, pair or four `step` of the values in every dword, number, the value at a bit of
+// every dword, and fit, like adapt. kAffine: whether there are offsets. kStreamed: activation rows, at most, for which weights are taken
+// from their stream; for more they are unpacked in the L1 (floats.cpp). Values come in the format's own "prepared order"; `source` gives a
+// value's index in the row.
 #pragma once
 
 #include <type_traits>
@@ -20,6 +22,8 @@ struct Words {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
+  static constexpr int kTogether = kSteps;
+  static constexpr int kStreamed = 1;
   using Raw = vi;
 
   static Raw load(const uint8_t* row, int64_t block) {
@@ -28,7 +32,8 @@ struct Words {
   static Raw load_last(const uint8_t* row, int64_t block, int64_t values) {
     return load_first_words(reinterpret_cast<const uint32_t*>(row) + block * W, values / kSteps);
   }
-  static vf value(Raw raw, int step) { return quant<Bits>(raw, step); }
+  static Raw part(Raw raw, int) { return raw; }
+  static vf value(Raw raw, int i) { return quant<Bits>(raw, i); }
   static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
   static vi take(vi words, int step) { return pairs<Bits>(words, step); }
   static vi take_four(vi words, int step) { return quads<Bits>(words, step); }
@@ -47,7 +52,7 @@ struct Symmetric : F {
 // E2M1 floats, laid out like 4-bit numbers. Twice their value, plus 12, is a whole number from 0 to 24.
 struct Fp4 : Words<4> {
   static constexpr bool kAffine = false, kMaySymmetric = false;
-  static vf value(Raw raw, int step) { return fp4(raw, step); }
+  static vf value(Raw raw, int i) { return fp4(raw, i); }
   static void adapt(vf&, vf&) {}
   static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
   static vi take_four(vi words, int step) { return fp4_quads(shift_right(words, 4 * step)); }
@@ -61,8 +66,13 @@ struct Fp4 : Words<4> {
 // E4M3 floats, laid out like 8-bit numbers.
 struct Fp8 : Words<8> {
   static constexpr bool kAffine = false;
-  static vf value(Raw raw, int step) { return fp8(raw, step); }
+  static vf value(Raw raw, int i) { return fp8(raw, i); }
   static void adapt(vf&, vf&) {}
+};
+
+// A scale for all lanes of a block, as Spread gives one for each.
+struct OneScale {
+  vf pick(const float* scales, int64_t from) const { return set1(scales[from]); }
 };
 
 // 3, 5 and 6 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
@@ -73,20 +83,18 @@ struct Stream {
   static constexpr int kBits = Bits;
   static constexpr int kSteps = Block / W;
   static constexpr int kBlock = Block;
+  static constexpr int kTogether = W == 4 || kSteps == 1 ? 1 : 2;
+  static constexpr int kStreamed = W == 4 ? 1 : 4;
   using Raw = const uint8_t*;
 
   static Raw load(const uint8_t* row, int64_t block) { return row + block * (Block * Bits / 8); }
   static Raw load_last(const uint8_t* row, int64_t block, int64_t) { return load(row, block); }
-  static vf value(Raw raw, int step) {
-    if constexpr (W >= 8) {
-      return unpack<Bits, Block>(raw, step);
-    } else {
-      return unpack4<Bits>(raw, step * (W * Bits));
-    }
-  }
+  static auto part(Raw raw, int step) { return unpack<Bits, Block>(raw, step); }
+  template <class Part>
+  static vf value(Part part, int i) { return unpacked<Bits>(part, i); }
   static void adapt(vf&, vf&) {}
   static int64_t source(int step, int lane) { return step * W + lane; }
-  static Spread spread(int64_t) { return Spread(5); }  // one scale for all lanes
+  static OneScale spread(int64_t) { return {}; }
 };
 
 // Plain numbers.
@@ -95,6 +103,7 @@ struct Plain {
   static constexpr int kBits = 0;
   static constexpr int kSteps = 1;
   static constexpr int kBlock = W;
+  static constexpr int kStreamed = 1;
   using Raw = vf;
 
   static Raw load(const uint8_t* row, int64_t block) { return load_as<T>(row, block * W); }
@@ -148,7 +157,7 @@ inline auto with_format(const Matrix& w, Body&& body) {
 
 // Calls body(std::integral_constant<Type, T>{}) with the type of a quantized matrix's scales.
 template <class F, class Body>
-inline auto with_scales(const Matrix& w, Body&& body) {
+[[gnu::always_inline]] inline auto with_scales(const Matrix& w, Body&& body) {
   if constexpr (F::kAffine) {
     if (w.type == Type::f16) return body(std::integral_constant<Type, Type::f16>{});
     if (w.type == Type::bf16) return body(std::integral_constant<Type, Type::bf16>{});
@@ -184,13 +193,19 @@ template <class F>
 struct Groups<F, true> {
   int64_t count;   // in a row
   int64_t shift;   // log2(values in a group)
-  Spread spread;
+  decltype(F::spread(0)) spread;
 
   explicit Groups(const Matrix& w)
       : count(w.groups()), shift(__builtin_ctzll(static_cast<uint64_t>(w.group))), spread(F::spread(shift)) {}
 
   // Number of groups from `first` on, at most W.
   int64_t batch(int64_t first) const { return count - first < W ? count - first : W; }
+  // The first of W groups that have those from `first` on, in the row unless it has fewer: a whole vector is loaded faster than a part.
+  // Where lanes have scales of their own, those beyond the row's end take zeros, so that `first` is the first.
+  int64_t base(int64_t first) const {
+    constexpr bool kShared = std::is_same_v<decltype(spread), OneScale>;
+    return kShared && count >= W && count - first < W ? count - W : first;
+  }
   // Index of block b's first scale in a batch.
   int64_t scale_at(int64_t b, int64_t first) const { return ((b * F::kBlock) >> shift) - first; }
 };
