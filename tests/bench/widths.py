@@ -5,7 +5,6 @@ One thread multiplies a matrix that fits the caches, so that arithmetic is measu
 
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import mlx.core as mx
 
@@ -37,7 +36,7 @@ def product(weight: Weight, rows: int) -> Callable[[], None]:
 
 
 def times_per_weight(runs: Sequence[Callable[[], None]], rounds: int, repeats: int) -> list[float]:
-    """Return the median processor time per weight of each run in nanoseconds, taken in turns."""
+    """Return the least processor time per weight of each run in nanoseconds, taken in turns."""
     taken: list[list[float]] = [[] for _ in runs]
     for round in range(rounds + 1):
         for run, times in zip(runs, taken, strict=True):
@@ -47,7 +46,7 @@ def times_per_weight(runs: Sequence[Callable[[], None]], rounds: int, repeats: i
             if round:  # the first warms up
                 times.append(time.process_time() - begin)
     weights = SHAPE[0] * SHAPE[1] * repeats
-    return [median(times) / weights * 1e9 for times in taken]
+    return [min(times) / weights * 1e9 for times in taken]
 
 
 def print_table(rounds: int = 5, repeats: int = 2) -> None:

@@ -14,8 +14,13 @@ from tests.bench.widths import product, random_weight, times_per_weight
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
-MAX_RATIO = {"avx512": 7, "avx2": 5, "neon": 9, "portable": 9}
-"""About 1.5 times what was measured. Weights of odd widths copied through the stack had 18 to 30."""
+MAX_RATIO = {
+    "avx512": {1: 6, 4: 4, 16: 3},
+    "avx2": {1: 5, 4: 2.5, 16: 2.5},
+    "neon": {1: 9, 4: 9, 16: 9},
+    "portable": {1: 5.5, 4: 3.5, 16: 2.5},
+}
+"""By instruction set and rows: 2.5, or 1.2 times what was measured (docs/kernels.md); neon is not measured."""
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
@@ -23,14 +28,14 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from on_instruction_set(request.param)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 4, 16])
 def test_no_width_is_much_slower_than_4_bits(instruction_set: str, rows: int) -> None:
     native.set_threads(1)
     kinds = [(4, 32), (2, 32), (3, 32), (5, 32), (6, 32), (6, 16), (8, 32)]
     runs = [product(random_weight(*kind), rows) for kind in kinds]
-    four_bits, *others = times_per_weight(runs, rounds=5, repeats=1)
+    four_bits, *others = times_per_weight(runs, rounds=9, repeats=1)
     ratios = {kind: time / four_bits for kind, time in zip(kinds[1:], others, strict=True)}
-    assert max(ratios.values()) < MAX_RATIO[instruction_set], ratios
+    assert max(ratios.values()) < MAX_RATIO[instruction_set][rows], ratios
 
 
 def test_kernels_of_another_instruction_set_are_chosen_by_name() -> None:
