@@ -65,11 +65,15 @@ def find_foreign_hub(hub: HubId) -> ForeignModel | None:
     for name in (str(hub), f"hf.co/{hub}"):  # Ollama keeps the host in names of the hub's models
         if (exact := find_foreign(name)) is not None:
             return exact
+    repo = f"{hub.repo}/".casefold()
+    files = [model for model in _lm_studio_models() if f"{model.name}/".casefold().startswith(repo)]
+    if hub.file is not None:
+        return next((model for model in files if model.path.name.casefold() == hub.file.casefold()), None)
     if hub.quantization is None:
         return None
     ending = f"{hub.quantization}.gguf".casefold()
-    files = [model for model in _lm_studio_models() if model.name.casefold().startswith(f"{hub.repo}/".casefold())]
-    fitting = [model for model in files if model.name.casefold().endswith((f"-{ending}", f".{ending}", f"_{ending}"))]
+    endings = (f"-{ending}", f".{ending}", f"_{ending}")
+    fitting = [model for model in files if model.path.name.casefold().endswith(endings)]
     return fitting[0] if len(fitting) == 1 else None
 
 

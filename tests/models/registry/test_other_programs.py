@@ -117,7 +117,9 @@ def test_models_of_lm_studio(home: Path, store: Store) -> None:
     assert find_source("bartowski/Tiny-GGUF:Q8_0", store) == LocalGGUF(several / "Tiny-Q8_0.gguf")
     assert find_source("bartowski/Tiny-GGUF/Tiny-Q4_K_M.gguf", store) == LocalGGUF(several / "Tiny-Q4_K_M.gguf")
     assert isinstance(find_source("bartowski/Tiny-GGUF", store), HubId)
-    assert find_source("unsloth/Tiny-GGUF", store) == LocalGGUF(alone / "Tiny-F16.gguf")
+    for text in ("unsloth/Tiny-GGUF", "unsloth/Tiny-GGUF:F16", "unsloth/Tiny-GGUF/Tiny-F16.gguf"):
+        assert find_source(text, store) == LocalGGUF(alone / "Tiny-F16.gguf")
+    assert isinstance(find_source("unsloth/Tiny-GGUF:Q8_0", store), HubId)
     assert find_foreign("nobody/nothing") is None
     rows = foreign_documents()
     assert [row["program"] for row in rows] == ["LM Studio"] * 4
