@@ -38,7 +38,7 @@ def test_a_mac_without_caffeinate_continues(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("batch", "batch", ["in.jsonl"]),
         ("bench.command", "bench", []),
-        ("models.command", "pull", []),
+        ("models", "pull", []),
         ("serve", "serve", []),
     ],
 )
