@@ -76,7 +76,7 @@ def test_an_answer_and_another_one_stand_side_by_side(play) -> None:
         assert it.state.conversation.session.sampling == {"temperature": 1.2}
         assert "‹2/2›" in it.text()
         await it.write("/branch")
-        assert "Brass gears turn." in it.text()
+        await it.until(lambda: "Brass gears turn." in it.text())
         await it.ask("And on?")  # the chat goes on as ever
         assert it.said[-1] == "Hello, world."
 

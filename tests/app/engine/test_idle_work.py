@@ -140,20 +140,20 @@ def reading(work: IdleWork, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("reading")
 def test_an_answer_is_compared_with_the_latest_reading(work: IdleWork) -> None:
-    assert work.mbu(ANSWER, busy=False) == 15 / 60
+    assert work.mbu(ANSWER) == 15 / 60
     sent: list[Any] = []
     work.run(lambda: False, sent.append)
     assert [event.memory_gb_s for event in sent] == [30.0]
-    assert work.mbu(ANSWER, busy=False) == 15 / 30
-    assert work.mbu(replace(ANSWER, achieved_gb_s=40.0), busy=False) == 40 / 60
-    assert work.mbu(ANSWER, busy=True) is None
+    assert work.mbu(ANSWER) == 15 / 30
+    assert work.mbu(replace(ANSWER, achieved_gb_s=40.0)) == 40 / 60
+    assert work.mbu(replace(ANSWER, busy=True)) is None
 
 
 def test_no_answer_is_compared_with_a_reading_under_load(work: IdleWork, reading: dict[str, Any]) -> None:
     reading["use"] = CPUUse(2, busy_cpus=2.0, own_cpus=1.0)
     work.run(lambda: False, lambda _: None)
     assert work.memory_gb_s is None
-    assert work.mbu(ANSWER, busy=False) == 15 / 60
+    assert work.mbu(ANSWER) == 15 / 60
 
 
 @pytest.mark.parametrize(("again", "seconds", "due"), [(True, 61, True), (True, 59, False), (False, 61, False)])
