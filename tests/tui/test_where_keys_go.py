@@ -72,7 +72,7 @@ def test_a_selection_survives_a_shorter_branch(play) -> None:
         await it.press("enter")
         await it.idle()
         await it.press("ctrl+up", "up", "left_square_bracket", "right_square_bracket", "left_square_bracket")
-        assert it.said[2:3] == ["two"]
+        await it.until(lambda: it.said[2:3] == ["two"])
         assert it.prompt.text == ""
 
     play(scenario)
