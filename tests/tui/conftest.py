@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import textual.app
 import textual.pilot
-from rich.console import RenderableType
-from textual._compositor import Compositor
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
@@ -68,7 +66,6 @@ class Driver:
         await self.until(lambda: self.state.engine.state == "ready" and self.state.conversation.phase == "idle", "idle")
         self.app.poller.tick()
         await self.pilot.pause()
-        self.draw()
 
     async def write(self, text: str) -> None:
         """Put text into the input and press Enter, the completion menu out of the way."""
@@ -87,7 +84,6 @@ class Driver:
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
         await self.pilot.pause()
-        self.draw()
 
     @property
     def state(self) -> ChatState:
@@ -105,11 +101,6 @@ class Driver:
     def said(self) -> list[str]:
         """The messages of the branch that shows."""
         return [message.content for message in self.state.conversation.messages]
-
-    def draw(self) -> None:
-        """Draw the screen, unless each frame is drawn, as a crash of a widget that draws itself is to be found."""
-        if Compositor.render_update is render_full_updates_alone:
-            self.text()
 
     def text(self) -> str:
         """The screen as plain text, without trailing spaces."""
@@ -132,31 +123,9 @@ async def handled(*_limits: float) -> None:
             return
 
 
-_render_update = Compositor.render_update
-
-
-def render_full_updates_alone(
-    compositor: Compositor, full: bool = False, *arguments: Any, **options: Any
-) -> RenderableType | None:
-    """Draw no frame, since no terminal shows it: that was a third of the tests' time. `Driver.text` draws the screen,
-    also after each key, once the app is idle and at the end of a scenario.
-    """
-    if full:
-        return _render_update(compositor, full, *arguments, **options)
-    compositor._dirty_regions.clear()
-    return None
-
-
-@pytest.fixture
-def frames(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """Draw each frame, for tests of drawing."""
-    monkeypatch.setattr(Compositor, "render_update", _render_update)
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, and fast polling. What is there for seconds is there for a test, however busy the machine."""
-    monkeypatch.setattr(Compositor, "render_update", render_full_updates_alone)
     monkeypatch.setattr(textual.app, "wait_for_idle", handled)
     monkeypatch.setattr(textual.pilot, "wait_for_idle", handled)
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
@@ -193,7 +162,6 @@ def play(home: Path) -> Callable[..., None]:
                     if ready:
                         await driver.idle()
                     await scenario(driver)
-                    driver.draw()
                 finally:  # nothing looks at widgets while they are taken away, or that is what a failure would say
                     app.state.close()
             store.close()

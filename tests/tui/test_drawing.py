@@ -18,8 +18,6 @@ from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from tests.tui.conftest import Driver
 
-pytestmark = pytest.mark.usefixtures("frames")
-
 SEQUENCE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[([\d;]*)m|(.)", re.DOTALL)
 Cells = dict[tuple[int, int], tuple[str, str]]  # by row and column: what stands there, and how
 PARTS = st.lists(

@@ -9,8 +9,6 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from tests.app.scripted_engine import ScriptedEngine
 from tests.tui.conftest import Driver
 
-pytestmark = pytest.mark.usefixtures("frames")
-
 _FUNCTION_KEYS = [f"f{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
 _MOVES = ["up", "down", "left", "right", "home", "end", "pageup", "pagedown", "tab", "shift+tab", "ctrl+end"]
 _EDITS = ["backspace", "delete", "ctrl+k", "ctrl+u", "ctrl+w", "ctrl+x", "ctrl+shift+k", "ctrl+a", "ctrl+j", "ctrl+y"]

@@ -24,8 +24,6 @@ from headrace.app.tui.widgets.lines import Lines
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
-pytestmark = pytest.mark.usefixtures("frames")
-
 WORDS = [f"word{n} " for n in range(400)]
 
 
