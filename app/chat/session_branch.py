@@ -71,14 +71,21 @@ class SessionBranch:
 
     def alternatives(self, message_id: int) -> Alternatives:
         """Return the alternatives at a message of the branch, only itself if another process deleted it."""
-        ids = self.store.alternatives(self.message(message_id))
-        if message_id not in ids:
-            return Alternatives((message_id,), 0)
-        return Alternatives(tuple(ids), ids.index(message_id))
+        return self._alternatives(self.message(message_id))
+
+    def _alternatives(self, message: Message) -> Alternatives:
+        ids = self.store.alternatives(message)
+        if message.id not in ids:
+            return Alternatives((message.id,), 0)
+        return Alternatives(tuple(ids), ids.index(message.id))
 
     def switch(self, message_id: int, step: int) -> None:
-        """Activate the next (1) or previous (-1) alternative at this message, if there is one."""
-        options = self.alternatives(message_id)
+        """Activate the next (1) or previous (-1) alternative at this message, if there is one.
+
+        The message may be of a branch that was just left: keys are quicker than the screen that shows the new one.
+        """
+        shown = {message.id: message for message in self.messages}
+        options = self._alternatives(shown.get(message_id) or self.store.message(message_id))
         wanted = min(max(options.shown + step, 0), len(options.ids) - 1)
         self.reload(self.store.activate(self.store.message(options.ids[wanted])).active_leaf)
 

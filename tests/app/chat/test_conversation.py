@@ -222,7 +222,13 @@ def test_regenerate_edit_and_switch_make_branches(chat: Conversation, engine: Sc
     chat.edit(chat.messages[0].id, "Q1")
     until_idle(chat)
     assert shown(chat) == ["Q1", "b1"]
-    chat.switch_branch(chat.messages[0].id, -1)
+    edited = chat.messages[0].id
+    chat.switch_branch(edited, -1)
+    assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
+    chat.switch_branch(edited, 1)  # keys are quicker than the screen: the message may be of the branch before
+    assert shown(chat) == ["Q1", "b1"]
+    chat.switch_branch(edited, -1)
+    chat.switch_branch(edited, -1)
     assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
     chat.switch_branch(chat.messages[3].id, -1)
     assert shown(chat) == stored(chat) == ["q1", "a1", "q2", "a2"]
