@@ -25,6 +25,7 @@ from jinja2.visitor import NodeTransformer
 
 from headrace.models.text.encoding import MAX_TEXT
 from headrace.models.text.template_limits import (
+    PER_ITEM,
     PER_REFERENCE,
     TemplateRefusedError,
     before_reading,
@@ -50,6 +51,10 @@ _FILTERS = (
     *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
     *("items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "select"),
     *("selectattr", "sort", "string", "unique", "upper"),
+)
+# Those that go through the items of their value: of a text, its characters.
+_ITEM_FILTERS = frozenset(
+    {"join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "unique"}
 )
 _TEXT_METHODS = (
     *("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii"),
@@ -134,7 +139,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=before_reading,
         )
         allowed = {name: self.filters[name] for name in _FILTERS}
-        self.filters = {name: _guarded(function) for name, function in (allowed | _OWN_FILTERS).items()} | _CHECKS
+        self.filters = {name: _guarded(function, name) for name, function in (allowed | _OWN_FILTERS).items()} | _CHECKS
         self.tests = {name: _guarded(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         self.globals = {
             "range": self.globals["range"],  # the sandbox's: at most 100,000 items
@@ -316,12 +321,17 @@ _CHECKS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Return a filter, or a test, that checks its arguments and its result. name: of a filter."""
+
     @wraps(function)  # keeps the mark for the context that jinja2 passes first
     def guarded(*args: Any, **kwargs: Any) -> Any:
         count_round()
         for arg in args:
             before_reading(arg)
+        if name in _ITEM_FILTERS:
+            text = next((arg for arg in args if isinstance(arg, str)), "")
+            charge(PER_ITEM * len(text))  # each character becomes a value, which takes microseconds
         return built(function(*args, **kwargs))
 
     return guarded

@@ -202,6 +202,12 @@ def test_a_hostile_template_ends_in_one_line(source: str, monkeypatch: pytest.Mo
     assert len(message) < 300
 
 
+@pytest.mark.parametrize("filter_", ["list", "sort", "unique | list", "map('upper') | list", "join(',')", "max"])
+def test_a_long_text_is_refused_before_its_characters_become_values(filter_: str) -> None:
+    with pytest.raises(CheckpointError, match="works through more than"):
+        ChatTemplate({"default": LARGE + "{{ x | " + filter_ + " }}"}).render(USER)
+
+
 def test_template_errors_are_sanitised() -> None:
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate({"default": "{{ raise_exception('\\x1b[2J\\nred\\r\\u202e') }}"}).render(USER)
