@@ -125,7 +125,7 @@ def _terminals_tell_their_size() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _the_machine_is_measured_briefly() -> None:
-    from tests.steady import measure_machine_briefly
+    from tests.support.steady import measure_machine_briefly
 
     measure_machine_briefly()
 

@@ -21,10 +21,10 @@ from headrace.app.api import OptionKeywords
 from headrace.runtime.errors import ContextLimitError, UsageError
 from headrace.runtime.ops import native
 from tests.conftest import TEST_HOME
-from tests.pages import blocks
-from tests.patience import PATIENCE_S
+from tests.support.pages import blocks
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 from tests.test_house import ROOT
-from tests.tiny_chat import IM_END, write_chat_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:headrace runs slow:RuntimeWarning")  # an install without kernels
 QUESTION = [{"role": "user", "content": "hi"}]

@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from headrace import load
-from tests.pages import blocks
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.pages import blocks
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 TEXTS = [f"{word} " * 9 for word in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
 LENGTH = 60

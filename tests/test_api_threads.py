@@ -20,9 +20,9 @@ from headrace import AnswerStream, CancelFlag, Completed, EngineError, Model, Sa
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.engine_thread import MAX_UNREAD, EngineThread, wait_for_item
 from headrace.models.network.decoder import Decoder
-from tests.mlx_lm_models import config_of, write_mlx_lm_model
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_byte_tokenizer, write_chat_model
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_byte_tokenizer, write_chat_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:headrace runs slow:RuntimeWarning")  # an install without kernels
 NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})

@@ -14,8 +14,8 @@ from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.cli.bench.command import bench
 from headrace.app.cli.run.command import run
 from tests.app.cli.test_bench import LLAMA_BENCH
+from tests.support.tiny_chat import write_chat_model
 from tests.test_house import ROOT
-from tests.tiny_chat import write_chat_model
 
 Rows = dict[str, set[str]]
 """Documented key -> everything in backticks in its row's meaning."""

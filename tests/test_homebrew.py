@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.test_house import ROOT
 
 FOLDER = ROOT / "docs/homebrew"

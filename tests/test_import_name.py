@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("scikit_build_core", reason="builds the wheel")

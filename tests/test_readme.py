@@ -13,7 +13,7 @@ import click
 import pytest
 
 from headrace.app.cli.commands import cli
-from tests.pages import PAGES, blocks
+from tests.support.pages import PAGES, blocks
 from tests.test_house import ROOT
 
 GUIDES = ("README.md", "docs/cli.md", "docs/chat.md", "docs/models.md", "docs/mac.md", "docs/troubleshooting.md")

@@ -23,7 +23,7 @@ from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
-from tests.watched import split
+from tests.support.watched import split
 
 _TESTS = (("decode", 1, 16), ("decode", 8, 8), ("prefill", 1, 128))
 _PROMPT = 4000

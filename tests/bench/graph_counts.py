@@ -28,9 +28,9 @@ from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.ops import metal, reference
 from headrace.runtime.ops.kv_format import Q8
 from headrace.runtime.ops.weights import SampleRule
-from tests.alone import new_cache
-from tests.mlx_lm_models import config_of, write_mlx_lm_model
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.alone import new_cache
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3-moe", "gpt-oss")
 OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes write them; changes by number of layers

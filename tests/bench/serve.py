@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import httpx2 as httpx
 import psutil
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")
 NO_END = {"2": -100}  # the default model's end of turn, so that every answer has its length

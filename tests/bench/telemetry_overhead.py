@@ -13,7 +13,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.engine.timeline import Timeline
-from tests.alone import new_cache
+from tests.support.alone import new_cache
 
 RECORDS = 20_000
 STEPS = 64

@@ -13,7 +13,7 @@ from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from tests.bench import engine_quality
 from tests.bench.test_vs_openvino import FAKE, FAKE_GENAI, Run
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 VOCAB = 260  # of the tiny chat model
 

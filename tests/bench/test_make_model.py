@@ -9,9 +9,9 @@ from headrace.models.gguf.container import open_container
 from headrace.models.loading.load import load_model
 from headrace.models.registry.import_gguf import convert
 from headrace.models.registry.progress import silent
-from tests.alone import new_cache
 from tests.bench.make_model import write_checkpoint, write_gguf
 from tests.bench.shapes import TINY, TINY_MIXTURE
+from tests.support.alone import new_cache
 
 
 def _logits(directory: Path, tokens: list[int]) -> mx.array:

@@ -12,7 +12,7 @@ from headrace.runtime import ops
 from headrace.runtime.ops import native
 from tests.bench import graph_counts, to_q4_0
 from tests.models.gguf.build_layered import write_layered
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
 COVERED = {

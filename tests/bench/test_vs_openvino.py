@@ -14,7 +14,7 @@ from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from tests.bench import vs_openvino
 from tests.conftest import TEST_HOME
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 FAKE = """
 import os

@@ -26,12 +26,12 @@ from typing import Any
 from headrace.app.bench.compare.history import History
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
-from tests.checkpoints import shard, tensor
 from tests.faults.io_errors import NEVER, SHORT, arm, build
 from tests.fuzz.forked import FORKS, run_on
-from tests.hub_server import HubServer
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.checkpoints import shard, tensor
+from tests.support.hub_server import HubServer
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 _ANSWER = ["-n", "8", "-t", "0", "--logit-bias", f"{IM_END}=-100", "-q"]
 

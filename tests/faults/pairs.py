@@ -23,9 +23,9 @@ from headrace.app.config.settings import default_text
 from headrace.models.registry.store import Store
 from tests.faults.io_commands import conversations, results, settings
 from tests.fuzz.forked import FORKS, run_on
-from tests.hub_server import HubServer
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.hub_server import HubServer
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 _ANSWER = ["-n", "8", "-t", "0", "--logit-bias", f"{IM_END}=-100", "-q"]
 _APART_S = 0.06  # between two beginnings, at most

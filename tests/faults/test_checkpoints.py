@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES
 from headrace.runtime.errors import CheckpointError
-from tests.checkpoints import header, shard, tensor, write
+from tests.support.checkpoints import header, shard, tensor, write
 
 ONE = "model.safetensors"
 

@@ -18,10 +18,10 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import HeadraceError
-from tests.alone import new_cache
-from tests.foreign import write_tensors
 from tests.parity.record_transformers import RECORDED, weight
-from tests.tiny import config_of, load_decoder, random_tensors
+from tests.support.alone import new_cache
+from tests.support.foreign import write_tensors
+from tests.support.tiny import config_of, load_decoder, random_tensors
 
 pytestmark = pytest.mark.peer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.writers import WRITERS
-from tests.patience import CAMPAIGN_S
+from tests.support.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

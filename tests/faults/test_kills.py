@@ -21,8 +21,8 @@ from headrace.app.engine.events import Delta, Died, Event
 from headrace.app.sessions.database import Database, storable
 from headrace.app.sessions.store import SessionStore
 from tests.faults.trace import generated, trace_engines
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 LANES = 4
 ENGINE_KILLS = 12

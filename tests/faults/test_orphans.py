@@ -12,10 +12,10 @@ import pytest
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
-from tests.patience import PATIENCE_S
-from tests.processes import engines
-from tests.tiny_chat import IM_END, write_chat_model
-from tests.wheels import PackageIndex, build_wheel, isolate_pip
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
+from tests.support.tiny_chat import IM_END, write_chat_model
+from tests.support.wheels import PackageIndex, build_wheel, isolate_pip
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCHED = "smollm2-135m"  # travels in a wheel; of which here is only the beginning

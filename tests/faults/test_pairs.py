@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import CAMPAIGN_S
+from tests.support.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAIRS = 11

@@ -15,8 +15,8 @@ from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading import load
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError
-from tests.tiny import write_model
-from tests.tiny_chat import write_byte_tokenizer, write_chat_model
+from tests.support.tiny import write_model
+from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 
 MORE = "additional_chat_templates/more.jinja"
 READ = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json", MORE)

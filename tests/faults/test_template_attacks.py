@@ -8,7 +8,7 @@ from headrace.models.text import template_limits
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.template_sandbox import MAX_SOURCE
 from headrace.runtime.errors import CheckpointError
-from tests.peak_memory import PeakMemory
+from tests.support.peak_memory import PeakMemory
 
 USER = [{"role": "user", "content": "hi"}]
 

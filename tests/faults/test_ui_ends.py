@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.chat_terminal import Chat
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 SIGNAL_WHILE_MADE = """
 import importlib, os

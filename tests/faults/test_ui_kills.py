@@ -19,9 +19,9 @@ from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from tests.faults.chat_terminal import Chat
 from tests.faults.trace import generated, trace_engines
-from tests.patience import PATIENCE_S
-from tests.processes import engines
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 KILLS = 4
 LANES, LIVES = 2, 10  # at a time; of one session

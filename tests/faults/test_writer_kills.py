@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.writer_kills import in_order
-from tests.patience import CAMPAIGN_S
+from tests.support.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

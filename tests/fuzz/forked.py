@@ -22,8 +22,8 @@ _IMPORTED = (
     "headrace.app.api", "headrace.app.batch.output", "headrace.app.batch.run", "headrace.app.cli.batch",
     "headrace.app.cli.chat", "headrace.app.cli.models", "headrace.app.sessions.unsaved", "headrace.app.tui.app",
     "headrace.models.loading.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine.engine",
-    "tests.faults.test_kills", "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.hub_server",
-    "tests.tiny_chat",
+    "tests.faults.test_kills", "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.support.hub_server",
+    "tests.support.tiny_chat",
 )  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
 # The main module is run again in every fork, as in any child of a fork server: what it imports is there, too.

@@ -8,7 +8,7 @@ import pytest
 from tests.fuzz.driver import fuzz
 from tests.fuzz.mutate import VALUES, mutated_value
 from tests.fuzz.target import BROKEN, chance_of
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")

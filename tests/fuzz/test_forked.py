@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.forked import ForkedChat, run
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def test_runs_are_done_killed_or_fail(tmp_path: Path) -> None:

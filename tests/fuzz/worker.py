@@ -20,7 +20,7 @@ from typing import Any
 
 from headrace.runtime.errors import HeadraceError
 from tests.fuzz.target import MAX_BYTES, MAX_MESSAGE, MAX_SECONDS, Target, chance_of, make_target
-from tests.peak_memory import PeakMemory
+from tests.support.peak_memory import PeakMemory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 AT = struct.Struct("<qq")  # the input's number, those done

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_server import HubServer, point_at
+from tests.support.hub_server import HubServer, point_at
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A third opinion: the decoder once more, in plain numpy and float64, with nothing reused and nothing fast.
 
-Written from the architectures' published definitions, for the configs of `tests/tiny.py`; every position is
+Written from the architectures' published definitions, for the configs of `tests/support/tiny.py`; every position is
 recomputed from the token ids. T = tokens, E = hidden size, D = head dimension, V = vocabulary.
 """
 

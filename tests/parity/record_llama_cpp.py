@@ -4,8 +4,8 @@ converter to them where llama.cpp is not installed.
     python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | only VARIANT...]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
-`tests/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the default
-model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
+`tests/support/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the
+default model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
 `llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants to what
 is there.
 """
@@ -20,9 +20,9 @@ from typing import Any
 import gguf
 import llama_cpp
 
-from tests.corpus import NASTY
 from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
 from tests.models.gguf.build_layered import LAYERED, write_layered
+from tests.support.corpus import NASTY
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
 LAYERED_ANSWERS = ANSWERS.with_name("llama_cpp_layered.json")

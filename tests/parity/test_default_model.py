@@ -17,12 +17,12 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32
-from tests.alone import new_cache
-from tests.kernels import FAST, KERNELS, name_of
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import read
-from tests.tiny import load_decoder
-from tests.watched import WatchedNetwork, answer, committed_rows
+from tests.support.alone import new_cache
+from tests.support.kernels import FAST, KERNELS, name_of
+from tests.support.tiny import load_decoder
+from tests.support.watched import WatchedNetwork, answer, committed_rows
 
 pytestmark = [pytest.mark.real, pytest.mark.peer]
 

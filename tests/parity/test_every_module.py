@@ -13,10 +13,10 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.ops import reference
-from tests.every_module import VOCAB, config_of, names
-from tests.kernels import FAST
-from tests.mlx_lm_models import write_mlx_lm_model
-from tests.tiny import load_decoder
+from tests.support.every_module import VOCAB, config_of, names
+from tests.support.kernels import FAST
+from tests.support.mlx_lm_models import write_mlx_lm_model
+from tests.support.tiny import load_decoder
 
 pytestmark = [pytest.mark.peer, pytest.mark.nightly]
 

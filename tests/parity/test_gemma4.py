@@ -17,11 +17,11 @@ from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.ops import BLOCK, Ops, native, reference
 from headrace.runtime.ops.kv_format import K8V4, Q4, Q8, KVFormat
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of
-from tests.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
-from tests.tiny import load_decoder, quantize_model
-from tests.watched import split
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of
+from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder, quantize_model
+from tests.support.watched import split
 
 pytestmark = pytest.mark.peer
 

@@ -12,11 +12,11 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.engine.request import Request
-from tests.kernels import FAST
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import Answer, read
-from tests.tiny import load_decoder
-from tests.watched import WatchedNetwork, answer
+from tests.support.kernels import FAST
+from tests.support.tiny import load_decoder
+from tests.support.watched import WatchedNetwork, answer
 
 pytestmark = [pytest.mark.real, pytest.mark.peer]
 

@@ -12,9 +12,9 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of
-from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of
+from tests.support.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.peer
 

@@ -20,10 +20,10 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, reference
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of, tolerance
-from tests.mlx_lm_models import MODELS, RECURRENT, VOCAB, config_of, write_mlx_lm_model
-from tests.tiny import load_decoder, quantize_model
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of, tolerance
+from tests.support.mlx_lm_models import MODELS, RECURRENT, VOCAB, config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder, quantize_model
 
 pytestmark = pytest.mark.peer
 

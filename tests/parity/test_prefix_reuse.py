@@ -14,8 +14,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from tests.tiny import load_decoder, write_model
-from tests.watched import split
+from tests.support.tiny import load_decoder, write_model
+from tests.support.watched import split
 
 pytestmark = pytest.mark.peer
 START = [(7 * i * i + 3 * i + 5) % 96 for i in range(9)]

@@ -12,9 +12,9 @@ from headrace.runtime.kv.backend import KVOptions, PassRow, one_pass
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, native
-from tests.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
-from tests.tiny import load_decoder
-from tests.watched import split
+from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder
+from tests.support.watched import split
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

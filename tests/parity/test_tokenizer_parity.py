@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.tokenizer import Tokenizer
-from tests.corpus import NASTY
-from tests.families import FAMILIES, write_family
+from tests.support.corpus import NASTY
+from tests.support.families import FAMILIES, write_family
 
 pytestmark = pytest.mark.peer
 

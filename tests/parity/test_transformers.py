@@ -12,10 +12,10 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.ops import native
-from tests.alone import new_cache
-from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
-from tests.tiny import load_decoder
+from tests.support.alone import new_cache
+from tests.support.foreign import write_tensors
+from tests.support.tiny import load_decoder
 
 pytestmark = pytest.mark.peer
 # What headrace has a decoder of its own for.

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from tests.tiny import load_decoder, write_model
+from tests.support.tiny import load_decoder, write_model
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.sampling.params import SamplingParams
 from tests.soak.memory import predicted_memory
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 Reading = dict[str, int]
 _TURNS = 6  # in a round

@@ -11,7 +11,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.metrics.cost import held_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat
 from headrace.runtime.sampling.params import SamplingParams
-from tests.peak_memory import peak_bytes
+from tests.support.peak_memory import peak_bytes
 
 _LAST = 40  # tokens of a context that are generated
 

@@ -15,7 +15,7 @@ import pytest
 from textual.app import App
 
 from headrace.app.tui.textual_overrides import driver
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

@@ -37,8 +37,8 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 from tests.tui.conftest import Driver
 
 BLOCKS = st.sampled_from(

@@ -15,7 +15,7 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
-from tests.deltas import delta
+from tests.support.deltas import delta
 
 
 def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str) -> BatchStatus:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
-from tests.processes import engines
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
 
 pytestmark = [
     pytest.mark.real,

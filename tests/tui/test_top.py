@@ -10,8 +10,8 @@ from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import CARD, record
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 
 class Reader:

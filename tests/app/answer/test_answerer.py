@@ -15,7 +15,7 @@ from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import Failed
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.machine.sensors import Readings
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from headrace.app.cli.run.command import run
 from headrace.app.cli.run.report import RunReport, summary_line, table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from headrace.app.answer.response_format import read_response_format
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.speculation.controller import Controller
-from tests.schemas import REAL, made
-from tests.speculating import Always
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.schemas import REAL, made
+from tests.support.speculating import Always
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 # Bytes that end strings, numbers and lists: a random model would go on for thousands of tokens.
 _ENDS = {'"': 9.0, "@": 7.0, "}": 6.0, "]": 6.0, ",": 3.0}

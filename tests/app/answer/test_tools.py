@@ -17,7 +17,7 @@ from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE, ThinkingForm, ThinkingStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 PARAMETERS = {
     "type": "object",

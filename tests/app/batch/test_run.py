@@ -22,7 +22,7 @@ from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.sampling.sampler import Sampler
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 DEFAULTS = Defaults(options=AnswerOptions(max_tokens=12), model="tiny")
 

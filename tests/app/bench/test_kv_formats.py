@@ -21,7 +21,7 @@ from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.app.cli.test_bench_threads import FAKE
-from tests.tiny import write_model
+from tests.support.tiny import write_model
 
 # Reports its options in its settings, as the real one does.
 TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k": options.get("-ctk", "f16")')

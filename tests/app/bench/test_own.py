@@ -14,7 +14,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.machine.sensors import Readings
-from tests.tiny import load_decoder, write_model
+from tests.support.tiny import load_decoder, write_model
 
 MAMBA = {
     "model_type": "mamba", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "state_size": 8,

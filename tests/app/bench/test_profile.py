@@ -12,7 +12,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import Weight
-from tests.tiny import VARIANTS, load_decoder, write_model
+from tests.support.tiny import VARIANTS, load_decoder, write_model
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -20,9 +20,9 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.parity.numpy_decoder import logits as plain_logits
+from tests.support.tiny import VOCAB, load_decoder, quantize_model, write_model
+from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.test_docs import check, sections
-from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
-from tests.tiny_chat import write_byte_tokenizer, write_chat_model
 
 SMALL = ("-d", "0,150", "-n", "40")
 

@@ -24,8 +24,8 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import EngineError, UsageError
-from tests.tiny import load_decoder, write_model
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny import load_decoder, write_model
+from tests.support.tiny_chat import write_chat_model
 
 PROSE = Test(100, 24, workload="prose")
 ASKED = Question([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], frozenset())

@@ -15,8 +15,8 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from tests.app.chat.polling import until
 from tests.app.scripted_engine import Script, ScriptedEngine
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headrace.app.engine.events import Delta, Event
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 

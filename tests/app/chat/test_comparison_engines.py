@@ -16,8 +16,8 @@ from headrace.app.engine.events import Delta
 from headrace.app.model_info.report import memory_needed
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 NOISE = {"temperature": 1.0, "seed": 3, "max_tokens": 40}
 

@@ -10,7 +10,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions
 from tests.app.scripted_engine import CARD, ScriptedEngine
-from tests.summaries import make_summary
+from tests.support.summaries import make_summary
 
 
 def ask(chat: Conversation, text: str) -> None:

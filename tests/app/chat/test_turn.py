@@ -5,8 +5,8 @@ from headrace.app.engine.events import Delta
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.events import Completed
 from headrace.runtime.engine.request import Finished
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 
 def test_an_answer_that_came_by_kind_is_stored_with_tags(store: SessionStore) -> None:

@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run.command import run
 from headrace.runtime.errors import HeadraceError, UsageError
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 from tests.test_docs import check, sections
-from tests.tiny_chat import IM_END, write_chat_model
 
 LONG = {str(IM_END): -100}
 

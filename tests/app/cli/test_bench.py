@@ -16,10 +16,10 @@ from headrace.app.cli.bench.command import bench
 from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
-from tests.damaged import install_damaged
-from tests.patience import PATIENCE_S
-from tests.tiny import config_of
-from tests.tiny_chat import write_chat_model
+from tests.support.damaged import install_damaged
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny import config_of
+from tests.support.tiny_chat import write_chat_model
 
 SHORT = ("-p", "8", "-n", "4", "-r", "2")
 

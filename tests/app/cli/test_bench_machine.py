@@ -12,7 +12,7 @@ from headrace.app.cli.bench import machine as bench_machine
 from headrace.app.cli.bench.command import bench
 from headrace.app.output.document import Document
 from headrace.runtime.errors import HeadraceError, NotEnoughMemoryError, UsageError
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.cli.bench.command import bench
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 FAKE = """
 import ctypes, multiprocessing, os, time

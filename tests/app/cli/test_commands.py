@@ -24,7 +24,7 @@ from headrace.app.config.settings import Settings
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.test_readme import subcommands
 
 Call = tuple[str, dict[str, Any]]

@@ -22,8 +22,8 @@ from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import Readings
-from tests import commands
 from tests.app.cli.test_models import install
+from tests.support import commands
 
 GIB = 2**30
 

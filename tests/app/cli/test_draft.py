@@ -22,8 +22,8 @@ from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.metrics.cost import LayerKV
-from tests.hosted import begin
-from tests.tiny_chat import write_chat_model
+from tests.support.hosted import begin
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import headrace
-from tests.tiny_chat import write_chat_model
+from tests.support.commands import headrace
+from tests.support.tiny_chat import write_chat_model
 
 NAME = "\x1b[31mred\x9b2J\u202e\x07"
 # ESC and the rest of C0 but tab and newline, C1, and what reorders.

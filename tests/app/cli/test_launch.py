@@ -16,10 +16,10 @@ import pytest
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
 from headrace.app.cli.launch.command import _announced, _run
 from headrace.runtime.errors import HeadraceError
-from tests.patience import PATIENCE_S
-from tests.processes import engines
-from tests.server_process import ServerProcess
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import write_chat_model
 
 NO_SERVER = "http://127.0.0.1:9"
 _TALK = """

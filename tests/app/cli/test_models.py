@@ -19,15 +19,15 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UsageError
-from tests import mtp_models
-from tests.checkpoints import WHOLE_CONFIG, header, shard, write
-from tests.commands import headrace
-from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
-from tests.patience import PATIENCE_S
-from tests.processes import wait_until_asleep
-from tests.tiny import write_model
-from tests.wheels import PackageIndex, build_wheel, isolate_pip
+from tests.support import mtp_models
+from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
+from tests.support.commands import headrace
+from tests.support.hub_server import HubServer
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import wait_until_asleep
+from tests.support.tiny import write_model
+from tests.support.wheels import PackageIndex, build_wheel, isolate_pip
 
 MODEL = {
     "config.json": json.dumps(WHOLE_CONFIG).encode(),

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.app.cli.commands import cli
 from headrace.models.text.tokenizers_library import load_tokenizer
-from tests.commands import HEADRACE, headrace
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.commands import HEADRACE, headrace
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 COMMANDS = {
     "batch": ("batch", "REQUESTS", "-m", "MODEL"),
@@ -71,5 +71,7 @@ def test_a_forked_command_has_its_own_environment_folder_and_streams(tmp_path: P
 @pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux alone")
 def test_commands_are_forked_after_a_tokenizer_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_tokenizer(write_chat_model(tmp_path / "tiny") / "tokenizer.json")
-    monkeypatch.setattr("tests.commands.subprocess.run", lambda *_, **__: pytest.fail("an interpreter was started"))
+    monkeypatch.setattr(
+        "tests.support.commands.subprocess.run", lambda *_, **__: pytest.fail("an interpreter was started")
+    )
     assert headrace("paths", home=tmp_path).returncode == 0

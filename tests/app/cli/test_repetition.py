@@ -7,8 +7,8 @@ import pexpect
 import pytest
 
 from headrace.app.answer.repetition import REPEATS
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.adapters import write_adapter
-from tests.commands import HEADRACE, headrace
-from tests.damaged import install_damaged
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.adapters import write_adapter
+from tests.support.commands import HEADRACE, headrace
+from tests.support.damaged import install_damaged
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 FOREVER = ("-n", "1000000", "-t", "1", "--logit-bias", f"{IM_END}=-100")
 KEYS = {

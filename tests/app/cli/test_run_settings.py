@@ -16,7 +16,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime import ops
 from headrace.runtime.errors import ContextLimitError, SessionError, UsageError
 from headrace.runtime.ops import native
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 Ask = Callable[..., dict[str, Any]]
 TALKS = ("--logit-bias", f"{IM_END}=-100")

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.store import SessionStore
-from tests import commands
-from tests.summaries import make_summary
+from tests.support import commands
+from tests.support.summaries import make_summary
 
 METRICS = make_summary(mbu=0.31)
 EVIL = "\x1b]52;c;ZXZpbA==\x07\u202etxet\x9b31m"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
-from tests.wheels import PackageIndex, build_wheel, isolate_pip
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
+from tests.support.wheels import PackageIndex, build_wheel, isolate_pip
 
 
 @pytest.fixture(scope="module")

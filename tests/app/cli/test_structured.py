@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from headrace import load
 from headrace.runtime.errors import EngineError, UsageError
-from tests.commands import headrace
-from tests.schemas import REAL
-from tests.tiny_chat import write_chat_model
+from tests.support.commands import headrace
+from tests.support.schemas import REAL
+from tests.support.tiny_chat import write_chat_model
 
 
 class Verdict(BaseModel):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from headrace.app.cli.tokenize import tokenize
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 
 @pytest.fixture(scope="module")

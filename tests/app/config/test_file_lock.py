@@ -11,7 +11,7 @@ from headrace.app.config.file_lock import alone_with
 from headrace.app.config.presets import load_presets
 from headrace.app.config.settings import Settings, load_settings, save_setting
 from headrace.runtime.errors import HeadraceError
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 _WRITERS = 4
 _CHANGES = 12

@@ -39,10 +39,10 @@ from headrace.app.engine.link import log_path
 from headrace.models.text.encoding import EncodingStoppedError
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
-from tests.damaged import install_damaged
-from tests.hosted import begin
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.damaged import install_damaged
+from tests.support.hosted import begin
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 E = TypeVar("E")
 HELLO = [{"role": "user", "content": "hello"}]

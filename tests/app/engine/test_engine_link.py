@@ -20,8 +20,8 @@ from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import record, summary
-from tests.deltas import delta
-from tests.patience import PATIENCE_S
+from tests.support.deltas import delta
+from tests.support.patience import PATIENCE_S
 
 MESSAGES = st.lists(
     st.one_of(st.text(), st.binary(max_size=300), st.integers(), st.tuples(st.text(), st.none())), max_size=20

@@ -16,7 +16,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.machine.peaks import Peak
 from tests.app.scripted_engine import MACHINE, PEAK
-from tests.summaries import make_summary
+from tests.support.summaries import make_summary
 
 
 class DiskCache:

@@ -16,11 +16,11 @@ from headrace.app.engine.host import EngineHost
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
-from tests.hosted import begin
 from tests.models.mlx_lm.test_forgetting import FORGETFUL
 from tests.models.mlx_lm.test_network import write
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
+from tests.support.hosted import begin
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="only the kernels' K/V are in blocks")
 LONG = {"role": "user", "content": "tell me of the mill race and of the wheel that it drives " * 10}

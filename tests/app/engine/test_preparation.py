@@ -17,8 +17,8 @@ from headrace.app.engine.process import Inbox, Server
 from headrace.app.engine.wire import pack
 from headrace.models.text.encoding import encoding_ends, limited
 from headrace.runtime.errors import ContextLimitError
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 HELLO = [{"role": "user", "content": "hello"}]
 LONG = [{"role": "user", "content": "hello " * (LONG_TEXT // 6 + 1)}]

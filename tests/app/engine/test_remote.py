@@ -17,9 +17,9 @@ from headrace.app.engine.events import Abandoned, Delta, Done, Event, Failed, Lo
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine
 from headrace.runtime.errors import EngineError
-from tests.patience import PATIENCE_S
-from tests.server_process import ServerProcess
-from tests.tiny_chat import IM_END
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import IM_END
 
 E = TypeVar("E", bound=Event)
 HELLO = [{"role": "user", "content": "hello"}]

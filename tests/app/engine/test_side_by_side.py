@@ -17,9 +17,9 @@ from headrace.app.engine.host import EngineHost
 from headrace.app.engine.process import Server
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
-from tests.hosted import begin
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END
+from tests.support.hosted import begin
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END
 
 HELLO = [{"role": "user", "content": "hello"}]
 NO_END = AnswerOptions(temperature=1.0, logit_bias={IM_END: -100})

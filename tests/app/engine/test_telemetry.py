@@ -25,8 +25,8 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.telemetry import PoolStats, StepParts
 from tests.app.scripted_engine import CARD, record
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 SECRET = "a secret text"
 PEAK = Peak(5e10, 4e10, 6e10, 9, 1 << 30, "reads", "2026-01-01T00:00:00Z")

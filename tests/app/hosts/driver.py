@@ -19,7 +19,7 @@ from headrace.app.hosts.start import say_lost, start_ranks
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.ranks import pass_limit
 from headrace.runtime.ranks.group import Group
-from tests.tiny_chat import IM_END
+from tests.support.tiny_chat import IM_END
 
 
 def main(model: str, hosts: str, split: str, phase: str) -> None:

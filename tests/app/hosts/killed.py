@@ -13,9 +13,9 @@ from typing import IO
 
 import psutil
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 from tests.test_house import ROOT
-from tests.tiny_chat import write_chat_model
 
 PHASES = ("start", "load", "join", "prefill", "decode", "idle")
 

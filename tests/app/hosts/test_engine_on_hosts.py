@@ -11,8 +11,8 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Delta, Died, Done, Event, Failed, Ready
 from headrace.app.hosts.choice import HostsChoice
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.app.hosts import hostfile
 from headrace.app.hosts.hostfile import read_hosts
 from headrace.runtime.errors import UsageError
-from tests.pages import blocks
+from tests.support.pages import blocks
 
 TWO = [{"ssh": "localhost", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.2"]}]
 LONG = ["a" * 5000, "~no-such/x", f"localhost,{'b' * 70}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.hosts.killed import PHASES, Run, kill_ranks
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(scope="module")

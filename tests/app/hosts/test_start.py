@@ -29,8 +29,8 @@ from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks import reception
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 GIVEN = ["-t", "0", "--max-tokens", "12", "--quiet"]
 

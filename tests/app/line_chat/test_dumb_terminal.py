@@ -9,8 +9,8 @@ import pexpect
 import pytest
 
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_chat_model
 
 PROMPT = "\r\n> "
 LETTERS = [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]  # endless words

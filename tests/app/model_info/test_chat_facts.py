@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.model_info.chat_facts import chat_facts, chat_line
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 _TURNS = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}"
 _TURNS += "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"

@@ -18,7 +18,7 @@ from headrace.app.cli.sessions import sessions
 from headrace.app.output.tables import Column, table_lines
 from headrace.app.sessions.store import SessionStore
 from tests.app.bench.test_views import DOCUMENT
-from tests.tiny import config_of
+from tests.support.tiny import config_of
 
 WIDTHS = (80, 60, 40)
 

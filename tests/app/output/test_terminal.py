@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 def on_a_terminal(arguments: list[str], home: Path, **environment: str) -> str:

@@ -18,7 +18,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced
 from headrace.runtime.metrics.telemetry import StepParts, StepRecord
 from tests.app.scripted_engine import CARD, record
-from tests.deltas import delta
+from tests.support.deltas import delta
 
 METADATA = {"process_name", "thread_name"}
 

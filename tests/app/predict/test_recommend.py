@@ -18,7 +18,7 @@ from headrace.app.predict.uses import USES, legend
 from headrace.app.predict.view import show_fit
 from headrace.models.registry.catalog import load_catalog, load_ranks
 from headrace.models.registry.resolve import DEFAULT_MODEL
-from tests.commands import headrace
+from tests.support.commands import headrace
 
 GIB = 1 << 30
 LAPTOP = Target("a laptop", bandwidth=34e9, memory=20 * GIB, apple=False)

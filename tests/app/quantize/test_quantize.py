@@ -24,10 +24,10 @@ from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UnsupportedModelError, UsageError
-from tests.alone import new_cache
-from tests.commands import headrace
-from tests.tiny import VARIANTS
-from tests.tiny_chat import write_chat_model
+from tests.support.alone import new_cache
+from tests.support.commands import headrace
+from tests.support.tiny import VARIANTS
+from tests.support.tiny_chat import write_chat_model
 
 _SHORT = 24  # tokens measured and scored
 

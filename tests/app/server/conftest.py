@@ -10,8 +10,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.server_process import ServerProcess
-from tests.tiny_chat import write_chat_model
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import write_chat_model
 
 Starter = Callable[..., ServerProcess]
 

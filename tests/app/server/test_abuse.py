@@ -13,8 +13,8 @@ import httpx2 as httpx
 import pytest
 
 from tests.app.server.conftest import Starter
-from tests.patience import PATIENCE_S
-from tests.server_process import ServerProcess
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -13,8 +13,8 @@ from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -8,9 +8,9 @@ import httpx2 as httpx
 import jsonschema
 import pytest
 
-from tests.pages import blocks
-from tests.server_process import ServerProcess
-from tests.tiny_chat import IM_END
+from tests.support.pages import blocks
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import IM_END
 
 # Imported by tests that need them, not by each process that collects these: that takes two seconds.
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.server_process import ServerProcess
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import headrace
-from tests.server_process import ServerProcess
+from tests.support.commands import headrace
+from tests.support.server_process import ServerProcess
 
 PROMPT = "Name three rivers."
 

@@ -9,8 +9,8 @@ import httpx2 as httpx
 from headrace.app.engine.events import Delta, Done, Event, Ready
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.telemetry_reader import TelemetryReader
-from tests.patience import PATIENCE_S
-from tests.server_process import ServerProcess
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
 
 SECRET = "a phrase that nobody else says"
 

@@ -9,9 +9,9 @@ import httpx2 as httpx
 import pytest
 
 from headrace import load
-from tests.commands import headrace
-from tests.server_process import ServerProcess
-from tests.tiny_chat import IM_END
+from tests.support.commands import headrace
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import IM_END
 
 PROMPT = "Where does the water come from?"
 MESSAGES = [{"role": "user", "content": PROMPT}]

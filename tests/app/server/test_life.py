@@ -13,10 +13,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.processes import engines
-from tests.server_process import ServerProcess
-from tests.tiny_chat import IM_END
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import IM_END
 
 Starter = Callable[..., ServerProcess]
 HELLO = [{"role": "user", "content": "hello"}]

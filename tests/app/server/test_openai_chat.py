@@ -16,8 +16,8 @@ from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.config.value_types import Number
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import record
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -14,8 +14,8 @@ from headrace.app.server.errors import ApiError
 from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.app.server.respond import LeftError, StreamResponse, while_connected
 from headrace.runtime.engine.request import Finished
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 CALL = read_call({"messages": [{"role": "user", "content": "hello"}], "stream": True})
 DONE = Done(1, Finished("stop", make_summary()))

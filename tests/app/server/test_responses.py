@@ -14,8 +14,8 @@ from headrace.app.server.responses import ResponseForm, read_call
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
-from tests.deltas import delta
-from tests.summaries import make_summary
+from tests.support.deltas import delta
+from tests.support.summaries import make_summary
 
 
 def done(reason: Any = "stop") -> Done:

@@ -19,7 +19,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.machine.memory import Budget
 from tests.app.scripted_engine import CARD
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 GB = 1 << 30
 NAMES = ("b", "c", "d", "e")

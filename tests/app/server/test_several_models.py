@@ -17,11 +17,11 @@ from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine
 from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
 from headrace.models.registry.store import Store
-from tests.adapters import write_adapter
-from tests.patience import PATIENCE_S
-from tests.processes import engines
-from tests.server_process import ServerProcess
-from tests.tiny_chat import IM_END, write_chat_model
+from tests.support.adapters import write_adapter
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import engines
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_chat import IM_END, write_chat_model
 
 Starter = Callable[..., ServerProcess]
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -12,7 +12,7 @@ from headrace.app.server import connection, fields
 from headrace.app.server.connection import http_options
 from headrace.app.server.errors import ApiError
 from headrace.app.server.serve import listening_socket
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 

@@ -20,9 +20,9 @@ from headrace.app.batch.parse import parse_line
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
 from tests.models.text.test_adapt_messages import TEMPLATES
-from tests.patience import PATIENCE_S
-from tests.server_process import ServerProcess
-from tests.template_models import install_templates
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
+from tests.support.template_models import install_templates
 
 OWN = {
     f"own-{number}": TEMPLATES[name]

@@ -17,7 +17,7 @@ from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.cli.sessions import sessions as command
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import HeadraceError, SessionError
-from tests.damaged_sessions import (
+from tests.support.damaged_sessions import (
     change,
     changed_pages,
     damage_row,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 # Root may write anywhere, unless that is taken from it.
 _AS_ANYONE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []

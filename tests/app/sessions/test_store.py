@@ -19,7 +19,7 @@ from headrace.app.sessions.records import Attachment, Draft
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
-from tests.summaries import make_summary
+from tests.support.summaries import make_summary
 
 METRICS = make_summary()
 

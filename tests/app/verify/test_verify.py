@@ -25,10 +25,10 @@ from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.models.gguf.build_layered import write_layered
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny import quantize_model
+from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.test_docs import check, sections
-from tests.tiny import quantize_model
-from tests.tiny_chat import write_byte_tokenizer, write_chat_model
 
 SMALL = ("--tokens", "8", "--sequences", "4")
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")

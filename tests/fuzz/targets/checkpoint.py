@@ -13,9 +13,9 @@ from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
 from headrace.models.loading.decoder_choice import context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults
 from headrace.runtime.errors import HeadraceError
-from tests.alone import new_cache
-from tests.checkpoints import header, shard, write
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, value
+from tests.support.alone import new_cache
+from tests.support.checkpoints import header, shard, write
 
 _ONE = "model.safetensors"
 _WORDS = (b'"dtype"', b'"shape"', b'"data_offsets"', b'"F32"', b"[0,0]", b"[" * 3000, b"\xff", b"NaN", b'"a.weight"')
@@ -77,9 +77,9 @@ class Config:
         import mlx.core as mx
         import numpy as np
 
-        from tests.foreign import write_tensors
         from tests.parity.record_transformers import RECORDED, weight
-        from tests.tiny import VARIANTS, config_of, random_tensors
+        from tests.support.foreign import write_tensors
+        from tests.support.tiny import VARIANTS, config_of, random_tensors
 
         self._bases: list[tuple[Path, dict[str, Any]]] = []
         for name in VARIANTS:
@@ -103,7 +103,7 @@ class Config:
         import mlx.core as mx
 
         from headrace.models.mlx_lm.network import MlxLmNetwork
-        from tests.tiny import load_decoder
+        from tests.support.tiny import load_decoder
 
         directory, _ = self._bases[given[0]]
         (directory / "config.json").write_bytes(given[1])

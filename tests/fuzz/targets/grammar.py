@@ -15,8 +15,8 @@ from headrace.models.text.tools.table import FORMS
 from headrace.models.text.tools.use import ToolUse
 from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.models.text.tools.test_forms import RECORDED, TOOLS
-from tests.schemas import REAL
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.schemas import REAL
+from tests.support.tiny_chat import write_byte_tokenizer
 
 _REGEX = (r"(yes|no)[.!]{0,3}\d+", r"^[\w.]+@[a-z]{2,}(\.[a-z]+)*$", r"(?i)a(?:b|c)*?\x41\u{1F600}[^\n]")
 _LARK = (

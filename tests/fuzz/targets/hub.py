@@ -10,9 +10,9 @@ import pytest
 
 from headrace.models.registry.fetch_hub import fetch_hub
 from headrace.models.registry.source import HubId
-from tests.checkpoints import WHOLE_CONFIG, shard, tensor
 from tests.fuzz.mutate import TEXTS, json_bytes, mutated_bytes, mutated_value
-from tests.hub_server import HubServer, point_at
+from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
+from tests.support.hub_server import HubServer, point_at
 
 _MODEL = {
     "config.json": json.dumps(WHOLE_CONFIG).encode(),

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import HeadraceError
-from tests.damaged_sessions import changed_pages, damage_row, mutation, rows_of, use, write_sound
+from tests.support.damaged_sessions import changed_pages, damage_row, mutation, rows_of, use, write_sound
 
 
 class Database:

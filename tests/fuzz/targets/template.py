@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.text.chat_template import ChatTemplate
-from tests.families import FAMILIES
 from tests.faults.test_template_attacks import BOMBS, CODE, IN_ONE_CALL, LOOPS, MALFORMED, WITHOUT_A_LOOP
 from tests.fuzz.mutate import TEXTS, text, value
+from tests.support.families import FAMILIES
 
 _EXPRESSIONS = (
     "messages", "messages[0]", "messages[-1].content", "m.content", "m['role']", "bos_token", "tools", "x", "y",

@@ -11,8 +11,8 @@ from headrace.app.sessions.markdown_part import markdown_part
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from tests.app.sessions.test_markdown_part import stays_a_part
-from tests.families import FAMILIES, write_family
 from tests.fuzz.mutate import text
+from tests.support.families import FAMILIES, write_family
 
 _KEPT = re.compile("[\n\t]")
 

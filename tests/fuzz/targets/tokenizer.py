@@ -9,11 +9,11 @@ from typing import Any
 
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import HeadraceError, UsageError
-from tests.corpus import NASTY
-from tests.families import FAMILIES, write_family
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, text
-from tests.smuggling import Smuggling as Tried
-from tests.tokenizer_kinds import DECLARED, KINDS, document, mixture, write_kind
+from tests.support.corpus import NASTY
+from tests.support.families import FAMILIES, write_family
+from tests.support.smuggling import Smuggling as Tried
+from tests.support.tokenizer_kinds import DECLARED, KINDS, document, mixture, write_kind
 
 _SIDES = (
     "tokenizer_config.json",

@@ -10,9 +10,9 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests import mlx_lm_models
-from tests.mlx_lm_models import MODELS
-from tests.tiny import EVERY, LAYERS, config_of
+from tests.support import mlx_lm_models
+from tests.support.mlx_lm_models import MODELS
+from tests.support.tiny import EVERY, LAYERS, config_of
 
 
 def read(variant: str, **changes: Any) -> DecoderConfig:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.runtime.errors import CheckpointError
-from tests.checkpoints import header, shard, tensor, write
+from tests.support.checkpoints import header, shard, tensor, write
 
 
 def test_describes_every_tensor(tmp_path: Path) -> None:

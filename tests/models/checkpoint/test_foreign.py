@@ -16,10 +16,10 @@ from headrace.models.loading.load import load_model
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.network import Network
-from tests.alone import new_cache
-from tests.foreign import FORMATS, Tensors, encode, write_pair, write_tensors
-from tests.tiny import config_of, load_decoder, random_tensors
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.alone import new_cache
+from tests.support.foreign import FORMATS, Tensors, encode, write_pair, write_tensors
+from tests.support.tiny import config_of, load_decoder, random_tensors
+from tests.support.tiny_chat import write_byte_tokenizer
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 96 for i in range(12)]
 CONFIG = config_of("llama")

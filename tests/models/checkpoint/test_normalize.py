@@ -15,9 +15,9 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError
-from tests.alone import new_cache
-from tests.checkpoints import header, shard, tensor, write
-from tests.tiny import EVERY, config_of, load_decoder, write_model
+from tests.support.alone import new_cache
+from tests.support.checkpoints import header, shard, tensor, write
+from tests.support.tiny import EVERY, config_of, load_decoder, write_model
 
 ROPE = {"rope_theta": 5e5, "rope_type": "default"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5e5}

@@ -12,8 +12,8 @@ from headrace.models.cost.costs import checkpoint_cost
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.ops import native, reference
-from tests import mlx_lm_models
-from tests.tiny import (
+from tests.support import mlx_lm_models
+from tests.support.tiny import (
     EVERY,
     HEAD_DIM,
     HEADS,

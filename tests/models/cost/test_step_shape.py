@@ -17,10 +17,10 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.ops.kv_format import Q8
-from tests import mlx_lm_models
-from tests.alone import new_cache, prefill
-from tests.mlx_lm_models import MODELS, write_mlx_lm_model
-from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
+from tests.support import mlx_lm_models
+from tests.support.alone import new_cache, prefill
+from tests.support.mlx_lm_models import MODELS, write_mlx_lm_model
+from tests.support.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
 
 class Watching:

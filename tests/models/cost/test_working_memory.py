@@ -17,7 +17,7 @@ from headrace.runtime.engine.prefill import LARGEST
 from headrace.runtime.machine import memory
 from headrace.runtime.ops import attention, native, reference
 from tests.conftest import TEST_HOME
-from tests.tiny import config_of, load_decoder, quantize_model, write_model
+from tests.support.tiny import config_of, load_decoder, quantize_model, write_model
 
 _E = 2048
 _F = 8192

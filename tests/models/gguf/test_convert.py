@@ -18,11 +18,11 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
-from tests.alone import new_cache
-from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, shape_of, write_gguf
-from tests.tiny import load_decoder
-from tests.watched import split
+from tests.support.alone import new_cache
+from tests.support.corpus import NASTY
+from tests.support.tiny import load_decoder
+from tests.support.watched import split
 
 LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
 # llama.cpp's CPU GELU is a lookup table in half precision. With that rounding imitated, Gemma models of one and two

@@ -15,11 +15,11 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import Ops, native
-from tests.alone import new_cache
-from tests.kernels import FAST, Exact
 from tests.models.gguf.build import gguf_weights, header, hf_weights, random_blocks
-from tests.rounding import logits_bound
-from tests.tiny import load_decoder
+from tests.support.alone import new_cache
+from tests.support.kernels import FAST, Exact
+from tests.support.rounding import logits_bound
+from tests.support.tiny import load_decoder
 
 SHAPE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 2, "tied": True}
 SIX = ("token_embd", "attn_v", "ffn_down")

@@ -22,11 +22,11 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.alone import new_cache
 from tests.models.gguf.build import HERE
 from tests.models.gguf.build_layered import LAYERED, tensors_of, write_layered
-from tests.rounding import logits_bound
-from tests.watched import split
+from tests.support.alone import new_cache
+from tests.support.rounding import logits_bound
+from tests.support.watched import split
 
 RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
 # llama.cpp's CPU kernels take GELU from a table in half precision.

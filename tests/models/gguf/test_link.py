@@ -28,7 +28,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
 from tests.models.gguf.build import VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.models.gguf.build_layered import LAYERED, write_layered
-from tests.watched import split
+from tests.support.watched import split
 
 LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}
 EXACT = (

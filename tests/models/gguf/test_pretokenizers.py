@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.corpus import NASTY
 from tests.models.gguf.test_tokenizer import LLAMA_CPP, SAME_TOKENS, differences, of_case
+from tests.support.corpus import NASTY
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"

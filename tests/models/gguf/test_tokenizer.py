@@ -13,8 +13,8 @@ from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
 from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VOCABULARIES
+from tests.support.corpus import NASTY
 
 RECORDED: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())
 LLAMA_CPP: dict[str, Any] = RECORDED["tokens"]

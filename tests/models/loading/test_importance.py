@@ -10,8 +10,8 @@ from headrace.models.loading.load import load_model
 from headrace.models.loading.mixed_quantization import quantizable_parts
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import reference
-from tests.tiny import VARIANTS
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny import VARIANTS
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "llama-biased"])

@@ -11,8 +11,8 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
-from tests.alone import new_cache
-from tests.tiny_chat import write_chat_model
+from tests.support.alone import new_cache
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture

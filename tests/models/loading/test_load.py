@@ -27,9 +27,9 @@ from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
-from tests.tiny import config_of, write_model
-from tests.tiny_chat import write_byte_tokenizer, write_chat_model
-from tests.watched import WatchedNetwork, answer
+from tests.support.tiny import config_of, write_model
+from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
+from tests.support.watched import WatchedNetwork, answer
 
 CONTEXT = 4096
 FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

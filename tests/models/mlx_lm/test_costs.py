@@ -16,9 +16,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.mlx_lm.touched import leaves
-from tests.alone import new_cache, prefill
-from tests.every_module import config_of
 from tests.models.mlx_lm.test_network import CONFIGS, WINDOW, load, write
+from tests.support.alone import new_cache, prefill
+from tests.support.every_module import config_of
 
 pytestmark = pytest.mark.peer
 

@@ -17,9 +17,9 @@ from headrace.models.loading.load import _notes
 from headrace.models.mlx_lm import load as mlx_lm_load
 from headrace.models.mlx_lm.fixes import ternary_to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.every_module import VOCAB
-from tests.every_module import config_of as _config
-from tests.mlx_lm_models import write_mlx_lm_model
+from tests.support.every_module import VOCAB
+from tests.support.every_module import config_of as _config
+from tests.support.mlx_lm_models import write_mlx_lm_model
 
 EXPERTS = 8
 CHOSEN = 2

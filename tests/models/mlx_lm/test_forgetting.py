@@ -17,7 +17,7 @@ from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from tests.models.mlx_lm.test_costs import DEEPSEEK
 from tests.models.mlx_lm.test_network import _BASE, CONFIGS, VOCAB, load, write
-from tests.watched import WatchedNetwork, split, step_by_step
+from tests.support.watched import WatchedNetwork, split, step_by_step
 
 pytestmark = pytest.mark.peer
 

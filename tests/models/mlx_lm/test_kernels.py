@@ -15,10 +15,10 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, Weight, native
-from tests.kernels import Exact
 from tests.models.mlx_lm.test_network import CONFIGS, PROMPT, load, write
-from tests.speculating import run
-from tests.watched import answer, split
+from tests.support.kernels import Exact
+from tests.support.speculating import run
+from tests.support.watched import answer, split
 
 pytestmark = [
     pytest.mark.peer,

@@ -15,9 +15,9 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops.kv_format import K8V4, Q4, Q8, KVFormat
-from tests.alone import new_cache
 from tests.models.mlx_lm.test_network import CONFIGS, PROMPT, load, write
-from tests.watched import answer, split
+from tests.support.alone import new_cache
+from tests.support.watched import answer, split
 
 pytestmark = pytest.mark.peer
 STEPS = 24

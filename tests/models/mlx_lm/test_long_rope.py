@@ -13,9 +13,9 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import reference
-from tests.alone import new_cache
-from tests.tiny import load_decoder
-from tests.watched import WatchedNetwork, answer
+from tests.support.alone import new_cache
+from tests.support.tiny import load_decoder
+from tests.support.watched import WatchedNetwork, answer
 
 pytestmark = pytest.mark.peer
 ORIGINAL = 16

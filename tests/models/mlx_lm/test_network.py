@@ -16,8 +16,8 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.alone import new_cache
-from tests.watched import WatchedNetwork, answer, split, step_by_step
+from tests.support.alone import new_cache
+from tests.support.watched import WatchedNetwork, answer, split, step_by_step
 
 pytestmark = pytest.mark.peer
 

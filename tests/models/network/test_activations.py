@@ -13,7 +13,7 @@ from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.ops import native, reference
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

@@ -13,9 +13,9 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError
 from headrace.runtime.kv.backend import KVOptions, one_pass
-from tests.adapters import EVERY, write_adapter, write_merged
-from tests.tiny import quantize_model, write_model
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.adapters import EVERY, write_adapter, write_merged
+from tests.support.tiny import quantize_model, write_model
+from tests.support.tiny_chat import write_byte_tokenizer
 
 PROMPT = [1 + i * 7 % 90 for i in range(30)]
 

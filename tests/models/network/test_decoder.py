@@ -13,10 +13,10 @@ from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.machine.memory import reading_weights
 from headrace.runtime.ops import Ops, reference
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of, tolerance
-from tests.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
-from tests.watched import WatchedNetwork, answer, committed_rows
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of, tolerance
+from tests.support.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
+from tests.support.watched import WatchedNetwork, answer, committed_rows
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(45)]  # longer than every variant's window but Gemma 2's
 HALVES = [mx.float16, mx.bfloat16]

@@ -10,8 +10,8 @@ from headrace.runtime.ops import reference
 from headrace.runtime.ops.mixtures import routed
 from headrace.runtime.ops.weights import Mixture, Weight
 from tests.bench.graph_counts import RULES, count_layer, count_sampling, own_step, rows
-from tests.mlx_lm_models import config_of, write_mlx_lm_model
-from tests.tiny import load_decoder
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder
 
 pytestmark = pytest.mark.peer
 

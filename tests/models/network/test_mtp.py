@@ -30,9 +30,9 @@ from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from tests.mtp_models import CONFIGS, VOCAB, WIDTH, WITH_HEADS, head_logits, write_model
 from tests.runtime.speculation.test_dry_run import Recorded
-from tests.speculating import run, run_corrected, speculating
+from tests.support.mtp_models import CONFIGS, VOCAB, WIDTH, WITH_HEADS, head_logits, write_model
+from tests.support.speculating import run, run_corrected, speculating
 
 pytestmark = pytest.mark.peer
 KINDS = sorted(CONFIGS)

@@ -16,10 +16,10 @@ from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Ops, reference
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of, tolerance
-from tests.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
-from tests.watched import WatchedNetwork, answer
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of, tolerance
+from tests.support.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
+from tests.support.watched import WatchedNetwork, answer
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(12)]
 

@@ -19,7 +19,7 @@ from headrace.models.network.stacks import with_stacks
 from headrace.runtime import ops
 from headrace.runtime.ranks.group import Group
 from headrace.runtime.ranks.split import Split
-from tests import tiny
+from tests.support import tiny
 
 _WIDE = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096, "moe_intermediate_size": 512}
 _WIDE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "linear_num_key_heads": 8, "linear_num_value_heads": 16}

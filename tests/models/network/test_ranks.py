@@ -14,8 +14,8 @@ from headrace.models.loading import load
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
-from tests import every_module, mlx_lm_models, mtp_models, tiny
-from tests.rank_process import Ranks, answers, heads
+from tests.support import every_module, mlx_lm_models, mtp_models, tiny
+from tests.support.rank_process import Ranks, answers, heads
 
 _LONG = [(5 * i) % 90 for i in range(140)]
 _BATCHES = [[_LONG], [[*_LONG, 7, 8], [1, 2, 3], _LONG[30:60]]]  # the second begins with a cached prefix

@@ -10,7 +10,7 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.mlx_lm.kernels import _Projection, exchange, stored_arrays
 from headrace.models.mlx_lm.load import of_config, quantize
 from headrace.runtime.ops import native
-from tests.every_module import EXPERTS, config_of, names
+from tests.support.every_module import EXPERTS, config_of, names
 
 pytestmark = [
     pytest.mark.peer,

@@ -15,10 +15,10 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import native
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of
-from tests.mlx_lm_models import config_of, write_mlx_lm_model
-from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
+from tests.support.tiny import VOCAB, load_decoder, quantize_model, write_model
 
 TOKENS = [(5 * i * i + 2) % VOCAB for i in range(21)]
 PLAIN = ("embed_tokens", "lm_head", "self_attn", "router")

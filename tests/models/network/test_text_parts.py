@@ -13,9 +13,9 @@ from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_con
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops
-from tests.kernels import KERNELS, name_of
-from tests.tiny import config_of, load_decoder, quantize_model, random_tensors, write_model
-from tests.watched import answer
+from tests.support.kernels import KERNELS, name_of
+from tests.support.tiny import config_of, load_decoder, quantize_model, random_tensors, write_model
+from tests.support.watched import answer
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61, 30, 2, 77, 14, 50, 50, 8, 31, 4, 19, 72]
 # writer -> (before the layers, before the output projection, a tensor of another part)
@@ -25,7 +25,7 @@ STYLES = {
     "newer": ("model.language_model.", "lm_head.", "model.visual.patch.weight"),
     "flat": ("model.", "lm_head.", "visual.patch.weight"),
 }
-# outer model_type -> (variant of tests.tiny, what transformers calls it there)
+# outer model_type -> (variant of tests.support.tiny, what transformers calls it there)
 FAMILIES = {
     "gemma3": ("gemma3", "gemma3_text"),
     "mistral3": ("mistral", "mistral"),

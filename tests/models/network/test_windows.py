@@ -11,10 +11,10 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv import slot_cache as caches
 from headrace.runtime.ops import Ops, reference
-from tests.alone import new_cache
-from tests.kernels import KERNELS, name_of, tolerance
-from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
-from tests.watched import split
+from tests.support.alone import new_cache
+from tests.support.kernels import KERNELS, name_of, tolerance
+from tests.support.tiny import VOCAB, load_decoder, quantize_model, write_model
+from tests.support.watched import split
 
 VARIANTS = ["gemma3", "gpt-oss", "mistral-window", "phi3-window", "gemma2-window", "qwen3-window", "llama-layer-types"]
 EVERY_EXPERT = {"gpt-oss": {"num_experts_per_tok": 5}}  # so that rounding cannot choose others

@@ -13,8 +13,8 @@ from headrace.models.registry.background_check import RECHECK_DAYS, BackgroundCh
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
-from tests.checkpoints import write
-from tests.patience import PATIENCE_S
+from tests.support.checkpoints import write
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)

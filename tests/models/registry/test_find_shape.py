@@ -11,8 +11,8 @@ from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UnsupportedModelError
-from tests.hub_server import HubServer
-from tests.tiny import config_of, write_model
+from tests.support.hub_server import HubServer
+from tests.support.tiny import config_of, write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 

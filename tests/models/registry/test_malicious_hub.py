@@ -12,9 +12,9 @@ import pytest
 from headrace.models.registry.fetch_hub import fetch_header, fetch_hub
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError
-from tests.checkpoints import WHOLE_CONFIG, shard, tensor
-from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
+from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
+from tests.support.hub_server import HubServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 

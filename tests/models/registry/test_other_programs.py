@@ -14,7 +14,7 @@ from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, 
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
 from tests.models.gguf.build import write_gguf
-from tests.tiny import write_model
+from tests.support.tiny import write_model
 
 
 @pytest.fixture(autouse=True)

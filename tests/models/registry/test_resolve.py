@@ -17,12 +17,12 @@ from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, install
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
-from tests.adapters import write_adapter
-from tests.checkpoints import WHOLE_CONFIG, header, shard, write
-from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
-from tests.tiny import write_model
-from tests.wheels import build_wheel, isolate_pip
+from tests.support.adapters import write_adapter
+from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
+from tests.support.hub_server import HubServer
+from tests.support.tiny import write_model
+from tests.support.wheels import build_wheel, isolate_pip
 
 MODEL = {
     "config.json": json.dumps(WHOLE_CONFIG).encode(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.models.registry.catalog import find
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UsageError
-from tests.checkpoints import write
+from tests.support.checkpoints import write
 
 
 @pytest.fixture(autouse=True)

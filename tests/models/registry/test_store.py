@@ -17,8 +17,8 @@ import pytest
 
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, FetchError, HeadraceError, UsageError
-from tests.checkpoints import write
-from tests.patience import PATIENCE_S
+from tests.support.checkpoints import write
+from tests.support.patience import PATIENCE_S
 
 NAME = "tiny-1"
 

@@ -13,7 +13,7 @@ from headrace.models.text.adapt_messages import adapt_messages, short_id
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.template_rules import TemplateRules
 from headrace.runtime.errors import UsageError
-from tests.families import FAMILIES
+from tests.support.families import FAMILIES
 
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 

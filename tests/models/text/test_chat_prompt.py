@@ -8,7 +8,7 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
-from tests.families import FAMILIES, write_family
+from tests.support.families import FAMILIES, write_family
 
 ASK = [{"role": "user", "content": "What is <think> for?"}]
 

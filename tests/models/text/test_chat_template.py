@@ -10,7 +10,7 @@ import pytest
 
 from headrace.models.text.chat_template import ChatTemplate, read_sources
 from headrace.runtime.errors import CheckpointError, UsageError
-from tests.families import FAMILIES
+from tests.support.families import FAMILIES
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from headrace.models.text.control_tokens import ControlTokens
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
-from tests.corpus import NASTY
-from tests.families import FAMILIES, write_family
+from tests.support.corpus import NASTY
+from tests.support.families import FAMILIES, write_family
 
 # Templates that rework what they are given, so that control tokens could come out of pieces that are none.
 _REWORKING = {

@@ -14,8 +14,8 @@ from tokenizers import models as rust_models
 
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, byte_alphabet
 from headrace.models.text.tokenizer import Tokenizer
-from tests.corpus import NASTY
-from tests.families import FAMILIES, write_family
+from tests.support.corpus import NASTY
+from tests.support.families import FAMILIES, write_family
 
 # Decoder sections seen in checkpoints, beside those of the families. The last three have no table here.
 _DECODERS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from headrace.models.text.encoding import EncodingStoppedError, encoding_ends, l
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, ContextLimitError
 from tests.models.text.test_tokenizers_library import BPE, SPELLED, replaced, write
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def split_on(pattern: str) -> dict[str, Any]:

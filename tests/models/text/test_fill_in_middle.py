@@ -8,7 +8,7 @@ from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.fill_in_middle import fill_in_middle
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 
 def tokenizer(directory: Path, *added: str) -> Tokenizer:

@@ -15,7 +15,7 @@ import sentencepiece
 
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.corpus import NASTY
+from tests.support.corpus import NASTY
 
 WORDS = ["the", "he", "in", "er", " the", "inn", "inner", " é", "你", "你好", "\n\n", "12", " =="]
 RANKS = {bytes([byte]): byte for byte in range(256)}

@@ -9,7 +9,7 @@ from headrace.models.text.prefix_difference import first_difference
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.kv.common_prefix import common_prefix
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
 from headrace.models.text.tools.use import ToolUse
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 TEMPLATE = """
 {%- macro tag(text) -%}<|open|>{{ text }}<|sep|>{%- endmacro -%}

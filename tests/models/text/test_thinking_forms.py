@@ -8,7 +8,7 @@ import pytest
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.thinking import split_thinking
 from headrace.models.text.tokenizer import Tokenizer
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"]
 HARMONY_TEMPLATE = (

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from tests.corpus import NASTY
-from tests.families import FAMILIES, write_family
+from tests.support.corpus import NASTY
+from tests.support.families import FAMILIES, write_family
 
 
 @pytest.fixture

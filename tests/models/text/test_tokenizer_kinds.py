@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.models.text.tokenizer import Tokenizer
-from tests.smuggling import Smuggling
-from tests.tokenizer_kinds import DECLARED, KINDS, texts, write_kind
+from tests.support.smuggling import Smuggling
+from tests.support.tokenizer_kinds import DECLARED, KINDS, texts, write_kind
 
 
 @pytest.mark.sampled

@@ -13,8 +13,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Failed, Finished, Request, Step
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
-from tests.speculating import oracle, run, speculating
-from tests.tiny import VOCAB
+from tests.support.speculating import oracle, run, speculating
+from tests.support.tiny import VOCAB
 
 STOP = 95
 SAMPLED = SamplingParams(temperature=1.5, top_k=50, seed=4, repetition_penalty=1.3)

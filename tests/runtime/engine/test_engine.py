@@ -18,9 +18,9 @@ from headrace.runtime.engine.request import CancelFlag, Finished, PrefillProgres
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory
 from headrace.runtime.sampling.params import SamplingParams
-from tests.alone import new_cache, prefill
-from tests.patience import PATIENCE_S
-from tests.watched import WatchedNetwork, answer, same_rows, split
+from tests.support.alone import new_cache, prefill
+from tests.support.patience import PATIENCE_S
+from tests.support.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
 LONG = [(7 * i * i + 3 * i + 5) % 96 for i in range(300)]

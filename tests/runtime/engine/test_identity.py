@@ -14,8 +14,8 @@ from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.sampling.params import SamplingParams
-from tests.tiny import load_decoder, quantize_model, write_model
-from tests.watched import WatchedNetwork, committed_rows, same_rows
+from tests.support.tiny import load_decoder, quantize_model, write_model
+from tests.support.watched import WatchedNetwork, committed_rows, same_rows
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="stock MLX promises tokens, not bits")
 LIMIT = 640

@@ -19,10 +19,10 @@ from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import reference
 from headrace.runtime.sampling.params import SamplingParams
-from tests.kernels import FAST
-from tests.steady import SteadyPace
-from tests.tiny import load_decoder, quantize_model, write_model
-from tests.watched import WatchedNetwork, same_rows, split
+from tests.support.kernels import FAST
+from tests.support.steady import SteadyPace
+from tests.support.tiny import load_decoder, quantize_model, write_model
+from tests.support.watched import WatchedNetwork, same_rows, split
 
 LIMIT = 512
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=11)

@@ -22,9 +22,9 @@ from headrace.runtime.machine import hardware, memory
 from headrace.runtime.ops import BLOCK, reference
 from headrace.runtime.ops.kv_format import Q4, Q8
 from headrace.runtime.speculation.proposer import Speculation
-from tests.kernels import FAST
-from tests.steady import SteadyPace
-from tests.tiny import load_decoder, write_model
+from tests.support.kernels import FAST
+from tests.support.steady import SteadyPace
+from tests.support.tiny import load_decoder, write_model
 
 LIMIT = 512
 ROOM = 5 / 2  # sequences of LIMIT entries

@@ -13,7 +13,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.ops import BLOCK
-from tests.steady import SteadyPace
+from tests.support.steady import SteadyPace
 
 LIMIT = 3 * BLOCK
 REQUESTS = [Request([(7 * i * i + 5 * n + 3) % 96 for i in range(BLOCK + n)], max_tokens=20 + n) for n in (-9, -2, 30)]

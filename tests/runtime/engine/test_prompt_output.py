@@ -12,8 +12,8 @@ from headrace.models.cost.step_shape import total
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.backend import KVBackend, KVOptions, PassRow
 from headrace.runtime.ops import native, reference
-from tests.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 # Attention in the last layer: fused, by itself, of latents; recurrent state, beside attention; K/V of an earlier layer.

@@ -9,7 +9,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, PrefillProgress, Request, Step
 from headrace.runtime.kv.pool import PoolStats
 from headrace.runtime.ops import BLOCK
-from tests.watched import WatchedNetwork, answer, split
+from tests.support.watched import WatchedNetwork, answer, split
 
 LIMIT = 4 * BLOCK
 SYSTEM = [(7 * i * i + 3 * i + 5) % 96 for i in range(2 * BLOCK + 30)]

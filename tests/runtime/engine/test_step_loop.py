@@ -11,8 +11,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.sampling.params import SamplingParams
-from tests.alone import new_cache
-from tests.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
+from tests.support.alone import new_cache
+from tests.support.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
 STEPS = 12

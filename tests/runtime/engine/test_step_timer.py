@@ -14,7 +14,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds, watch_garbage
 from headrace.runtime.metrics.telemetry import StepRecord
-from tests.tiny import load_decoder, write_model
+from tests.support.tiny import load_decoder, write_model
 
 Times = tuple[int, int, int, int]
 NS = st.tuples(st.just(1), st.integers(0, 10**9), st.integers(0, 10**9), st.just(0)).map(

@@ -14,7 +14,7 @@ from headrace.runtime.kv.slot_cache import GROWTH, SlotCache
 from headrace.runtime.metrics.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.ops import AttentionSpec, Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32, plain
-from tests.kernels import FAST
+from tests.support.kernels import FAST
 
 LAYERS = 2
 KV_HEADS = 2

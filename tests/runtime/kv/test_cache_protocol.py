@@ -13,10 +13,10 @@ from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.ops import Ops
 from headrace.runtime.sampling.params import SamplingParams
-from tests.block_cache import BlockBackend, WithBlocks
-from tests.kernels import KERNELS, name_of
-from tests.tiny import load_decoder, quantize_model, write_model
-from tests.watched import split
+from tests.support.block_cache import BlockBackend, WithBlocks
+from tests.support.kernels import KERNELS, name_of
+from tests.support.tiny import load_decoder, quantize_model, write_model
+from tests.support.watched import split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61, 30, 2, 77, 14, 50, 50, 8]
 VARIANTS = ["llama", "qwen3", "gemma3", "llama-layer-types"]  # fused whole, and layer by layer; with windows

@@ -13,8 +13,8 @@ from headrace.runtime.kv.disk import DiskStore, places
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, reference
-from tests.pooled import feed, pool_of, say, table
-from tests.tiny import load_decoder, write_model
+from tests.support.pooled import feed, pool_of, say, table
+from tests.support.tiny import load_decoder, write_model
 
 CHAT = [(7 * i * i + 3 * i) % 96 for i in range(3 * BLOCK + 50)]
 ANSWER = CHAT[3 * BLOCK - 10 :]  # the end of it

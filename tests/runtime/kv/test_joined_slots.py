@@ -19,11 +19,11 @@ from headrace.runtime.kv.cache import CHUNK, PassRow
 from headrace.runtime.kv.slot_buffers import SlotBuffers, idle_bytes
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, Phase, reference
-from tests.alone import Alone
-from tests.pooled import feed
-from tests.steady import SteadyPace
-from tests.tiny import load_decoder, write_model
-from tests.watched import answer
+from tests.support.alone import Alone
+from tests.support.pooled import feed
+from tests.support.steady import SteadyPace
+from tests.support.tiny import load_decoder, write_model
+from tests.support.watched import answer
 
 LIMIT = 4 * CHUNK
 # Plain, with head norms, YaRN, windows beside whole contexts, sinks and experts beside windows.

@@ -15,9 +15,9 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.ops import AttentionSpec, Rope, packed, reference
 from headrace.runtime.ops.kv_format import FLOAT32, FORMATS, K8V4, Q4, Q8, Coding, KVFormat
-from tests.alone import new_cache
-from tests.tiny import load_decoder, write_model
-from tests.watched import answer
+from tests.support.alone import new_cache
+from tests.support.tiny import load_decoder, write_model
+from tests.support.watched import answer
 
 PACKED = [Q8, K8V4, Q4]
 PROMPT = [(7 * i * i + 3 * i) % 96 for i in range(300)]

@@ -18,9 +18,9 @@ from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged import PagedPass
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
-from tests.alone import new_cache
-from tests.pooled import WithPool, feed, pool_of, say, table
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.alone import new_cache
+from tests.support.pooled import WithPool, feed, pool_of, say, table
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 PROMPT = [(7 * i * i + 3 * i) % 96 for i in range(2 * BLOCK + 100)]

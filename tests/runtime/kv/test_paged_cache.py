@@ -14,10 +14,10 @@ from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.kv.paged import PagedPass
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, native, reference
-from tests.alone import Alone
-from tests.kernels import KERNELS, tolerance
-from tests.pooled import WithPool, feed, say, table
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.alone import Alone
+from tests.support.kernels import KERNELS, tolerance
+from tests.support.pooled import WithPool, feed, say, table
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 VARIANTS = ["llama", "qwen3", "gemma3", "mistral-window"]  # fused whole, and layer by layer; some and all with windows
 PROMPT = [(7 * i * i + 3 * i) % 96 for i in range(2 * BLOCK + 100)]

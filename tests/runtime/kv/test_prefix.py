@@ -16,8 +16,8 @@ from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.kv.buffers import KeptCache
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.sampling.params import SamplingParams
-from tests.alone import new_cache
-from tests.watched import WatchedNetwork, committed_rows, split
+from tests.support.alone import new_cache
+from tests.support.watched import WatchedNetwork, committed_rows, split
 
 LIMIT = 160
 FIRST = [5, 17, 3, 88, 42, 9, 61]

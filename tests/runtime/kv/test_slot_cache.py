@@ -18,11 +18,11 @@ from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, reference
-from tests.alone import Alone
-from tests.pooled import feed, say
-from tests.steady import SteadyPace
-from tests.tiny import load_decoder, write_model
-from tests.watched import answer, split
+from tests.support.alone import Alone
+from tests.support.pooled import feed, say
+from tests.support.steady import SteadyPace
+from tests.support.tiny import load_decoder, write_model
+from tests.support.watched import answer, split
 
 CHAT = [(7 * i * i + 3 * i) % 96 for i in range(6 * BLOCK + 50)]
 ANSWER = CHAT[6 * BLOCK - 10 :]  # the end of it

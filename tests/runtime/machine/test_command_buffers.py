@@ -10,7 +10,7 @@ import pytest
 from headrace.models.loading.load import load_model
 from headrace.runtime.machine import command_buffers, hardware, memory
 from headrace.runtime.machine.command_buffers import VARIABLE, kernels_per_buffer, limit_command_buffers
-from tests.tiny_chat import write_chat_model
+from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native, reference
-from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
+from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

@@ -12,11 +12,11 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.ops import attention, metal, metal_check, reference
 from headrace.runtime.ops.weights import AttentionSpec
-from tests.alone import new_cache
 from tests.bench.graph_counts import FAMILIES, OTHERS, model_of
 from tests.metal import emulator
 from tests.metal.emulator import emulated
-from tests.tiny import load_decoder
+from tests.support.alone import new_cache
+from tests.support.tiny import load_decoder
 
 HALVES = [mx.float16, mx.bfloat16]
 _emulates = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no Metal")

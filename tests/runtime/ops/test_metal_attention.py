@@ -11,7 +11,7 @@ from headrace.runtime.ops.weights import AttentionSpec
 from tests.bench.graph_counts import own_packed_step
 from tests.metal import emulator
 from tests.metal.emulator import emulated
-from tests.tiny import quantize_model, write_model
+from tests.support.tiny import quantize_model, write_model
 
 pytestmark = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no Metal")
 SPECS = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Phase, Rope, Weight, Xielu, groups_of_16, native, reference
-from tests.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
+from tests.support.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

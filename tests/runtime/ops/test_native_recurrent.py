@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, native, reference
-from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Ops, Phase, Rope, Weight, native
-from tests.kernels import INSTRUCTION_SETS, Exact, name_of, on_instruction_set
+from tests.support.kernels import INSTRUCTION_SETS, Exact, name_of, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

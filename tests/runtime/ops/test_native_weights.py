@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.ops import Weight, native
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

@@ -11,7 +11,7 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.bench.widths import product, random_weight, times_per_weight
-from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
 MAX_RATIO = {

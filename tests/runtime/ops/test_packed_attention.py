@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.runtime.ops import BLOCK, AttentionSpec, KVKind, KVStore, Pass, Phase, SequenceRows, native
 from headrace.runtime.ops.kv_format import FLOAT32, K8V4, Q4, Q8, Coding, KVFormat
-from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

@@ -30,9 +30,9 @@ from headrace.runtime.ops import (
     reference,
 )
 from headrace.runtime.ops.kv_format import FLOAT16, FLOAT32, FORMATS, KVFormat, plain
-from tests.alone import new_cache
-from tests.kernels import INSTRUCTION_SETS, KERNELS, name_of, on_instruction_set, tolerance
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.support.alone import new_cache
+from tests.support.kernels import INSTRUCTION_SETS, KERNELS, name_of, on_instruction_set, tolerance
+from tests.support.tiny import load_decoder, quantize_model, write_model
 
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 SPEC = AttentionSpec(4, 2, 32, 0.2, Rope(32, 10_000 ** (mx.arange(0, 32, 2) / 32)))

@@ -11,8 +11,8 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native
-from tests.kernels import on_instruction_set
 from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
+from tests.support.kernels import on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 

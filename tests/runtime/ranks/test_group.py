@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.runtime.ops import native
-from tests.patience import PATIENCE_S
-from tests.rank_process import hostfile
+from tests.support.patience import PATIENCE_S
+from tests.support.rank_process import hostfile
 
 _RANK = """
 import json, mlx.core as mx

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.rank_process import hostfile
+from tests.support.patience import PATIENCE_S
+from tests.support.rank_process import hostfile
 
 _JOIN = """
 import signal, sys

@@ -16,7 +16,7 @@ from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError, connect
 from headrace.runtime.ranks.split import Split
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 KEY = bytes(range(32))
 

@@ -11,9 +11,9 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.speculation.controller import Controller
 from headrace.runtime.speculation.dry_run import DryRun, Pauses
 from tests.bench.speculation_replay import COSTS, read_costs, replay
-from tests.speculating import oracle
-from tests.tiny import load_decoder, write_model
-from tests.watched import split
+from tests.support.speculating import oracle
+from tests.support.tiny import load_decoder, write_model
+from tests.support.watched import split
 
 
 class Recorded(Controller):

@@ -14,7 +14,7 @@ from headrace.runtime.ops import reference
 from headrace.runtime.speculation import pass_costs
 from headrace.runtime.speculation.controller import Controller
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from tests.tiny import load_decoder, write_model
+from tests.support.tiny import load_decoder, write_model
 
 COST = StepCost(1000, 2000, [LayerKV(2, 64)])
 

@@ -19,9 +19,9 @@ from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import BLOCK, Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
-from tests.speculating import Scripted, oracle, run, speculating
-from tests.tiny import load_decoder, quantize_model, write_model
-from tests.watched import WatchedNetwork, answer, same_rows, split
+from tests.support.speculating import Scripted, oracle, run, speculating
+from tests.support.tiny import load_decoder, quantize_model, write_model
+from tests.support.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [(7 * i * i + 3 * i + 1) % 96 for i in range(BLOCK - 9)]  # answers cross the end of a block
 SAYS = 40

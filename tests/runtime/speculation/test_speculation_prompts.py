@@ -10,9 +10,9 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request
 from headrace.runtime.ops import Ops, native, reference
-from tests.speculating import oracle, run, speculating
-from tests.tiny import load_decoder, quantize_model, write_model
-from tests.watched import split
+from tests.support.speculating import oracle, run, speculating
+from tests.support.tiny import load_decoder, quantize_model, write_model
+from tests.support.watched import split
 
 PROMPTS = 50
 LENGTH = 17

@@ -11,8 +11,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Request, Step, TokenLogprobs
 from headrace.runtime.ops import native
 from headrace.runtime.sampling.params import SamplingParams
-from tests.speculating import run, speculating
-from tests.watched import split
+from tests.support.speculating import run, speculating
+from tests.support.watched import split
 
 pytestmark = [
     pytest.mark.real,

@@ -14,8 +14,8 @@ from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import EngineError, UsageError
-from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.patience import PATIENCE_S
+from tests.support.tiny_chat import write_byte_tokenizer
 
 YES = GrammarSource("regex", "(yes|no)!")
 

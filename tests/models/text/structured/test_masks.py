@@ -13,8 +13,8 @@ from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.constraint import Constraint
-from tests.tiny_chat import write_byte_tokenizer
-from tests.tokenizer_kinds import KINDS, write_kind
+from tests.support.tiny_chat import write_byte_tokenizer
+from tests.support.tokenizer_kinds import KINDS, write_kind
 
 # A finite language in three ways of writing it, and all its texts.
 _COLOURS = ("red", "green", "re")

@@ -22,7 +22,7 @@ from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 INTEGER = {"type": "integer"}
 TEXT = {"type": "string"}

@@ -22,7 +22,7 @@ from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import _MARKUP, FORMS, form_name, form_of
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 WEATHER = {
     "type": "function",

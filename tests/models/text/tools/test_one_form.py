@@ -13,7 +13,7 @@ from headrace.models.text.tools.granite import MARKUP as GRANITE
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
 from headrace.models.text.tools.use import ToolUse
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 _HEAD = "{% for m in messages %}[{{ m.role }}]"
 _TAIL = "<|im_end|>{% endfor %}[assistant]"

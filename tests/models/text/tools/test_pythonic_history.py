@@ -10,7 +10,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.pythonic import MARKUP
 from headrace.models.text.tools.table import form_of, write_calls
 from headrace.models.text.tools.use import ToolUse
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 TEMPLATE = """{% if tools %}List of tools: {{ tools | tojson }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}

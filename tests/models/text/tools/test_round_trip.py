@@ -15,7 +15,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_name_of, form_of
 from headrace.models.text.tools.use import ToolUse
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 LOOK = {
     "type": "function",

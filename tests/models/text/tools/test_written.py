@@ -20,7 +20,7 @@ from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import Markup, Written, learn
-from tests.tiny_chat import write_byte_tokenizer
+from tests.support.tiny_chat import write_byte_tokenizer
 
 LOOK = {
     "type": "function",

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tests.tiny import config_of, random_tensors
+from tests.support.tiny import config_of, random_tensors
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
 IM_END = 258

@@ -1,5 +1,5 @@
 // mlx's ring polls its sockets without a pause, so that a rank that waits takes a whole core. Loaded before libc
-// (`tests.rank_process`), this recv waits a moment for data before it says that there is none.
+// (`tests.support.rank_process`), this recv waits a moment for data before it says that there is none.
 
 #include <dlfcn.h>
 #include <errno.h>

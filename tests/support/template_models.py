@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.registry.store import Store
-from tests.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
+from tests.support.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
 
 # Control tokens of most families, as their templates spell them.
 _TOKENS = re.compile(

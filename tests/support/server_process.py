@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 _LINE = re.compile(r"headrace: (\S+) at (http://\S+)/v1\n")
 

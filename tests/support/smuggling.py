@@ -1,13 +1,13 @@
 """Check whether a text adds control token ids to a prompt."""
 
 from headrace.models.text.tokenizer import Tokenizer
-from tests.tokenizer_kinds import CONTROLS
+from tests.support.tokenizer_kinds import CONTROLS
 
 _ROLES = ("system", "user", "assistant")
 
 
 class Smuggling:
-    """A tokenizer of `tests.tokenizer_kinds` that texts are tried on."""
+    """A tokenizer of `tests.support.tokenizer_kinds` that texts are tried on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def hostfile(path: Path, size: int) -> Path:
@@ -46,7 +46,7 @@ class Ranks:
         if sys.platform == "linux" and shutil.which("c++") is not None:
             environment["LD_PRELOAD"] = str(build_waiting_ring(folder))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rank_process", str(size)],
+            [sys.executable, "-m", "tests.support.rank_process", str(size)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**environment, "HEADRACE_THREADS": "1"},
@@ -81,7 +81,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     from headrace.runtime.engine.engine import Engine
     from headrace.runtime.engine.request import Request, Step
     from headrace.runtime.sampling.params import SamplingParams
-    from tests.speculating import Always
+    from tests.support.speculating import Always
 
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
     if job.get("always"):  # draft tokens in every pass
@@ -116,7 +116,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
 
 def heads(network: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens of two answers whose draft tokens are often right, and the head's own first ones."""
-    from tests.speculating import run_corrected
+    from tests.support.speculating import run_corrected
 
     sequences, corrected, _ = run_corrected(network, job["prompts"], job["wholes"])
     firsts = [sorted(proposer.firsts.items()) for proposer in corrected]
@@ -200,7 +200,10 @@ def _tear(network: Any) -> None:
 def _start(rank: int, size: int, address: str, key: bytes) -> "subprocess.Popen[str]":
     environment = {**os.environ, "MLX_RANK": str(rank), "HEADRACE_RANKS": address}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.rank_process", str(size)], stdin=subprocess.PIPE, env=environment, text=True
+        [sys.executable, "-m", "tests.support.rank_process", str(size)],
+        stdin=subprocess.PIPE,
+        env=environment,
+        text=True,
     )
     assert process.stdin is not None
     process.stdin.write(key.hex() + "\n")

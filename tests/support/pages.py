@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {
     str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
     for file in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))

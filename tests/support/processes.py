@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def wait_until_asleep(pid: int) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.corpus import NASTY
+from tests.support.corpus import NASTY
 
 _CHATML = """\
 {%- for message in messages %}

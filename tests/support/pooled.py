@@ -11,7 +11,7 @@ from headrace.runtime.kv.paged import make_pool
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK
-from tests.alone import Alone
+from tests.support.alone import Alone
 
 
 def pool_of(network: Decoder, entries: int, key: bytes = b"") -> BlockPool:

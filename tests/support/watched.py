@@ -15,7 +15,7 @@ from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
-from tests.alone import Alone, new_cache, prefill
+from tests.support.alone import Alone, new_cache, prefill
 
 
 class WatchedNetwork:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.corpus import NASTY
+from tests.support.corpus import NASTY
 
 CONTROLS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 _GPT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"

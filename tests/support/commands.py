@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 HEADRACE = (sys.executable, "-m", "headrace")
 _IMPORTED = (
@@ -97,9 +97,13 @@ class _Starter:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from tests.commands import serve; serve({theirs.fileno()}, {imported})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from tests.support.commands import serve; serve({theirs.fileno()}, {imported})",
+                ],
                 pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[1],
+                cwd=Path(__file__).parents[2],
                 env={**_FIRST_ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
             )
         atexit.register(self._end)
@@ -133,7 +137,7 @@ def serve(number: int, imported: Sequence[str]) -> None:
 
     for name in imported:
         importlib.import_module(name)
-    from tests.steady import measure_machine_briefly
+    from tests.support.steady import measure_machine_briefly
 
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
     measure_machine_briefly()

@@ -14,7 +14,7 @@ from headrace.app.sessions.search import search
 from headrace.app.sessions.store import SessionStore
 from headrace.app.sessions.tree import tree_lines
 from headrace.runtime.errors import HeadraceError
-from tests.summaries import make_summary
+from tests.support.summaries import make_summary
 
 METRICS = make_summary()
 VALUES: list[Any] = [
