@@ -190,6 +190,7 @@ def test_one_text_is_one_stop_string(model: Model) -> None:
     stop = next(piece for piece in (text[at : at + 2] for at in range(1, 9)) if text.index(piece) > 0)
     one = model.generate("hi", **told, stop=stop)
     assert (one.text, one.reason, one.ended_by) == (text[: text.index(stop)], "stop", "stop_string")
+    assert one.finished.stop_string == stop
     assert model.generate("hi", **told, stop=["nowhere", stop]).text == one.text
 
 
@@ -198,7 +199,7 @@ def test_a_whole_answer_has_its_summary(model: Model) -> None:
     whole = model.generate(QUESTION, **told)
     assert "".join(part.text for part in model.chat(QUESTION, **told)) == whole.text == str(whole)
     assert (whole.reason, whole.ended_by, whole.summary.completion_tokens) == ("length", "max_tokens", 9)
-    assert (whole.sampling.temperature, whole.sampling.seed) == (0.9, 3)
+    assert (whole.sampling.temperature, whole.sampling.seed, whole.finished.seed) == (0.9, 3, 3)
     assert model.generate("hi", raw=True, **told).summary.prompt_tokens == 2
     with pytest.raises(UsageError, match="raw"):
         model.generate(QUESTION, raw=True)

@@ -11,7 +11,7 @@ from headrace.app.answer.messages import tool_call
 from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.config.value_types import shown
-from headrace.runtime.engine.request import EndedBy, FinishReason, TokenLogprobs
+from headrace.runtime.engine.request import EndedBy, Finished, FinishReason, TokenLogprobs
 from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
@@ -20,19 +20,17 @@ from headrace.runtime.sampling.params import SamplingParams
 class Generation:
     """A finished answer; `str` of it is its text.
 
-    reason: "stop", "length" or "cancelled". ended_by: the same in detail. sampling: as used, with the seed that gives
-    the answer again. parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None
-    without a schema, and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a
-    conversation; the result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens,
-    logprobs: ids of the answer, and their log probabilities if `logprobs` was given. reports: the same with texts of
-    tokens. unchecked_tools: tools that accept any arguments, with the reason.
+    finished: its end, as in the `Completed` of a stream. sampling: as used, with the seed that gives the answer again.
+    parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None without a schema,
+    and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a conversation; the
+    result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens, logprobs: ids of
+    the answer, and their log probabilities if `logprobs` was given. reports: the same with texts of tokens.
+    unchecked_tools: tools that accept any arguments, with the reason.
     """
 
     text: str
-    reason: FinishReason
-    ended_by: EndedBy
+    finished: Finished
     sampling: SamplingParams
-    summary: Summary
     parsed: Any = None
     calls: tuple[ToolCall, ...] = ()
     message: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +38,20 @@ class Generation:
     logprobs: Sequence[TokenLogprobs] = ()
     unchecked_tools: Mapping[str, str] = field(default_factory=dict)
     reports: Sequence[TokenReport] = ()
+
+    @property
+    def reason(self) -> FinishReason:
+        """`stop`, `length` or `cancelled`."""
+        return self.finished.reason
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """The reason in detail."""
+        return self.finished.ended_by
+
+    @property
+    def summary(self) -> Summary:
+        return self.finished.summary
 
     def __str__(self) -> str:
         return self.text
@@ -50,15 +62,11 @@ class Generation:
 
 def generation(answer: Answer, schema: object = None) -> Generation:
     """Return a finished answer. schema: the caller's. Raises EngineError for a cut answer with a schema."""
-    end = answer.end
-    parsed = parsed_value(answer, schema)
     return Generation(
         answer.text,
-        end.reason,
-        end.ended_by,
+        answer.end,
         answer.request.sampling,
-        end.summary,
-        parsed,
+        parsed_value(answer, schema),
         tuple(answer.calls),
         _message(answer),
         [token for step in answer.steps for token in step.tokens],

@@ -161,8 +161,8 @@ class Summary:
     prompt's last token. steps: all, the one of the end-of-turn token included.
     Without the first step: step_latency and its mean step_s per step; itl per token, an end-of-turn token included;
     tpot_s = (t_last - t_first) / tokens. proposed, accepted: draft tokens of all steps.
-    Of an `Answer`, both times count from its prompt's submission, ttft_s to the first text or tool call; tokenize_s,
-    mbu and busy are set there.
+    An `Answer` counts queue_s and ttft_s from its prompt's submission, ttft_s to the first text or tool call, and sets
+    tokenize_s, mbu and busy.
     busy: other programs slowed the steps down, so there is no mbu.
     """
 
