@@ -15,12 +15,13 @@ from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
 from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_line, colour, latency_chart
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.app.tui.metrics.feed import facts
-from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, latency_window, roofs
+from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend
@@ -153,21 +154,16 @@ def test_the_histogram_shares_the_axis_of_the_history() -> None:
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=400), st.integers(24, 80), st.integers(9, 20))
-def test_the_percentiles_are_those_of_the_steps_that_are_drawn(latencies: list[float], width: int, height: int) -> None:
+def test_the_percentiles_are_those_of_the_meters(latencies: list[float], width: int, height: int) -> None:
     metrics = LiveMetrics()
     metrics.stepped([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, width, height)]
-    cells = width - 9 - (12 if width >= 44 else 0)
-    window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells)
-    assert window is not None
-    assert window.latencies_s == latencies[-2 * cells :]
-    assert Percentiles.of(window.latencies_s) == window.of
-    (figures,) = [line for line in lines if line.startswith("p50 ") and "p95" in line]
-    assert figures.split()[:2] == ["p50", format_milliseconds(window.of.p50)]
+    of = Percentiles.of(latencies)
+    assert of is not None
+    assert f"{format_milliseconds(of.p50)} ms p50" in MeterLines(metrics).lines(metrics, width, 5)[1].plain
     chart = [line for line in lines[1:] if line[8:9] in ("│", "┤", "┈")]
-    high = min(window.of.p99 * HEADROOM, 3 * window.of.p50)
-    top = even_ticks(high * 1e3, len(chart), 2)[0] / 1e3
-    for name, value in (("p50", window.of.p50), ("p95", window.of.p95)):
+    top = even_ticks(min(of.p99 * HEADROOM, 3 * of.p50) * 1e3, len(chart), 2)[0] / 1e3
+    for name, value in (("p50", of.p50), ("p95", of.p95)):
         rows = [row for row, line in enumerate(chart) if line.startswith(name)]
         assert value <= top or not rows
         height_of = 4 * (len(chart) - 1 - rows[0]) if rows else 0  # p50 covers p95 in the same line
@@ -314,8 +310,8 @@ def test_the_bytes_of_a_step_are_there_before_it_is_timed(width: int) -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     lines = [line.plain for line in StepSection(metrics).lines(metrics, width, 6)]
-    assert lines[1].startswith("93.5 MiB a step")
-    assert lines[2].startswith("weights         93.5 M")
+    assert lines[1] == "93.5 MiB to read and write"[:width]
+    assert lines[2].startswith("model weights   93.5 M")
 
 
 PARTS = StepParts(weights_s=0.0038, kv_s=0.0005, sampling_s=0.0002, waiting_s=0.0008, host_s=0.0001)  # and 0.6 ms
@@ -324,9 +320,19 @@ PARTS = StepParts(weights_s=0.0038, kv_s=0.0005, sampling_s=0.0002, waiting_s=0.
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (6, ["weights 3.80", "waiting 0.80", "the rest 0.60", "KV 0.50", "sampling 0.20", "host 0.10"]),
-        (4, ["weights 3.80", "waiting 0.80", "the rest 0.60", "+ 3 more 0.80"]),
-        (2, ["weights 3.80", "+ 5 more 2.20"]),
+        (
+            6,
+            [
+                "model weights 3.80",
+                "waiting 0.80",
+                "other kernels 0.60",
+                "K/V cache 0.50",
+                "sampling 0.20",
+                "host 0.10",
+            ],
+        ),
+        (4, ["model weights 3.80", "waiting 0.80", "other kernels 0.60", "+ 3 smaller 0.80"]),
+        (2, ["model weights 3.80", "+ 5 smaller 2.20"]),
     ],
 )
 @pytest.mark.parametrize("width", [24, 33, 80])

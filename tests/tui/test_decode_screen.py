@@ -92,7 +92,7 @@ def test_meters_help_and_freeze(play) -> None:
             await it.press("escape")
         section = it.app.screen.query_one(StepSection)
         assert isinstance(section.tooltip, Content)
-        assert "MBU: Part of this machine's memory bandwidth" in section.tooltip.plain
+        assert "parts of a step: `model weights`" in section.tooltip.plain
         names = [each.name for each in it.app.screen.figures]  # type: ignore[attr-defined]
         assert len(names) == len(set(names))
         assert {"tok/s", "MBU", "step latency"} <= set(names)

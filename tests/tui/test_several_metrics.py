@@ -70,7 +70,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
     feed(metrics, [stepped(7, range(20), 2), delta(7, "x", (slow,)), stepped(9, range(5), 2)])
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     for shown in (metrics, metrics.frozen()):
-        window = latency_window(shown.charted, shown.busy_steps, 100)
+        window = latency_window(shown.latency_steps, shown.latencies, shown.busy_steps, 100)
         assert window is not None
         assert window.stalls == {19: "other programs"}
 

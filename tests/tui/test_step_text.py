@@ -58,8 +58,7 @@ def test_bars_and_text_have_the_same_colours() -> None:
     assert styled(text, "$text-error") == " dog jumps⏎"
     assert styled(text, "$text-warning") == " fox"
     assert styled(text, "reverse") == ""
-    assert last.plain.startswith("p50 14.0")
-    assert last.plain.endswith("■ draft taken  ■ over 1.25 p50  ■ over 2 p50")
+    assert last.plain == "■ draft taken  ■ over 1.25 p50  ■ over 2 p50"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.sees("headrace", "loaded in")
 
     tmux.ask("What is the capital of France?")
-    tmux.sees("Paris", "first token", "● idle", "GB/s achieved", "MBU")
+    tmux.sees("Paris", "first token", "● idle", "K/V cache", "model weights", "MBU")
 
     tmux.ask("Write a very long story about a mill.")
     tmux.sees("answering", "◌ decode")

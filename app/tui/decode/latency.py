@@ -1,8 +1,8 @@
 """Step latency as history and histogram on one axis, stalls marked with their cause, and a cursor over the steps.
 
-Two steps a cell, the newest at the right. The percentiles are those of the steps that are drawn. A dotted line at p50
-and a sparser one at p95 cross the chart; `↑` marks a bar cut off at the top. Below the chart, where nothing else shows
-the answer, is its text around the cursor's step.
+Two steps a cell, the newest at the right. A dotted line at the p50 of the answer and a sparser one at its p95 cross the
+chart; `↑` marks a bar cut off at the top. Below the chart, where nothing else shows the answer, is its text around the
+cursor's step.
 """
 
 import os
@@ -56,8 +56,7 @@ class LatencySection(Section):
     @property
     def _kept(self) -> int:
         """Number of steps that a cursor can stand on."""
-        steps = self.metrics.charted
-        return len(steps) - (len(steps) > 0 and steps[0].index == 0)
+        return len(self.metrics.latency_steps)
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
@@ -92,20 +91,21 @@ class LatencySection(Section):
         cells = _bar_cells(width)
         # The chart follows a cursor that leaves it.
         back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
-        window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
+        steps = metrics.latency_steps
+        window = latency_window(steps, metrics.latencies, metrics.busy_steps, 2 * cells, back=back)
         if window is None:
             return [Content.styled("no steps yet", "$faint").truncate(width, ellipsis=True)]
         self.set_subtitle(self._window_text(window))
         text = self._text(metrics, window, width, height)
-        causes = _cause_line(window.stalls.values(), width)
-        foot = [self._foot(metrics, window, width)]
         if height < _LEAST_CHART + 1 or width < _LEAST + _AXIS:
-            return foot
+            return [_percentiles(window, width)]
+        causes = _cause_line(window.stalls.values(), width)
+        foot = self._foot(metrics, width, has_text=bool(text))
         is_explained = causes is not None and height >= _CAUSES_FROM + len(text)
         if causes is not None and is_explained:
             foot.append(causes)
-        elif causes is not None and self.cursor is None and foot[0].cell_length + causes.cell_length < width:
-            foot = [spread(_percentiles(window, width), causes, width)]
+        elif causes is not None and self.cursor is None and foot and foot[0].cell_length + causes.cell_length < width:
+            foot = [spread(causes, foot[0], width)]
             is_explained = True
         at = None if self.cursor is None else self.cursor - back
         chart = latency_chart(window, width, height - len(text) - len(foot) - 1, at)
@@ -126,16 +126,15 @@ class LatencySection(Section):
         marked_step = None if self.cursor is None else max(0, len(steps) - 1 - self.cursor)
         return StepTexts(steps, metrics.texts, window.of.p50, marked_step).lines(self._layout, width, count)
 
-    def _foot(self, metrics: LiveMetrics, window: LatencyWindow, width: int) -> Content:
-        """Return the record of the cursor's step; without a cursor, the percentiles of the steps that are drawn."""
+    def _foot(self, metrics: LiveMetrics, width: int, *, has_text: bool) -> list[Content]:
+        """Return the record of the cursor's step; without a cursor, the colours of a text."""
         if self.cursor is not None and self.cursor < self._kept:
             step = metrics.charted[-1 - self.cursor]
             has_text = metrics.batch is None and step.index < len(metrics.texts)
-            return record_line(step, metrics.texts[step.index] if has_text else None, width)
-        percentiles = _percentiles(window, width)
-        if not self._with_text or os.environ.get("NO_COLOR"):
-            return percentiles
-        return spread(percentiles, text_legend(has_drafts=metrics.totals.proposed > 0), width)
+            return [record_line(step, metrics.texts[step.index] if has_text else None, width)]
+        if not has_text or os.environ.get("NO_COLOR"):
+            return []
+        return [text_legend(has_drafts=metrics.totals.proposed > 0).truncate(width)]
 
     def _marks(self, window: LatencyWindow, cells: int, at: int | None, *, with_causes: bool) -> Content:
         """Return the line above the chart: ▼ over the cursor. with_causes: a letter over steps that stalled."""

@@ -6,24 +6,26 @@ from typing import NamedTuple
 from textual.content import Content
 
 from headrace.app.answer.sentence import cause, sentence
-from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, bar, fitting, spread
 from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, percent, three_digits
 
-_LABEL, _VALUE = 7, 12  # cells
-_NOTES = ((70, 28), (50, 20), (0, 17))  # cells of the text right of a bar, from a width on
+_LABELS = {"speed": "speed", "step": "typical step", "cache": "K/V cache", "memory": "memory reads"}
+"""Names of the meters, from a width of `_WIDE` on."""
+_WIDE = 74  # cells
+_LONG_LABEL, _LABEL, _VALUE = 13, 7, 12  # cells
+_NOTES = ((66, 37), (50, 20), (0, 17))  # cells of the text right of a bar, from a width on
 _LEAST_BAR = 4
+_CAN_DO = " this machine can do"
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
-_STEPS = 256  # newest ones, of the percentiles
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
 class Meter(NamedTuple):
     """One line of the meters.
 
-    name: at the left.
+    name: at the left, short.
     value: the figure with its unit.
     share: filled part of the bar; None: the line has a text in the place of the bar.
     notes: texts for the whole that `value` is a part of, the longest first.
@@ -65,13 +67,14 @@ class MeterLines(Lines):
 def _line(meter: Meter, width: int) -> Content:
     """Return a meter at places that depend on the width alone."""
     room = next(cells for least, cells in _NOTES if width >= least)
-    cells = width - _LABEL - _VALUE - room - 2
+    label = f"{_LABELS[meter.name]:<{_LONG_LABEL}}" if width >= _WIDE else f"{meter.name:<{_LABEL}}"
+    cells = width - len(label) - _VALUE - room - 2
     head = [
-        (f"{meter.name:<{_LABEL}}", "$quiet"),
+        (label, "$quiet"),
         (f"{meter.value:<{_VALUE}}", "$quiet" if meter.is_doubtful else "bold"),
     ]
     if meter.share is None:
-        text = _first_that_fits(meter.text, width - _LABEL - _VALUE)
+        text = _first_that_fits(meter.text, width - len(label) - _VALUE)
         return Content.assemble(*head, (text, "$quiet")).truncate(width)
     note = _first_that_fits(meter.notes, room)
     if cells < _LEAST_BAR:
@@ -98,26 +101,23 @@ def _speed(metrics: LiveMetrics) -> Meter:
         return Meter("speed", value, 0.0, ("limit not measured yet", "limit unknown"))
     limit = three_digits(most)
     if rate is None:
-        return Meter("speed", value, 0.0, (f"of {limit}, the most", f"of {limit}"))
+        return Meter("speed", value, 0.0, (f"of the {limit}{_CAN_DO}", f"of {limit}"))
     share = _percent(rate / most)
-    notes = (f"{share} of {limit}, the most", f"{share} of {limit}")
+    notes = (f"{share} of the {limit}{_CAN_DO}", f"{share} of {limit}")
     return Meter("speed", value, rate / most, notes)
 
 
 def _step(metrics: LiveMetrics) -> Meter:
-    window = latency_window(metrics.charted, (), _STEPS)
-    if window is None:
+    of = metrics.latencies
+    if of is None:
         return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
-    of = window.of
-    count = len(window.steps)
     p95 = format_milliseconds(of.p95)
     p99 = format_milliseconds(of.p99)
-    tokens = f"{metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step"
-    spread_of = f"95 % under {p95:>4}, 99 % under {p99:>4}"
+    under = f"│ 95 % of {len(metrics.latency_steps):,} steps under {p95:>4}, 99 % under {p99:>4}"
     texts = (
-        f"{spread_of}, the last {count} · {tokens}",
-        f"{spread_of}, the last {count}",
-        spread_of,
+        f"{under} · {metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step",
+        under,
+        f"│ 95 % under {p95:>4}, 99 % under {p99:>4}",
         f"p95 {p95:>4} p99 {p99:>4}",
         f"p95 {p95:>4}",
     )
@@ -125,18 +125,22 @@ def _step(metrics: LiveMetrics) -> Meter:
 
 
 def _cache(metrics: LiveMetrics) -> Meter:
-    used = metrics.fill.used_bytes
-    whole = metrics.model.kv_bytes_at_limit
-    tokens = f"{metrics.fill.tokens:,} tok"
-    if metrics.batch is not None:
-        used = metrics.batch.kv_used_bytes
-        whole = metrics.batch.kv_room_bytes
-        tokens = f"{metrics.batch.tokens:,} tok"
+    batch = metrics.batch
+    if batch is not None:
+        used = batch.kv_used_bytes
+        whole = batch.kv_room_bytes
+        tokens = f"{batch.tokens:,} tokens"
+        short = f"{batch.tokens:,} tok"
+    else:
+        used = metrics.fill.used_bytes
+        whole = metrics.model.kv_bytes_at_limit
+        tokens = f"{metrics.fill.tokens:,} of {metrics.model.context_limit:,} tokens"
+        short = f"{metrics.fill.tokens:,} tok"
     if not whole:
-        return Meter("cache", format_bytes(used), 0.0, (tokens,))
+        return Meter("cache", format_bytes(used), 0.0, (short,))
     share = _percent(used / whole)
-    notes = (f"{share} of {format_bytes(whole)} · {tokens}", f"{share} of {format_bytes(whole)}")
-    return Meter("cache", format_bytes(used), used / whole, notes)
+    of = f"{share} of {format_bytes(whole)}"
+    return Meter("cache", format_bytes(used), used / whole, (f"{of}: {tokens}", f"{of} · {short}", of))
 
 
 def _memory(metrics: LiveMetrics) -> Meter:
@@ -149,12 +153,12 @@ def _memory(metrics: LiveMetrics) -> Meter:
         return Meter("memory", value, 0.0, ("bandwidth not measured yet", "not measured yet"))
     of = three_digits(base)
     if share is None:
-        return Meter("memory", value, 0.0, (f"of {of} GB/s measured", f"of {of}"))
+        return Meter("memory", value, 0.0, (f"of the {of}{_CAN_DO}", f"of {of}"))
     part = _percent(share)
-    busy = metrics.busy
-    mark = " (busy)" if busy else ""
-    notes = (f"{part} of {of} measured{mark}", f"{part} of {of}{mark}", f"{part}{mark}")
-    return Meter("memory", value, share, notes, is_doubtful=busy)
+    if metrics.busy:
+        busy = (f"{part} of {of} (busy: other programs)", f"{part} of {of} (busy)", f"{part} (busy)")
+        return Meter("memory", value, share, busy, is_doubtful=True)
+    return Meter("memory", value, share, (f"{part} of the {of}{_CAN_DO}", f"{part} of {of}"))
 
 
 def state(metrics: LiveMetrics, width: int) -> Content:

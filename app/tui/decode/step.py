@@ -6,23 +6,23 @@ from textual.content import Content
 
 from headrace.app.tui.metrics.figures import Parts, StepTimes
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, bar, spread
-from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
+from headrace.app.tui.widgets.lines import Section, bar
+from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
-_STYLES = {
-    "weights": "$primary",
-    "attention": "$primary",
-    "MLP": "$secondary",
-    "experts used": "$secondary",
-    "head": "$success",
-    "other weights": "$foreground 60%",
-    "KV": "$accent",
-    "the rest": "$warning",
-    "not reading": "$warning",
-    "not timed": "$foreground 60%",
-    "sampling": "$success",
-    "host": "$error",
-    "waiting": "$foreground 60%",
+_LOOKS = {  # style of each part's bar, and its name where that is a longer one
+    "weights": ("$primary", "model weights"),
+    "attention": ("$primary", ""),
+    "MLP": ("$secondary", ""),
+    "experts used": ("$secondary", ""),
+    "head": ("$success", ""),
+    "other weights": ("$foreground 60%", ""),
+    "KV": ("$accent", "K/V cache"),
+    "the rest": ("$warning", "other kernels"),
+    "not reading": ("$warning", ""),
+    "not timed": ("$foreground 60%", ""),
+    "sampling": ("$success", ""),
+    "host": ("$error", ""),
+    "waiting": ("$foreground 60%", ""),
 }
 _NAME = 14  # cells of a part's name
 _VALUE = 10  # cells of its value
@@ -47,27 +47,17 @@ class StepSection(Section):
         if not nbytes:
             return [Content.styled("no model yet", "$quiet")]
         lines = _time_lines(metrics, times, width, height - 1) if times else [Content.styled("no time yet", "$faint")]
-        total = Content.assemble((format_bytes(sum(value for _, value in nbytes)), "bold"), (" a step", "$quiet"))
-        achieved = metrics.achieved_gb_s
-        speed = Content.styled(f"{three_digits(achieved)} GB/s achieved" if achieved else "", "$quiet")
-        lines.append(spread(total, speed, width))
+        total = format_bytes(sum(value for _, value in nbytes))
+        lines.append(Content.assemble((total, "bold"), (" to read and write", "$quiet")).truncate(width))
         room = height - len(lines)
         return [*lines, *_bars(nbytes, lambda value: f"{three_digits(value / 2**20)} MiB", width, room)]
 
 
 def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
-    share = metrics.memory.share if metrics.mbu is None else metrics.mbu
-    mark = " (busy)" if metrics.busy else ""
     tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
-    head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{tokens}", "$quiet"))
-    style = "$quiet" if metrics.busy else "bold $text-primary"
-    head_of_share = Content.assemble(("MBU ", "$quiet"), (percent(share) or "–", style))
-    used = head_of_share.append(Content.styled(mark, "$quiet"))
-    of = "" if share is None else " of the bandwidth"
-    long_used = head_of_share.append(Content.styled(f"{of}{mark}", "$quiet"))
-    fits = head.cell_length + long_used.cell_length < width
+    head = Content.assemble((format_seconds(times.total_s), "bold"), (f", the mean step{tokens}", "$quiet"))
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
-    return [spread(head, long_used if fits else used, width), *bars]
+    return [head.truncate(width), *bars]
 
 
 def _source(times: StepTimes | None, width: int) -> str:
@@ -83,12 +73,16 @@ def _source(times: StepTimes | None, width: int) -> str:
 
 def _bars(parts: Parts, format_value: Callable[[float], str], width: int, height: int) -> list[Content]:
     """Return a line for each part, the largest first: name, value and bar. Without room for all, the last is a sum."""
-    shown = sorted(((name, value, _STYLES[name]) for name, value in parts if value > 0), key=lambda part: -part[1])
+    shown = []
+    for name, value in sorted(parts, key=lambda part: -part[1]):
+        style, long_name = _LOOKS[name]
+        if value > 0:
+            shown.append((long_name or name, value, style))
     if height < min(2, len(shown)):  # the sum alone says nothing
         return []
     if len(shown) > height:
         others = shown[height - 1 :]
-        shown = [*shown[: height - 1], (f"+ {len(others)} more", sum(value for _, value, _ in others), "$quiet")]
+        shown = [*shown[: height - 1], (f"+ {len(others)} smaller", sum(value for _, value, _ in others), "$quiet")]
     largest = max((value for _, value, _ in shown), default=0.0)
     room = max(0, width - _NAME - _VALUE - 1)
     lines = []

@@ -89,9 +89,11 @@ def step_bytes(of: StepFigures, cost: StepCost | None) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """The latest steps, oldest first, and the percentiles of the same steps. stalls: cause of each, by its place.
+    """Consecutive steps of an answer, the oldest first.
 
-    The cause is "" if it is not known. all_steps: number of steps of the turn that are kept.
+    steps: those that are drawn.
+    of: percentiles of all kept steps of the answer, as in the meters.
+    stalls: cause of each stall, by its place in `steps`; "" if it is not known.
     """
 
     steps: Sequence[StepRecord]
@@ -104,22 +106,20 @@ class LatencyWindow:
 
 
 def latency_window(
-    steps: Sequence[StepRecord], busy: Iterable[StepRecord], count: int, *, back: int = 0
+    steps: Sequence[StepRecord], of: Percentiles | None, busy: Iterable[StepRecord], count: int, *, back: int = 0
 ) -> LatencyWindow | None:
     """Return the newest `count` of the steps, without the `back` newest of all; None without steps.
 
+    steps: all kept ones with a latency.
+    of: their percentiles.
     busy: steps while other programs used the CPUs.
     """
-    steps = list(steps)
-    if steps and steps[0].index == 0:  # its latency is not between tokens
-        steps = steps[1:]
     end = max(0, len(steps) - back)
     shown = steps[max(0, end - max(1, count)) : end]
-    of = Percentiles.of([step.latency_s for step in shown])
-    if of is None:
+    if of is None or not shown:
         return None
     stalls = {}
-    if len(shown) >= MIN_STEPS and of.p50 > 0:
+    if len(steps) >= MIN_STEPS and of.p50 > 0:
         crowded = {(step.index, step.latency_s) for step in busy}
         for place, step in enumerate(shown):
             if step.latency_s >= STALL * of.p50:

@@ -70,6 +70,8 @@ class LiveMetrics:
         self._contended_looks = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
         self._now_kept, self._now_of = StepTotals(), 0  # and the version they are of
+        self._latencies: Percentiles | None = None
+        self._latencies_of = -1  # the version
         self._figures: StepFigures | None = None
         self._figures_of: object = None  # what they were computed from
 
@@ -244,6 +246,12 @@ class LiveMetrics:
         return self.answer.records if self.batch is None else self.batch.longest
 
     @property
+    def latency_steps(self) -> Sequence[StepRecord]:
+        """The charted steps without the answer's first, whose latency is not between tokens."""
+        steps = list(self.charted)
+        return steps[1:] if steps and steps[0].index == 0 else steps
+
+    @property
     def has_steps(self) -> bool:
         """True if there are steps to show: of this answer, or of an earlier one."""
         return bool(self.charted) or bool(self.turns)
@@ -389,8 +397,11 @@ class LiveMetrics:
 
     @property
     def latencies(self) -> Percentiles | None:
-        """Step latency percentiles of the kept steps without the first."""
-        return Percentiles.of([step.latency_s for step in self.charted if step.index])
+        """Percentiles of `latency_steps`, computed once a version."""
+        if self._latencies_of != self.version:
+            self._latencies_of = self.version
+            self._latencies = Percentiles.of([step.latency_s for step in self.latency_steps])
+        return self._latencies
 
     @property
     def contention(self) -> Load | None:
