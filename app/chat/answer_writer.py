@@ -5,33 +5,30 @@ A message is in the store before its request is submitted.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.answer_setup import answer_request, settings_used
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import Turn
-from headrace.app.chat.unstored_answers import UnstoredAnswers
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Prefill, Repeats
+from headrace.app.engine.events import Delta, Event
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import DeletedError, EngineError
-from headrace.runtime.metrics.telemetry import Summary
 
 Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
 
 class AnswerWriter:
-    """turn: the generation that is running. unstored: the last answer, if it could not be stored when it ended."""
+    """turn: the generation that is running. unstored: the last one, if it could not be stored when it ended."""
 
     def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
         self.turn: Turn | None = None
+        self.unstored: Turn | None = None
         self._steps: dict[int, AnswerSteps | None] = {}  # by message id
         self._engine = engine
         self._branch = branch
-        self.unstored = UnstoredAnswers()
 
     @property
     def phase(self) -> Phase:
@@ -73,10 +70,10 @@ class AnswerWriter:
             leaf,
             model=self.model_name,
             system=branch.session.system,
+            sampling=branch.session.sampling if sampling is None else sampling,
             continuing=continuing,
             dropping=drop_oldest,
         )
-        turn.sampling = branch.session.sampling if sampling is None else sampling
         self.submit(
             turn,
             answer_request(
@@ -89,22 +86,32 @@ class AnswerWriter:
         self._engine.submit(request)
         self.turn = turn
 
-    def handle(self, turn: Turn, event: Prefill | Delta | Repeats) -> None:
-        """Add to the answer. Raises SessionError if its message cannot be created."""
+    def handle(self, turn: Turn, event: Event) -> None:
+        """Add to the answer, or store it at its end. Raises SessionError if its message cannot be created or stored."""
         card = self._engine.card
         if turn.answer is None and turn.sampling is not None:
             turn.model = self.model_name
             turn.sampling = settings_used(turn.sampling, card)
         turn.handle(event)
-        self._branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
-        if isinstance(event, Delta) and event.text:
-            self._show(turn)
+        if turn.reason is not None:
+            self._ended(turn)
+            return
+        if turn.phase != "waiting":
+            self._branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
+        if isinstance(event, Delta) and event.text and turn.answer is not None:
+            self._steps[turn.answer.id] = turn.steps
+            self._branch.messages = turn.grown(self._branch.messages)
 
-    def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:
-        """Store the answer that ended. Raises SessionError if that fails; `unstored` tries again."""
+    def end(self, reason: str) -> None:
+        """End the running answer, if there is one, and store it. Raises SessionError if that fails."""
+        if (turn := self.turn) is not None:
+            turn.end(reason)
+            self._ended(turn)
+
+    def _ended(self, turn: Turn) -> None:
         self.turn = None
-        self.unstored.add(partial(self._store, turn, reason, summary))
-        self.unstored.settle()
+        self.unstored = turn
+        self.settle()
 
     def save(self) -> None:
         """Store the text that arrived. Raises SessionError."""
@@ -117,27 +124,21 @@ class AnswerWriter:
             self._steps[answer.id] = self._branch.store.steps(answer)
         return self._steps[answer.id]
 
-    def _show(self, turn: Turn) -> None:
-        """Put the growing answer at the end of the branch."""
-        if (answer := turn.answer) is None:
+    def settle(self) -> None:
+        """Store the last answer, if that is not done. Raises SessionError as long as it fails."""
+        if (turn := self.unstored) is None:
             return
-        self._steps[answer.id] = turn.steps
-        messages = self._branch.messages
-        if messages[-1].id == answer.id:
-            messages[-1] = answer
-        else:
-            messages.append(answer)
-
-    def _store(self, turn: Turn, reason: str, summary: Summary | None) -> None:
         branch = self._branch
         try:
-            turn.end(reason, summary)
-        except DeletedError:
+            turn.settle()
+            if turn.answer is not None:
+                self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
+            tokens = branch.context_tokens
+            branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
+            branch.context_tokens = tokens
+        except DeletedError:  # by another process: not tried again
+            self.unstored = None
             with suppress(DeletedError):  # the session may be gone, too
                 branch.reload(branch.store.session(branch.session.id).active_leaf)
             raise
-        if turn.answer is not None:
-            self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
-        tokens = branch.context_tokens
-        branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
-        branch.context_tokens = tokens
+        self.unstored = None

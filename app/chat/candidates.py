@@ -77,8 +77,8 @@ class Candidates(ParallelAnswers):
         if growing:
             self._conversation.engine.cancel()
         for answer in growing:
-            self._add_ended(answer, "cancelled")
-        self._unstored.settle()
+            answer.end("cancelled")
+        self._settle()
 
     def poll(self) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []

@@ -19,7 +19,6 @@ from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
-from headrace.runtime.metrics.telemetry import Summary
 
 
 class _ModelEngine:
@@ -140,7 +139,7 @@ class Comparison(ParallelAnswers):
             self._engines[answer].engine.cancel()
             self._end(answer, "cancelled")
         self._close_second()
-        self._unstored.settle()
+        self._settle()
 
     # --- engine events ---------------------------------------------------------------------------------------
 
@@ -260,10 +259,10 @@ class Comparison(ParallelAnswers):
                 engine.engine.close()
         self._engines = dict.fromkeys(self.answers, self._main)
 
-    def _end(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
+    def _ended(self, answer: ParallelAnswer) -> None:
         self._running = None
         try:
-            super()._end(answer, reason, summary)
+            super()._ended(answer)
         finally:
             self._next()
 
@@ -278,7 +277,7 @@ class Comparison(ParallelAnswers):
     def _require_idle(self) -> None:
         if self._running is not None or self._queue:
             raise EngineError("an answer is being written", "stop it first")
-        self._unstored.settle()
+        self._settle()
 
 
 def fits_beside(card: ModelCard, name: str | None) -> bool:

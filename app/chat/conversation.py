@@ -22,19 +22,16 @@ from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import (
-    Abandoned,
+    AnswerEvent,
     ContextFull,
     Damaged,
-    Delta,
     Died,
     Done,
     Dropped,
     Event,
     Failed,
-    Prefill,
     PromptCounted,
     Ready,
-    Repeats,
     one_line,
 )
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -217,8 +214,8 @@ class Conversation:
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
-        if self.writer.unstored:
-            self.writer.unstored.settle()
+        if self.writer.unstored is not None:
+            self.writer.settle()
             self.notice = None
 
     def close(self) -> None:
@@ -226,9 +223,9 @@ class Conversation:
 
         Raises SessionError if the answer cannot be stored: call it again then.
         """
-        if (turn := self.writer.turn) is not None:
+        if self.writer.turn is not None:
             self.engine.cancel()
-            self.writer.end(turn, "cancelled")
+            self.writer.end("cancelled")
         self.settle()
         if not self.messages and not self.session.draft and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
@@ -297,9 +294,10 @@ class Conversation:
         events = self.engine.poll()
         for event in events:
             self._or_notice(self._handle, event)
+        unstored = self.writer.unstored
         if self.writer.turn is not None:
             self._or_notice(self.writer.save)
-        elif self.writer.unstored.retry_due:
+        elif unstored is not None and unstored.retry_due:
             self._or_notice(self.settle)
         return events
 
@@ -315,8 +313,7 @@ class Conversation:
         match event:
             case Died():
                 self.notice = event.message
-                if turn is not None:
-                    self.writer.end(turn, "died")
+                self.writer.end("died")
             case PromptCounted():
                 if self.unsent.counted_by(event) and turn is None:
                     self.branch.context_tokens = event.tokens
@@ -329,29 +326,21 @@ class Conversation:
                     self._ask(unasked)
             case Damaged():
                 self.damage = self.notice = one_line(event.message, event.hint)
-            case Prefill() | Delta() | Repeats() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
-                if turn is not None and event.id == turn.id:
-                    self._handle_answer(turn, event)
+            case _ if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
+                self._handle_answer(turn, event)
 
-    def _handle_answer(
-        self, turn: Turn, event: Prefill | Delta | Repeats | Done | Dropped | ContextFull | Failed | Abandoned
-    ) -> None:
+    def _handle_answer(self, turn: Turn, event: AnswerEvent) -> None:
+        self.writer.handle(turn, event)
         match event:
-            case Prefill() | Delta() | Repeats():
-                self.writer.handle(turn, event)
             case Dropped():
                 if not turn.summarising:
                     self.trimming.dropped(event.messages)
             case ContextFull():
                 self._context_full(turn, event)
             case Failed() if self.engine.state == "failed":  # the model's own Failed came with the reason
-                self.writer.end(turn, "failed")
                 self._unasked = self.branch.leaf
             case Failed():
-                self.writer.end(turn, "failed")
                 self.notice = one_line(event.message, event.hint)
-            case Abandoned():
-                self.writer.end(turn, "cancelled")
             case Done():
                 self._done(turn, event)
                 self.notice = self.notice or self.damage
@@ -361,14 +350,12 @@ class Conversation:
         if turn.summarising:
             self._summarised(turn, cancelled=end.reason == "cancelled")
             return
-        self.writer.end(turn, end.reason, end.summary)
         tokens = tokens_held(end.summary.prompt_tokens, end.summary.completion_tokens, end.reason)
         self.branch.context_tokens = tokens
         if end.ended_by == "context_limit" and turn.answer is not None:
             self._ask_to_trim(tokens, turn.answer, during_answer=True, last_turn_fits=done.last_turn_fits)
 
     def _context_full(self, turn: Turn, full: ContextFull) -> None:
-        self.writer.end(turn, "length")
         if turn.summarising and (question := self.trimming.question) is not None:  # there are other choices
             self.trimming.question = replace(question, choices=("drop", "new"))
             self.notice = "the older turns are too long to be summarised"
@@ -388,7 +375,6 @@ class Conversation:
         self.notice = notice or self.notice
 
     def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
-        self.writer.turn = None
         summary = split_thinking(turn.summary).answer.strip()
         if not cancelled and not summary:
             self.notice = "the model gave no summary"

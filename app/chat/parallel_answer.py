@@ -6,12 +6,11 @@ from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Prefill, Repeats
+from headrace.app.engine.events import Event
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError
-from headrace.runtime.metrics.telemetry import Summary
 
 AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
@@ -19,7 +18,8 @@ AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 class ParallelAnswer:
     """messages: its branch, first to last, the growing answer included. phase: `queued` while another one is written.
 
-    card: its model's, once loaded. notice: the reason for a missing answer, or a problem with it.
+    card: its model's, once loaded. notice: the reason for a missing answer, or a problem with it. turn: its generation,
+    until that is stored.
     """
 
     def __init__(self, name: str, setup: AnswerSetup, store: SessionStore, session: Session) -> None:
@@ -50,6 +50,11 @@ class ParallelAnswer:
         return self.turn is not None and self.turn.repeats
 
     @property
+    def unstored(self) -> bool:
+        """True if it ended and could not be stored."""
+        return self.turn is not None and self.turn.reason is not None
+
+    @property
     def answer(self) -> Message | None:
         """The last message if it is an answer, complete or not."""
         last = self.messages[-1] if self.messages else None
@@ -65,29 +70,34 @@ class ParallelAnswer:
         self.card = card
         self.phase = "waiting"
         self.notice = None
-        self.turn = Turn(self._store, self.messages[-1], model=card.name, system=self.setup.system)
-        self.turn.sampling = self.effective
+        self.turn = Turn(
+            self._store, self.messages[-1], model=card.name, system=self.setup.system, sampling=self.effective
+        )
         return answer_request(self.turn.id, self.setup.applied(self._session), self.messages)
 
-    def handle(self, event: Prefill | Delta | Repeats) -> None:
+    def handle(self, event: Event) -> None:
         """Add to the answer. Raises SessionError if its message cannot be created."""
         turn = self.turn
         assert turn is not None
         try:
             turn.handle(event)
         finally:
-            self.phase = turn.phase
+            self.phase = turn.phase if turn.reason is None else "idle"
             self.context_tokens = turn.context_tokens
-        if isinstance(event, Delta) and turn.answer is not None:
-            self.messages = [*self.messages[: -1 if self.answer is not None else None], turn.answer]
+        self.messages = turn.grown(self.messages)
 
-    def end(self, reason: str, summary: Summary | None) -> None:
-        """Store the answer that ended. Raises SessionError: call it again then. One that is deleted gets a notice."""
+    def end(self, reason: str) -> None:
+        """Set the end of the answer, which `settle` stores."""
         self.phase = "idle"
-        if (turn := self.turn) is None:
+        if self.turn is not None:
+            self.turn.end(reason)
+
+    def settle(self) -> None:
+        """Store an answer that ended. Raises SessionError: call it again then. One that is deleted gets a notice."""
+        if (turn := self.turn) is None or turn.reason is None:
             return
         try:
-            turn.end(reason, summary)
+            turn.settle()
             last = turn.answer or turn.leaf
         except DeletedError as error:
             self.notice = str(error)

@@ -6,16 +6,13 @@ While there are such answers, their `poll` replaces the conversation's.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Literal, ParamSpec
 
 from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.chat.unstored_answers import UnstoredAnswers
-from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats, one_line
+from headrace.app.engine.events import ContextFull, Event, Failed, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
-from headrace.runtime.metrics.telemetry import Summary
 
 P = ParamSpec("P")
 Phase = Literal["idle", "waiting", "prefill", "answering"]
@@ -40,7 +37,6 @@ class ParallelAnswers(ABC):
         self.notice: str | None = None
         self._conversation, self._store = conversation, conversation.store
         self._before = conversation.messages[-1].id if conversation.messages else None
-        self._unstored = UnstoredAnswers()
 
     @property
     @abstractmethod
@@ -63,43 +59,46 @@ class ParallelAnswers(ABC):
         """End all answers and keep them as partial. Raises SessionError: call it again then."""
 
     def _handle_own(self, answer: ParallelAnswer, event: Event) -> None:
-        """Handle an event of this answer's generation."""
+        """Handle an event of this answer's generation. Raises SessionError if it cannot be stored."""
         match event:
-            case Prefill() | Delta() | Repeats():
-                answer.handle(event)
-            case Done():
-                self._end(answer, event.end.reason, event.end.summary)
             case Failed():
                 answer.notice = one_line(event.message, event.hint)
-                self._end(answer, "failed")
             case ContextFull():
                 hint = "leave out older turns in the chat"
                 answer.notice = context_full_notice(event.prompt_tokens, event.limit, hint)
-                self._end(answer, "length")
-            case Abandoned():
-                self._end(answer, "cancelled")
+        answer.handle(event)
+        if answer.phase == "idle":
+            self._ended(answer)
 
-    def _end(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
-        """Store an answer that ended. Raises SessionError if that fails; `_save` tries again."""
-        self._add_ended(answer, reason, summary)
-        self._unstored.settle()
+    def _end(self, answer: ParallelAnswer, reason: str) -> None:
+        """End an answer, and store it. Raises SessionError if that fails; `_save` tries again."""
+        answer.end(reason)
+        self._ended(answer)
 
-    def _add_ended(self, answer: ParallelAnswer, reason: str, summary: Summary | None = None) -> None:
-        answer.phase = "idle"
-        self._unstored.add(partial(self._store_ended, answer, reason, summary))
+    def _ended(self, answer: ParallelAnswer) -> None:
+        """Store an answer that ended, after an event or `_end`."""
+        self._store_ended(answer)
 
-    def _store_ended(self, answer: ParallelAnswer, reason: str, summary: Summary | None) -> None:
-        answer.end(reason, summary)
-        if len(self._unstored) == 1 and summary is not None:
+    def _store_ended(self, answer: ParallelAnswer) -> None:
+        turn = answer.turn
+        answer.settle()
+        if turn is not None and turn.metrics is not None and not any(each.unstored for each in self.answers):
             self.notice = None
+
+    def _settle(self) -> None:
+        """Store the answers that ended. Raises SessionError as long as one fails."""
+        for answer in self.answers:
+            self._store_ended(answer)
 
     def _save(self) -> None:
         """Store the text that arrived, and retry answers that could not be stored; failures become the notice."""
         for answer in self.answers:
-            if answer.turn is not None and answer.phase != "idle":
-                self._or_notice(answer.turn.save)
-        if self._unstored.retry_due:
-            self._or_notice(self._unstored.settle)
+            if (turn := answer.turn) is None:
+                continue
+            if turn.reason is None:
+                self._or_notice(turn.save)
+            elif turn.retry_due:
+                self._or_notice(self._store_ended, answer)
 
     def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:

@@ -7,12 +7,12 @@ summary is not stored as a message.
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from headrace.app.answer.answer_steps import AnswerSteps
-from headrace.app.engine.events import Delta, Prefill, Repeats
+from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
@@ -32,7 +32,8 @@ class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
 
     context_tokens: of the prompt, then KV cache entries. model, sampling: stored with the answer, to be set before its
-    first text. steps: of this generation. repeats: see `Repeats`.
+    first text. steps: of this generation. repeats: see `Repeats`. reason, metrics: of its end; None until then.
+    is_stored: the answer and its end are in the store.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Turn:
         *,
         model: str | None = None,
         system: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
         continuing: bool = False,
         summarising: bool = False,
         dropping: bool = False,
@@ -61,42 +63,56 @@ class Turn:
         self.summary = ""
         self.repeats = False
         self.steps = AnswerSteps()
-        self.sampling: Mapping[str, Any] | None = None
+        self.model = model
+        self.sampling = sampling
+        self.reason: str | None = None
+        self.is_stored = False
+        self.metrics: Summary | None = None
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
         self._tags = ThinkingTags()
-        self.model = model
         self._system = system
         self._store = store
         self._unsaved = ""
-        self._is_stored = False
         self._durable_at = time.monotonic()
         self._retry_at = float("-inf")
         if self.answer is not None:
             store.reopen(leaf)
 
-    def handle(self, event: Prefill | Delta | Repeats) -> None:
-        """Update phase, context_tokens, steps, repeats and the text. Raises SessionError if it cannot be stored."""
-        if isinstance(event, Prefill):
-            self.phase = "prefill"
-            self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
-        elif isinstance(event, Repeats):
-            self.repeats = True
-        else:
-            self.phase = "answering"
-            if not self._has_text and event.text:
-                self._has_text = True
-                self.steps.start = self._old_length + len(event.opening)
-            records = event.records
-            self.steps.texts += event.steps
-            self.steps.latencies_s += [record.latency_s for record in records]
-            if records:
-                self.context_tokens = records[-1].context
-            text = self._tags.add(event.thinking, event.content) if event.by_kind else event.text
-            if self.summarising:
-                self.summary += text
-            elif text:
-                self._append(text)
+    def handle(self, event: Event) -> None:
+        """Update the attributes, the text and the end. Raises SessionError if the message cannot be created."""
+        match event:
+            case Prefill():
+                self.phase = "prefill"
+                self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
+            case Delta():
+                self._add(event)
+            case Repeats():
+                self.repeats = True
+            case Done():
+                self.end(event.end.reason, event.end.summary)
+            case ContextFull():
+                self.end("length")
+            case Failed():
+                self.end("failed")
+            case Abandoned():
+                self.end("cancelled")
+
+    def _add(self, delta: Delta) -> None:
+        self.phase = "answering"
+        if not self._has_text and delta.text:
+            self._has_text = True
+            self.steps.start = self._old_length + len(delta.opening)
+        records = delta.records
+        self.steps.texts += delta.steps
+        self.steps.latencies_s += [record.latency_s for record in records]
+        if records:
+            self.context_tokens = records[-1].context
+        text = self._tags.add(delta.thinking, delta.content) if delta.by_kind else delta.text
+        if self.summarising:
+            self.summary += text
+        elif text:
+            self._append(text)
 
     def _append(self, text: str) -> None:
         text = storable(text)
@@ -108,42 +124,65 @@ class Turn:
             text = self._unsaved  # with the text of earlier calls that failed
         self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
 
-    def save(self) -> None:
-        """Store the text that arrived. Raises SessionError, then does nothing for RETRY_S."""
-        if time.monotonic() >= self._retry_at:
-            self._save()
+    def grown(self, branch: Sequence[Message]) -> list[Message]:
+        """Return the branch with the answer at its end, as far as it is written."""
+        if self.answer is None:
+            return list(branch)
+        is_shown = branch[-1].id == self.answer.id
+        return [*(branch[:-1] if is_shown else branch), self.answer]
 
     def end(self, reason: str, summary: Summary | None = None) -> None:
-        """Close the answer; it is complete only if the model ended it.
+        """Set the end, which `save` and `settle` store."""
+        self.reason = reason
+        self.metrics = summary
 
-        The metrics are the last part's; a continuation without text keeps the old ones. Raises SessionError if it
-        cannot be stored: call it again then.
+    @property
+    def retry_due(self) -> bool:
+        """True unless storing failed within the last RETRY_S."""
+        return time.monotonic() >= self._retry_at
+
+    def save(self) -> None:
+        """Call `settle` if `retry_due`."""
+        if self.retry_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """Store the text that arrived, and the end if there is one. Raises SessionError: call it again then.
+
+        The answer is complete only if the model ended it. The metrics are the last part's; a continuation without text
+        keeps the old ones.
         """
-        if self._is_stored:
+        if self.is_stored:
             return
-        has_answer = self._unsaved or (summary is not None and reason != "cancelled")  # an empty one, too
-        if self.answer is None and has_answer:
+        try:
+            if self.reason is None:
+                self._grow()
+            else:
+                self._finish(self.reason)
+        except SessionError:
+            self._retry_at = time.monotonic() + RETRY_S
+            raise
+
+    def _finish(self, reason: str) -> None:
+        has_answer = self._unsaved or (self.metrics is not None and reason != "cancelled")  # an empty one, too
+        if self.answer is None and has_answer and not self.summarising:
             self._append("")
-        self._save()
+        self._grow()
         if self.answer is not None:
             unchanged = self.continuing and len(self.answer.content) == self._old_length
-            metrics = self.leaf.metrics if unchanged else summary
+            metrics = self.leaf.metrics if unchanged else self.metrics
             steps = None
             if not unchanged and self.steps.texts:
                 steps = self.steps.behind(self._store.steps(self.leaf) if self.continuing else None)
             self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps)
-        self._is_stored = True
+        self.is_stored = True
 
-    def _save(self) -> None:
+    def _grow(self) -> None:
         if not self._unsaved or self.answer is None:
             return
         now = time.monotonic()
         durable = now >= self._durable_at + DURABLE_S
-        try:
-            self._store.grow(self.answer.id, self._unsaved, durable=durable)
-        except SessionError:
-            self._retry_at = now + RETRY_S
-            raise
+        self._store.grow(self.answer.id, self._unsaved, durable=durable)
         self._unsaved = ""
         if durable:
             self._durable_at = now

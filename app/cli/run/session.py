@@ -111,9 +111,8 @@ class RunSession:
                 if turn is None:
                     store = self._store_question(content, attachments)
                     system = self._session.system
-                    turn = Turn(store, self._question, model=model.name, system=system)
-                    recommended = recommended_options(model.generation_defaults)
-                    turn.sampling = self.options.resolved(recommended).stored()
+                    used = self.options.resolved(recommended_options(model.generation_defaults)).stored()
+                    turn = Turn(store, self._question, model=model.name, system=system, sampling=used)
                 yield part
                 if isinstance(part, TextChunk | Completed):
                     outbox.add(part)
@@ -122,7 +121,11 @@ class RunSession:
         finally:
             if turn is not None:
                 outbox.flush()
-                turn.end(*(done.reason, done.summary) if done else ("cancelled", None))
+                if done is None:
+                    turn.end("cancelled")
+                else:
+                    turn.end(done.reason, done.summary)
+                turn.settle()
 
     def close(self) -> None:
         """Close the store."""

@@ -717,7 +717,7 @@ def test_an_unsaved_answer_is_stored_first(chat: Conversation, engine: ScriptedE
 def test_an_unsaved_answer_is_stored_once_there_is_space(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    monkeypatch.setattr("headrace.app.chat.unstored_answers.RETRY_S", 0.0)
+    monkeypatch.setattr("headrace.app.chat.turn.RETRY_S", 0.0)
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
