@@ -153,8 +153,8 @@ def _line_chat(
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
     from headrace.app.line_chat.answer_output import MarkdownOutput, PlainOutput
-    from headrace.app.line_chat.chat import run_line_chat
-    from headrace.app.line_chat.conversation import LineConversation
+    from headrace.app.line_chat.chat import LineChat
+    from headrace.app.line_chat.loop import run_line_chat
     from headrace.app.line_chat.terminal import LineTerminal
     from headrace.app.output.progress import drawn_progress
     from headrace.app.output.terminal import can_redraw
@@ -162,7 +162,7 @@ def _line_chat(
     redraws = can_redraw(sys.stdout)
     lines = LineTerminal(hides_typing=redraws)
     with lines.interrupts_noted():
-        chat = LineConversation(
+        chat = LineChat(
             engine(),
             store,
             session,

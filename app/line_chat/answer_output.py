@@ -142,17 +142,24 @@ class AnswerPrinter:
         self._output.end()
         if message is None or message.id != self._id or not self._new:
             return
-        facts = summary_phrases(message.metrics) if message.metrics is not None else []
-        ending = _ENDINGS.get(message.finish_reason or "")
-        if facts or ending:
-            say(self._lines, f"({', '.join([*facts, *([ending] if ending else [])])})")
+        facts: list[str] = []
+        if message.metrics is not None:
+            facts += summary_phrases(message.metrics)
+        if message.finish_reason in _ENDINGS:
+            facts.append(_ENDINGS[message.finish_reason])
+        if facts:
+            say(self._lines, f"({', '.join(facts)})")
 
     def _text(self, message: Message) -> str:
         """Return the answer as it is printed; text that is added to the answer only extends it."""
         parts = split_thinking(message.content, growing=message.partial)
         if parts.thinking is None:
             return parts.answer
-        thinking = f"(thinking)\n{parts.thinking if self._show_thinking else ''}"
+        text = "(thinking)\n"
+        if self._show_thinking:
+            text += parts.thinking
         if parts.is_open:
-            return thinking
-        return f"{thinking}{'' if thinking.endswith(chr(10)) else chr(10)}(answer)\n{parts.answer}"
+            return text
+        if not text.endswith("\n"):
+            text += "\n"
+        return f"{text}(answer)\n{parts.answer}"

@@ -15,6 +15,7 @@ from typing import Protocol
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
 
+PROMPT = "> "
 _TOGETHER_S = 0.03  # between the lines of one paste
 _LONGEST = 4095  # bytes of a line; Linux drops the rest without an error
 

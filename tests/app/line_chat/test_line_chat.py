@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.line_chat import conversation as line_conversation
-from headrace.app.line_chat.chat import run_line_chat
-from headrace.app.line_chat.conversation import LineConversation
+from headrace.app.line_chat import chat as line_chat
+from headrace.app.line_chat.chat import LineChat
+from headrace.app.line_chat.loop import run_line_chat
 from headrace.app.sessions.records import Draft
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import FullDiskError
@@ -39,7 +39,7 @@ class ScriptedLines:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(line_conversation, "POLL_S", 0)
+    monkeypatch.setattr(line_chat, "_POLL_S", 0)
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -53,17 +53,15 @@ def store(tmp_path: Path) -> Iterator[SessionStore]:
 
 def chatted(
     store: SessionStore, *typed: str | BaseException, engine: ScriptedEngine | None = None, session: str | None = None
-) -> tuple[str, LineConversation]:
+) -> tuple[str, LineChat]:
     """Return what was printed, and the chat after its end."""
     lines = ScriptedLines(*typed)
-    chat = LineConversation(
-        engine or ScriptedEngine(), store, store.session(session) if session else store.create(), lines
-    )
+    chat = LineChat(engine or ScriptedEngine(), store, store.session(session) if session else store.create(), lines)
     run_line_chat(chat)
     return lines.printed, chat
 
 
-def contents(chat: LineConversation) -> list[str]:
+def contents(chat: LineChat) -> list[str]:
     return [message.content for message in chat.conversation.messages]
 
 
@@ -84,7 +82,7 @@ def test_model_text_cannot_drive_the_terminal(store: SessionStore) -> None:
 def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
     lines = ScriptedLines("count", "/continue")
-    chat = LineConversation(engine, store, store.create(), lines)
+    chat = LineChat(engine, store, store.create(), lines)
     lines.interrupt_when = lambda: lines.printed.endswith("two ")
     run_line_chat(chat)
     assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %, stopped)\n" in lines.printed
@@ -194,7 +192,7 @@ def test_a_full_context_is_asked_about(store: SessionStore) -> None:
 def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStore) -> None:
     engine = ScriptedEngine()
     lines = ScriptedLines("Hi", "again")
-    chat = LineConversation(engine, store, store.create(), lines)
+    chat = LineChat(engine, store, store.create(), lines)
     engine.script(Script(["one", "two"], hold=1))
 
     def die_once() -> bool:
