@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,10 @@ from headrace.models.gguf.tensors import (
     to_mxfp4,
     to_plain,
 )
-from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
+from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
 from headrace.models.text.vocabulary import Vocabulary
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.link")
 
@@ -121,7 +118,7 @@ class ConversionPlan(Layout):
     """Contents of a GGUF's header in Hugging Face terms."""
 
     vocabulary: Vocabulary
-    tokenizer: "Tokenizer"
+    tokenizer: str  # tokenizer.json
     special: SpecialIds
 
 
@@ -183,7 +180,7 @@ def _write_side_files(
     config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
-    save_tokenizer(plan.tokenizer, target / "tokenizer.json")
+    (target / "tokenizer.json").write_text(plan.tokenizer, encoding="utf-8")
     longest = config.get("text_config", config)["max_position_embeddings"]
     tokenizer_facts = tokenizer_config(plan.vocabulary, special, longest)
     _write_json(target / "tokenizer_config.json", tokenizer_facts)

@@ -9,6 +9,7 @@ Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-
 
 import mmap
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ _UINT32 = 4
 _BOOL = 7
 _STRING = 8
 _ARRAY = 9
+_LENGTH = struct.Struct("<Q")
 
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
@@ -175,9 +177,7 @@ class _HeaderReader:
         self.array_elements += length
         if self.array_elements > _MAX_ARRAY_ELEMENTS:
             self.fail(f"the metadata arrays have more than {_MAX_ARRAY_ELEMENTS} elements")
-        if kind == _STRING:
-            return [self.text(key) for _ in range(length)]
-        return self.scalars(kind, length, key)
+        return self.texts(length, key) if kind == _STRING else self.scalars(kind, length, key)
 
     def tensor(self) -> TensorEntry:
         from gguf import GGMLQuantizationType
@@ -239,6 +239,23 @@ class _HeaderReader:
         if any(value > 1 for value in values):
             self.fail(f"{key} has a boolean that is neither 0 nor 1")
         return [bool(value) for value in values]
+
+    def texts(self, count: int, key: str) -> list[str]:
+        """Return `count` consecutive texts. A vocabulary and its merges have some 500,000: each costs one unpacking."""
+        data = self.data
+        limit = min(len(data), self.size, MAX_HEADER_BYTES)
+        texts: list[str] = []
+        start = self.position
+        with suppress(struct.error, UnicodeDecodeError):
+            while len(texts) < count:
+                (length,) = _LENGTH.unpack_from(data, start)
+                end = start + _LENGTH.size + length
+                if end > limit or length > _MAX_TEXT_BYTES:
+                    break
+                texts.append(data[start + _LENGTH.size : end].decode())
+                start = end
+        self.position = start
+        return texts + [self.text(key) for _ in range(count - len(texts))]  # the first of these is wrong, or cut off
 
     def text(self, key: str) -> str:
         length = self.number("Q")

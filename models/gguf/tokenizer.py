@@ -1,15 +1,14 @@
 """Conversion of a GGUF vocabulary to a Hugging Face tokenizer and its `tokenizer_config.json`.
 
 Three kinds: byte-level BPE ("gpt2"), SentencePiece BPE with scores and byte fallback ("llama", Gemma's, too), and BPE
-of characters with merges and byte fallback ("gemma4"). All give llama.cpp's token ids, except that merges never produce
-a control token, so that plain text cannot become one.
+of characters with merges and byte fallback (Gemma 4, Sarvam). All give llama.cpp's token ids, except that merges never
+produce a control token, so that plain text cannot become one.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
@@ -17,52 +16,76 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
 from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
 from headrace.models.text.vocabulary import (
-    CONTROL,
-    SPACE_MARK,
-    UNKNOWN,
+    SPECIAL,
+    USER_DEFINED,
     Vocabulary,
-    add_tokens,
-    sentencepiece_bpe,
+    character_bpe,
+    mark_spaces,
+    merges_by_score,
     spell_spaces,
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characters
 _NO_CHAT = "headrace runs language models that write text; look for an MLX or safetensors version of one"
 
 
-def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Tokenizer, SpecialIds]:
-    """Return the tokenizer of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
+def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[str, SpecialIds]:
+    """Return tokenizer.json of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
     model = metadata.text("tokenizer.ggml.model")
-    if model == "gpt2":
-        pre = pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"))
-        special = read_special_ids(metadata, vocabulary, add_bos=pre.add_bos, is_spm=False)
-        tokenizer = _byte_level(metadata, vocabulary, pre)
+    pre = metadata.text("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
+    if model == "gemma4" or pre in _OF_CHARACTERS:
+        special = read_special_ids(metadata, vocabulary, add_bos=model == "gemma4", is_spm=False)
+        rules = _characters(_unknown(vocabulary, special))
+        merges = _stated_merges(metadata, vocabulary)
+    elif model == "gpt2":
+        rule = pre_tokenizer(pre)
+        special = read_special_ids(metadata, vocabulary, add_bos=rule.add_bos, is_spm=False)
+        rules = _byte_level(rule)
+        merges = _stated_merges(metadata, vocabulary)
     elif model == "llama":
         special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
-        tokenizer = _sentencepiece(metadata, vocabulary, special)
-    elif model == "gemma4":
-        special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=False)
-        tokenizer = _characters(metadata, vocabulary, special)
+        prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+        rules = _sentencepiece(_unknown(vocabulary, special), prefix)
+        merges = merges_by_score(vocabulary, metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens)))
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
             hint=_NO_CHAT if model in ("bert", "t5", "rwkv", "plamo2") else None,
         )
-    add_tokens(tokenizer, vocabulary)
-    _wrap(tokenizer, vocabulary, special)
-    return tokenizer, special
+    _wrap(rules, vocabulary, special)
+    return _document(rules, vocabulary, merges), special
 
 
-def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write tokenizer.json with merges as texts "left right", which load faster than pairs.
+def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
+    return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
-    Merges stay pairs if a piece contains a space.
+
+def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> str:
+    """Return tokenizer.json with the tokens and merges in place of none.
+
+    They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
+    which load faster than pairs, unless a piece contains a space.
     """
-    document = json.loads(tokenizer.to_str())
-    merges = document["model"]["merges"]
-    if not any(" " in piece for pair in merges for piece in pair):
-        document["model"]["merges"] = [" ".join(pair) for pair in merges]
-    path.write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    document = json.loads(rules.to_str())
+    model = document["model"]
+    model["vocab"] = vocabulary.ids()
+    has_spaces = any(" " in piece for pair in merges for piece in pair)
+    model["merges"] = merges if has_spaces else [" ".join(pair) for pair in merges]
+    special = set(vocabulary.ids_of(*SPECIAL))
+    document["added_tokens"] = [
+        {
+            "id": index,
+            "content": vocabulary.tokens[index],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": index in special,
+        }
+        for index in vocabulary.ids_of(*SPECIAL, USER_DEFINED)
+    ]
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, Any]:
@@ -83,10 +106,9 @@ def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length
     }
 
 
-def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -> Tokenizer:
-    ids, merges = _merges(metadata, vocabulary)
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
-    steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+def _byte_level(rule: PreTokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(BPE(ignore_merges=rule.whole_words))
+    steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -94,38 +116,34 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -
     return tokenizer
 
 
-def _merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return (id of each token, merges except those that make a control token)."""
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    control = {vocabulary.tokens[index] for index in vocabulary.ids_of(CONTROL, UNKNOWN)}
+def _characters(unknown: str | None) -> Tokenizer:
+    tokenizer = _sentencepiece(unknown, prefix=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+    return tokenizer
+
+
+def _sentencepiece(unknown: str | None, prefix: bool) -> Tokenizer:
+    tokenizer = Tokenizer(character_bpe(unknown))
+    mark_spaces(tokenizer, prefix=prefix)
+    spell_spaces(tokenizer, prefix=prefix)
+    return tokenizer
+
+
+def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges except those that make a control token."""
+    tokens = set(vocabulary.tokens)
+    control = {vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL)}
     merges = []
     for text in metadata.texts("tokenizer.ggml.merges"):
         # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
         left = text[:cut]
         right = text[cut + 1 :]
-        if cut < 0 or left not in ids or right not in ids or left + right not in ids:
+        if cut < 0 or left not in tokens or right not in tokens or left + right not in tokens:
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
         if left + right not in control:
             merges.append((left, right))
-    return ids, merges
-
-
-def _characters(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> Tokenizer:
-    ids, merges = _merges(metadata, vocabulary)
-    unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
-    spell_spaces(tokenizer, prefix=False)
-    return tokenizer
-
-
-def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> Tokenizer:
-    unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
-    scores = metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
-    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    return sentencepiece_bpe(vocabulary, scores, unknown=unknown, prefix=prefix)
+    return merges
 
 
 def _wrap(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialIds) -> None:

@@ -11,10 +11,10 @@ from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.tokenizers_library import check_charsmap, library_errors
 from headrace.models.text.vocabulary import (
     BYTE,
-    SPACE_MARK,
     UNKNOWN,
     Vocabulary,
     add_tokens,
+    mark_spaces,
     sentencepiece_bpe,
     spell_spaces,
 )
@@ -82,8 +82,7 @@ def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, p
     of_bytes = set(vocabulary.ids_of(BYTE))
     pieces = [(text, last if i in of_bytes else scores[i]) for i, text in enumerate(vocabulary.tokens)]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=unknown, byte_fallback="<0x00>" in vocabulary.tokens))
-    mark = normalizers.Replace(" ", SPACE_MARK)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
+    mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)
     return tokenizer
 

@@ -5,6 +5,7 @@ SentencePiece merges the neighbours whose union has the best score, which equals
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
@@ -15,6 +16,7 @@ CONTROL = 3
 USER_DEFINED = 4
 UNUSED = 5
 BYTE = 6
+SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 
 
@@ -25,6 +27,9 @@ class Vocabulary:
     tokens: list[str]
     kinds: list[int]
 
+    def ids(self) -> dict[str, int]:
+        return {token: index for index, token in enumerate(self.tokens)}
+
     def ids_of(self, *kinds: int) -> list[int]:
         return [index for index, kind in enumerate(self.kinds) if kind in kinds]
 
@@ -33,13 +38,22 @@ def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], *, unknown: str | None, prefix: bool
 ) -> Tokenizer:
     """Return the tokenizer without its added tokens. prefix: add a space at the beginning of every text."""
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    merges = _merges_by_score(vocabulary, scores)
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    mark = normalizers.Replace(" ", SPACE_MARK)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
+    merges = merges_by_score(vocabulary, scores)
+    tokenizer = Tokenizer(character_bpe(unknown, vocab=vocabulary.ids(), merges=merges))
+    mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)
     return tokenizer
+
+
+def character_bpe(unknown: str | None, **more: Any) -> BPE:
+    """Return BPE that begins with characters; others become byte tokens, or the unknown token. more: see `BPE`."""
+    return BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True, **more)
+
+
+def mark_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
+    """Normalize spaces to marks. prefix: see `sentencepiece_bpe`."""
+    mark = normalizers.Replace(" ", SPACE_MARK)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
 
 
 def spell_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
@@ -55,20 +69,25 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         texts = (vocabulary.tokens[index] for index in vocabulary.ids_of(*kinds))
         return [AddedToken(text, normalized=False, special=special) for text in texts]
 
-    tokenizer.add_special_tokens(added((CONTROL, UNKNOWN), True))
+    tokenizer.add_special_tokens(added(SPECIAL, True))
     tokenizer.add_tokens(added((USER_DEFINED,), False))
 
 
-def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return every split of a token into two others, best token first, for tokens that plain text may contain."""
     barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
     usable = {token: index for index, token in enumerate(vocabulary.tokens) if index not in barred}
-    ranked: list[tuple[float, int, int, str, str]] = []
+    id_of = usable.get
+    ranked: list[tuple[float, int, int]] = []
     for token, index in usable.items():
+        rank = -scores[index]
         for cut in range(1, len(token)):
-            left = token[:cut]
-            right = token[cut:]
-            if left in usable and right in usable:
-                ranked.append((-scores[index], usable[left], usable[right], left, right))
+            right = id_of(token[cut:])
+            if right is None:  # a third of all cuts, whose left parts are not looked up
+                continue
+            left = id_of(token[:cut])
+            if left is not None:
+                ranked.append((rank, left, right))
     ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    tokens = vocabulary.tokens
+    return [(tokens[left], tokens[right]) for _, left, right in ranked]

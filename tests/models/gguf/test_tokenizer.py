@@ -41,7 +41,8 @@ def metadata(vocabulary: str, **changes: Any) -> Metadata:
 
 def build(vocabulary: str, **changes: Any) -> tuple[Tokenizer, SpecialIds]:
     source = metadata(vocabulary, **changes)
-    return build_tokenizer(source, read_vocabulary(source))
+    document, special = build_tokenizer(source, read_vocabulary(source))
+    return Tokenizer.from_str(document), special
 
 
 def of_case(case: str) -> Tokenizer:
