@@ -21,10 +21,11 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
         return None
     from headrace.models.cost.costs import working_memory
     from headrace.runtime import ops
+    from headrace.runtime.metrics.cost import longest_context
 
-    room = usable - shape.resident_bytes - working_memory(shape)
+    room = usable - shape.resident_bytes - working_memory(shape) - shape.state_bytes
     formats = FORMATS if packs and ops.select().supports_packed(shape.head_dim) else (FLOAT16,)
-    return {kind.name: max(0, shape.with_kv(kind).cost.longest_context(room, shape.context_length)) for kind in formats}
+    return {kind.name: longest_context(shape.with_kv(kind).kv, room, shape.context_length) for kind in formats}
 
 
 def usable_memory() -> int | None:

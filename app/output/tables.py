@@ -57,9 +57,16 @@ def table_lines(
 
     chosen = _fitting([replace(column, cells=[_shown(cell) for cell in column.cells]) for column in columns], width)
     groups = _groups(chosen, width)
-    head = [_line([column.name for column in group], group, width, style="bold") for group in groups]
-    rows = range(len(chosen[0].cells))
-    body = [_line([column.cells[row] for column in group], group, width) for row in rows for group in groups]
+    widths = [_widths(group, width) for group in groups]
+    head = [
+        _line([column.name for column in group], group, widths[number], style="bold")
+        for number, group in enumerate(groups)
+    ]
+    body = [
+        _line([column.cells[row] for column in group], group, widths[number])
+        for row in range(len(chosen[0].cells))
+        for number, group in enumerate(groups)
+    ]
     if rule:
         head.append(Text("─" * max(line.cell_len for line in (*head, *body)), style="dim"))
     return [*head, *body] if header else body
@@ -103,14 +110,19 @@ def _groups(columns: list[Column], width: int | None) -> list[list[Column]]:
     return [groups[0], *([indent, *group] for group in groups[1:] if group)]
 
 
-def _line(cells: Sequence[Cell], columns: Sequence[Column], limit: int | None, style: str = "") -> "Text":
-    """Return one line of cells in the columns' widths, shortening text that does not fit."""
-    from rich.text import Text
-
+def _widths(columns: Sequence[Column], limit: int | None) -> list[int]:
+    """Return the width of each column, with columns that may be shortened as narrow as the limit asks."""
     widths = [column.width for column in columns]
     for index, column in enumerate(columns):
         if limit is not None and column.least is not None:
             widths[index] = max(column.narrowest, widths[index] - max(0, _total(widths) - limit))
+    return widths
+
+
+def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], style: str = "") -> "Text":
+    """Return one line of cells in these widths, shortening text that does not fit."""
+    from rich.text import Text
+
     line = Text(style=style)
     for number, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
         text = Text(cell) if isinstance(cell, str) else cell.copy()

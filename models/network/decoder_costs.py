@@ -26,10 +26,11 @@ _MatrixKey = tuple[str, int, int, int, int, int, str, bool]
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection; equal ones count together."""
     last = config.appending - 1
+    tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
     counts = Counter[_MatrixKey]()
     late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
     for index, layer in enumerate(config.layers):
-        tensors = layer_tensors(config, layer)
+        tensors = tables[layer]
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
             is_late = index > last or (index == last and not tensor.before_append)

@@ -112,7 +112,8 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         if (gate := shared_gate(config, layer.experts)) is not None:
             blocks.append([gate])
     blocks.append(layer_input(config))
-    return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in chain.from_iterable(blocks)]
+    tensors = chain.from_iterable(blocks)
+    return [replace(tensor, has_bias=True) if tensor.name in config.biased else tensor for tensor in tensors]
 
 
 def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
