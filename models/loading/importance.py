@@ -5,7 +5,7 @@ activations are rounded more carefully (as llama.cpp's importance matrix does).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -54,7 +54,7 @@ def _normed(x: mx.array, norm: mx.array | None, eps: float, weight: Weight, *_: 
 def record_importance(decoder: Decoder, feed: Callable[[Decoder], None]) -> dict[str, mx.array]:
     """Return the importance of columns (K,) by the name of projections with one input; `feed` runs the decoder."""
     recorder = _Recorder(decoder.ops)
-    recording = decoder.with_ops(cast(Ops, recorder))
+    recording = decoder.with_ops(recorder)
     feed(recording)
     weights = recording.weights_by_input()
     return {name: recorder.sums[id(weight)] for name, weight in weights.items() if id(weight) in recorder.sums}

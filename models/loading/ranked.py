@@ -91,7 +91,7 @@ def load_ranked(
     fitting = min([_contexts(network, limit), *(answer["fitting"] for answer in answers)])
     kv_memory = int(max(1.0, fitting) * _kv_bytes(network, limit))
     ranked = LeaderNetwork(network, leader, kv_memory, staged=split.kind == "pipeline")
-    return replace(loaded, network=cast(Network, ranked), context_limit=limit)
+    return replace(loaded, network=ranked, context_limit=limit)
 
 
 def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> None:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -99,7 +99,7 @@ class Parameters:
     @property
     def ops(self) -> Ops:
         """The operations; with an adapter those that add its products."""
-        return cast(Ops, AdaptedOps(self._ops, self._factors)) if self._changes.exist else self._ops
+        return AdaptedOps(self._ops, self._factors) if self._changes.exist else self._ops
 
     def check_adapter(self) -> list[Factors]:
         """Return the factors that were not merged. Raises UnsupportedModelError if a change was left out."""

@@ -5,7 +5,7 @@ Dimensions: B sequences, T new tokens, H and Hkv heads of this rank, D head size
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -40,7 +40,7 @@ class SharedNorms:
 
     def around(self, kv: KVPass) -> KVPass:
         """Return a pass that normalizes what it attends to, and what it mixes."""
-        return cast(KVPass, _NormedPass(kv, self)) if self._heads or self._inner else kv
+        return _NormedPass(kv, self) if self._heads or self._inner else kv
 
     def of_heads(self, index: int, projected: Projections) -> Projections:
         """Normalize the queries and keys of projections (B, T, (H + 2 Hkv) * D), if they have such norms."""

@@ -7,7 +7,7 @@ to rank, which a ring connects. Dimensions: N tokens of a pass, E hidden size, P
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -105,7 +105,7 @@ class StageDecoder(Decoder):
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """See `Decoder`. All but the last rank want the output of every row."""
         backend = super().kv_backend(options)
-        return backend if self._last else cast(KVBackend, _AllOutput(backend))
+        return backend if self._last else _AllOutput(backend)
 
     @property
     def _first(self) -> int:

@@ -1,7 +1,7 @@
 """Arrays of a checkpoint's weights, in safetensors or GGUF."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -25,7 +25,7 @@ def weight_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def loaded(array: Any) -> mx.array:
     """Return the array itself, or the content of a part of a file."""
-    return array if isinstance(array, mx.array) else cast(mx.array, array.read())
+    return array if isinstance(array, mx.array) else array.read()
 
 
 def shard_arrays(checkpoint: Checkpoint) -> Iterator[dict[str, mx.array]]:

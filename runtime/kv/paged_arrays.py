@@ -6,7 +6,6 @@ copies no entry. Each pass waits for the one before it, since kernels write slab
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import mlx.core as mx
 
@@ -94,7 +93,7 @@ class PagedArrays:
     def arrays(self) -> list[mx.array]:
         """All slabs, after all appends."""
         held = [slab for group in self.store.groups for slab in group.slabs]
-        return held if self.newest is None or not held else cast(list[mx.array], mx.depends(held, self.newest))
+        return held if self.newest is None or not held else mx.depends(held, self.newest)
 
     def block_bytes(self, group: int) -> int:
         """Return the bytes of a block of a group."""

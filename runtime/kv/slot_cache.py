@@ -234,7 +234,7 @@ class SlotCache(ReusableCache):
         """All keys, then all values, after all appends."""
         held = [*self.keys, *self.values]
         pending = self._before if self._newest is None else self._newest
-        return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
+        return held if pending is None else mx.depends(held, pending)
 
     def _move(self, layer: int, entries: slice, capacity: int) -> None:
         """Copy these entries of a layer to the front of new buffers, one by one; the old memory is freed at once."""

@@ -61,7 +61,7 @@ class _HeadBackend:
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
         self._leader.log("head", "acquire", self._number, self._limit)
         inner = self._backend.acquire(prompt, entries)
-        return cast(KVCache, LeaderCache(inner, self._number, self._leader, [], ("head",)))
+        return LeaderCache(inner, self._number, self._leader, [], ("head",))
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         [row] = rows

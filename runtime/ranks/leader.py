@@ -183,7 +183,7 @@ class LeaderNetwork:
         backend = self._network.kv_backend(options)
         marks = any([*(answer["marks"] for answer in self._leader.ask()), backend.acquire(()).needs_marks])
         parts = self._leader.size if self.takes_turns else 1
-        return cast(KVBackend, LeaderBackend(backend, self._leader, marks, parts))
+        return LeaderBackend(backend, self._leader, marks, parts)
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         self._leader.log("run")
@@ -228,7 +228,7 @@ class LeaderBackend:
             made = LeaderCache(inner, self._made, self._leader, list(prompt))
             lengths = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
             if len(lengths) == 1:
-                return cast(KVCache, made)
+                return made
             made.close()
             end = min(lengths) + 1
 

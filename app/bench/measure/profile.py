@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import quantiles
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,7 +22,7 @@ from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass
-from headrace.runtime.kv.cache import KVCache, KVPass
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
@@ -96,7 +96,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
         ],
         "token selection": lambda: sampler(logits),
     }
-    apart = network.with_ops(cast(Ops, _Apart(network.ops)))
+    apart = network.with_ops(_Apart(network.ops))
     times: dict[str, list[float]] = {name: [] for name in (*PARTS, "step", "synchronous")}
     for _ in range(rounds):
         for name, work in works.items():
@@ -124,7 +124,7 @@ def _record(
 ) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
-    twin = network.with_ops(cast(Ops, recorder))
+    twin = network.with_ops(recorder)
     projections: list[Projections] = []
     kv_pass = one_pass(kv, cache, 1, "decode")
     x = twin.embed(token[:, None])
@@ -146,7 +146,7 @@ def _record(
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
             raise AssertionError("a recorder fuses nothing")
 
-    x = twin.layers(x, cast(KVPass, Noting()))
+    x = twin.layers(x, Noting())
     logits = twin.logits(x)
     kv_pass.advance()
     for _, arguments in recorder.calls:
