@@ -8,14 +8,13 @@ the API reference of OpenAI, sections Batch, Chat and Completions.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.app.answer.options import GRAMMARS, OPTIONS
 from headrace.app.answer.response_format import read_response_format
 from headrace.app.answer.token_reports import read_logprobs
 from headrace.app.batch.fields import TOOLS, conversation, line_tools, prompt_text, read_options, refuse_unknown
 from headrace.app.batch.line import Asked, Defaults, Form
-from headrace.runtime.config.value_types import Text, read_value, shown
+from headrace.runtime.config.value_types import JSONObject, OneOf, Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
 PREFIX = "batch_req_"
@@ -23,7 +22,7 @@ PREFIX = "batch_req_"
 _LINE = frozenset({"custom_id", "method", "url", "body"})
 _URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
 # Parameters that may only have the value of the default behaviour.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
+_FIXED: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
@@ -39,7 +38,7 @@ _BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_to
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
 
-def form_of(given: Mapping[str, Any]) -> Form:
+def form_of(given: Mapping[str, object]) -> Form:
     """Return the API call of a line, by its url, else by its body. Raises UsageError."""
     url = given.get("url")
     if url is None:
@@ -50,7 +49,7 @@ def form_of(given: Mapping[str, Any]) -> Form:
     return _URLS[url]
 
 
-def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked:
+def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Asked:
     """Return a line's request. Raises UsageError."""
     refuse_unknown(given, _LINE)
     if given.get("method", "POST") != "POST":
@@ -82,24 +81,23 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked
     return Asked(prompt_text(body["prompt"]), options)
 
 
-def _set_effort(body: dict[str, Any]) -> None:
+def _set_effort(body: dict[str, object]) -> None:
     """Hand on `reasoning_effort`, a hint that models without levels ignore. Raises UsageError for an unknown one."""
-    effort = body["reasoning_effort"]
+    effort = read_value(OneOf(("none", *_LEVELS)), "reasoning_effort", body["reasoning_effort"])
     if effort == "none":
         body.setdefault("thinking", False)
-    elif effort in _LEVELS:
-        body["chat_template_kwargs"] = {"reasoning_effort": _LEVELS[effort], **body.get("chat_template_kwargs", {})}
-    else:
-        raise UsageError(f"reasoning_effort must be none, {', '.join(_LEVELS)}, not {shown(effort)}")
+        return
+    variables = read_value(JSONObject(), "chat_template_kwargs", body.get("chat_template_kwargs", {}))
+    body["chat_template_kwargs"] = {"reasoning_effort": _LEVELS[effort], **variables}
 
 
-def _check_fixed(body: Mapping[str, Any]) -> None:
+def _check_fixed(body: Mapping[str, object]) -> None:
     for key, allowed in _FIXED.items():
         if key in body and not any(body[key] == value and type(body[key]) is type(value) for value in allowed):
             raise UsageError(f"{key} can only be {shown(allowed[0])}, not {shown(body[key])}")
 
 
-def _check_model(body: Mapping[str, Any], defaults: Defaults) -> None:
+def _check_model(body: Mapping[str, object], defaults: Defaults) -> None:
     if "model" not in body or defaults.names is None:
         return
     if read_value(Text(), "model", body["model"]) not in defaults.names:
@@ -110,8 +108,8 @@ def _check_model(body: Mapping[str, Any], defaults: Defaults) -> None:
 
 
 def response(
-    digest: str, name: str | int | None, status: int, body: dict[str, Any], error: dict[str, Any] | None
-) -> dict[str, Any]:
+    digest: str, name: str | int | None, status: int, body: Mapping[str, object], error: Mapping[str, object] | None
+) -> dict[str, object]:
     """Return a line of the output in this form."""
     return {
         "id": f"{PREFIX}{digest}",

@@ -224,3 +224,16 @@ def test_fields_that_the_server_ignores_are_ignored() -> None:
     line = parsed(body(max_tokens=5, max_completion_tokens=3, reasoning_effort="minimal", **ignored))
     assert (line.options.max_tokens, line.options.chat_template_kwargs) == (3, {"reasoning_effort": "low"})
     assert parsed(body(reasoning_effort="none")).options.thinking is False
+
+
+@pytest.mark.parametrize("variables", [{}, {"chat_template_kwargs": [1]}, {"chat_template_kwargs": "{"}])
+@pytest.mark.parametrize("effort", [["low"], {}, 1, "low"])
+def test_an_effort_or_variables_of_another_type_are_refused_by_name(
+    effort: object, variables: dict[str, object]
+) -> None:
+    line = parse_line(json.dumps(body(reasoning_effort=effort, **variables)).encode(), 1, DEFAULTS)
+    if effort == "low" and not variables:
+        assert isinstance(line, Line)
+    else:
+        assert isinstance(line, BadLine)
+        assert str(line.error).startswith("chat_template_kwargs" if effort == "low" else "reasoning_effort")
