@@ -115,6 +115,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
 def shape_of_gguf(container: "Container") -> StepShape:
     """Return the shape from the headers of a GGUF, in the format it is converted to."""
+    from headrace.models.gguf.architectures import architecture_of
     from headrace.models.gguf.convert import header_config, quantization_section
     from headrace.models.gguf.metadata import Metadata
     from headrace.models.gguf.names import targets
@@ -128,7 +129,7 @@ def shape_of_gguf(container: "Container") -> StepShape:
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     tensors: dict[str, TensorInfo] = {}
     settings: dict[str, tuple[int, int, str]] = {}
-    for target in targets(metadata.architecture, config, shapes):
+    for target in targets(architecture_of(metadata), config, shapes):
         tensor = container.tensors[target.source]
         whole = is_quantized(tensor) and target.plain
         nbytes = 4 * prod(tensor.shape) if whole else stored_bytes(tensor)

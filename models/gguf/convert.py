@@ -20,10 +20,10 @@ from gguf.quants import dequantize, quantize
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.gguf.affine import Affine
-from headrace.models.gguf.config import Config, generation_config, model_config
+from headrace.models.gguf.architecture import Config, Contents, Vector
+from headrace.models.gguf.architectures import architecture_of
+from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
-from headrace.models.gguf.layered import LAYERED
-from headrace.models.gguf.layered.parts import Vector
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongFactors
@@ -177,7 +177,8 @@ def _write_side_files(
     config = plan.config
     special = plan.special
     config |= quantization_section(written.settings)
-    config["torch_dtype"] = _half_type(metadata.architecture, written.types)
+    # Half precision to compute in on a GPU
+    config["torch_dtype"] = "bfloat16" if "BF16" in written.types else architecture_of(metadata).half
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
     (target / "tokenizer.json").write_text(plan.tokenizer, encoding="utf-8")
@@ -229,7 +230,7 @@ def layout_of(container: Container) -> Layout:
 def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout:
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     config = header_config(container, metadata, vocab_size)
-    wanted = targets(metadata.architecture, config, shapes)
+    wanted = targets(architecture_of(metadata), config, shapes)
     for each in wanted:
         for name in each.sources:
             _check_shape(container.tensors[name], each)
@@ -238,12 +239,11 @@ def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout
 
 def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Config:
     """Return `config.json` without its quantization section. vocab_size: None for the rows of the embedding table."""
+    shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
+    if vocab_size is None:
+        vocab_size = shapes["token_embd.weight"][0]
     return model_config(
-        metadata,
-        vocab_size=container.tensors["token_embd.weight"].shape[0] if vocab_size is None else vocab_size,
-        tensors={name: tensor.shape for name, tensor in container.tensors.items()},
-        rope_factors=_factors(container, ROPE_FACTORS),
-        long_factors=_long_factors(container),
+        metadata, Contents(shapes, vocab_size, _factors(container, ROPE_FACTORS), _long_factors(container))
     )
 
 
@@ -338,8 +338,8 @@ def _write_weights(
 
 def made_vectors(layout: Layout) -> Mapping[str, Vector]:
     """Return the vectors that the network has and the file lacks."""
-    layered = LAYERED.get(layout.metadata.architecture)
-    return {} if layered is None else layered.made(layout.metadata, layout.config.get("text_config", layout.config))
+    row = architecture_of(layout.metadata)
+    return row.made(layout.metadata, layout.config.get("text_config", layout.config))
 
 
 def _source(container: Container, target: Target) -> RawTensor:
@@ -449,12 +449,6 @@ def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str,
     common = Counter(settings.values()).most_common(1)[0][0]
     section = entry(common) | {module: entry(own) for module, own in settings.items() if own != common}
     return {"quantization": section, "quantization_config": section}
-
-
-def _half_type(architecture: str, types: set[str]) -> str:
-    """Return the half precision to compute in on a GPU. Gemma's activations overflow float16."""
-    wide = "BF16" in types or architecture.startswith("gemma") or architecture in LAYERED
-    return "bfloat16" if wide else "float16"
 
 
 def _origin(paths: list[Path], metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, Any]:

@@ -1,65 +1,134 @@
-"""Hugging Face names of GGUF tensors, with their required shapes and layout changes.
+"""Targets of a GGUF's tensors from the row of its architecture: names, shapes and layout in the network.
 
-Two layouts differ: llama.cpp's converter permutes the Q and K rows of llama-family models for interleaved RoPE, and
-adds 1 to Gemma's norm weights.
+Sizes of axes are products of named sizes: `heads*head`.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator
+from math import prod
 
 from headrace.models.architectures.read import biased_modules
-from headrace.models.gguf.architectures import Architecture, find
-from headrace.models.gguf.layered import LAYERED
-from headrace.models.gguf.layered.common import bias_of, permuted_heads
-from headrace.models.gguf.layered.parts import target_of
-from headrace.models.gguf.layered.sizes import sizes_of
-from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
-from headrace.models.gguf.target import Target, Values, unfused
+from headrace.models.gguf.architecture import Architecture, Config, Orders, Part, Parts, Shapes, Sizes
+from headrace.models.gguf.sizes import sizes_of
+from headrace.models.gguf.target import Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_BY_ROUTER = ("ffn_gate_inp", "dense")
 
-def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> list[Target]:
-    """Return one `Target` for every tensor except RoPE factors and unused layers, in model order.
+
+def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
+    """Return one `Target` for every tensor that the network reads, in model order.
 
     present: shapes of the file's tensors. Raises CheckpointError for a missing tensor, UnsupportedModelError for an
     unknown one.
     """
-    layered = LAYERED.get(architecture)
-    wanted = list(_expected(architecture, config, present) if layered is None else layered.targets(config, present))
+    text = config.get("text_config", config)
+    wanted = list(_Names(row, text, present).targets())
     used = {source for target in wanted for source in target.sources}
-    for source in used - present.keys():
-        raise CheckpointError(f"tensor {source} is missing")
-    in_config = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) if layered is None else layered.rope_tensors
-    unused = set(present) - used - set(in_config)
-    unused = unused if layered is None else {name for name in unused if not layered.ignores(name, config)}
-    if unused:
-        raise UnsupportedModelError(f"tensor {min(unused)} has no place in a {architecture} model")
+    unknown = {name for name in present.keys() - used if not _is_ignored(row, name, text)}
+    if unknown:
+        raise UnsupportedModelError(f"tensor {min(unknown)} has no place in a {row.model_type} model")
     return wanted
 
 
-def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> Iterable[Target]:
-    hidden = config["hidden_size"]
-    vocab = config["vocab_size"]
-    architecture = find(name, experts=sizes_of(config)["experts"])
-    assert architecture is not None
-    yield Target("token_embd.weight", "model.embed_tokens", "weight", (vocab, hidden))
-    for layer in range(config["num_hidden_layers"]):
-        yield from unfused(dict(_layer(architecture, config, layer)), present)
-    values: Values = "minus_one" if architecture.gemma else "same"
-    yield Target("output_norm.weight", "model.norm", "weight", (hidden,), values=values)
-    if not config["tie_word_embeddings"]:
-        if name in ("gemma", "gemma2"):
-            raise UnsupportedModelError("tensor output.weight: untied Gemma models are not supported")
-        yield Target("output.weight", "lm_head", "weight", (vocab, hidden))
+def _is_ignored(row: Architecture, name: str, config: Config) -> bool:
+    """Return whether a tensor is part of the config, or of a layer for multi-token prediction, or `ignored`."""
+    block, _, key = name.removeprefix("blk.").partition(".")
+    if not name.startswith("blk."):
+        return name in row.rope_tensors
+    return key in row.ignored or (block.isdigit() and int(block) >= config["num_hidden_layers"])
 
 
-def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[tuple[str, Target]]:
-    biased = biased_modules(config)
-    sizes = sizes_of(config)
-    orders = permuted_heads(config) if any(part.rows for part in architecture.parts.values()) else {}
-    for key, part in architecture.parts.items():
-        source = f"blk.{layer}.{key}"
-        yield f"{key}.weight", target_of(part, f"{source}.weight", f"model.layers.{layer}.", sizes, orders)
-        if key in architecture.biased or part.module in biased:
-            bias = bias_of(part)
-            yield f"{key}.bias", target_of(bias, f"{source}.bias", f"model.layers.{layer}.", sizes, orders)
+class _Names:
+    """Targets of one file. config: its text part."""
+
+    def __init__(self, row: Architecture, config: Config, present: Shapes) -> None:
+        self._row = row
+        self._config = config
+        self._present = present
+        self._sizes = {**sizes_of(config), **row.sizes(config)}
+        self._orders = row.orders(config)
+        self._biased = biased_modules(config)
+
+    def targets(self) -> Iterator[Target]:
+        """Yield the targets of all tensors. Raises CheckpointError for a missing tensor."""
+        row = self._row
+        prefix = "language_model." if row.wrapped else ""
+        yield from self._of_parts(row.tables, "", prefix)
+        for number, kinds in enumerate(self._kinds(self._config)):
+            yield from self._layer(kinds, number, f"{prefix}{row.layer.format(number)}.")
+        yield from self._draft_layer()
+
+    def _draft_layer(self) -> Iterator[Target]:
+        count = self._config["num_hidden_layers"]
+        drafts = self._row.drafts
+        if drafts is None or not all(f"blk.{count}.{key}" in self._present for key in drafts.parts):
+            return
+        at = drafts.at.format(count)
+        types = [*self._config.get("layer_types", [""] * count), "full_attention"]
+        kinds = self._kinds({**self._config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
+        yield from self._layer(kinds, count, at + drafts.layer)
+        yield from self._of_parts(drafts.parts, f"blk.{count}.", at)
+
+    def _layer(self, kinds: tuple[str, ...], number: int, at: str) -> Iterator[Target]:
+        parts: dict[str, Part] = {}
+        for kind in kinds:
+            for key, part in self._row.groups[self._group(kind, number)].items():
+                parts[key] = part
+                if part.module in self._biased:
+                    parts[f"{key}.bias"] = part.bias
+        return self._of_parts(parts, f"blk.{number}.", at)
+
+    def _of_parts(self, parts: Parts, block: str, at: str) -> Iterator[Target]:
+        """Yield the targets of parts. block: prefix of the file's tensors. at: prefix of modules."""
+        made = {
+            named(key): target_of(part, block + named(part.source or key), at, self._sizes, self._orders)
+            for key, part in parts.items()
+        }
+        optional = {made[named(key)].source for key, part in parts.items() if part.optional}
+        for target in unfused(made, self._present):
+            missing = [source for source in target.sources if source not in self._present]
+            if missing and target.source not in optional:
+                raise CheckpointError(f"tensor {missing[0]} is missing")
+            if not missing:
+                yield target
+
+    def _kinds(self, config: Config) -> list[tuple[str, ...]]:
+        """Return the groups of each layer."""
+        if self._row.kinds is not None:
+            return self._row.kinds(config)
+        groups = self._row.groups
+        types = config.get("layer_types") or config.get("layers_block_type") or [""] * config["num_hidden_layers"]
+        return [tuple(group for group in ("layer", kind, "sparse") if group in groups) for kind in types]
+
+    def _group(self, kind: str, number: int) -> str:
+        usual = _BY_ROUTER if kind == "sparse" and "dense" in self._row.groups else ("", kind)
+        key, other = self._row.otherwise.get(kind, usual)
+        return kind if f"blk.{number}.{named(key)}" in self._present else other
+
+
+def named(key: str) -> str:
+    """Return a tensor's name from its key: `attn_q` is a weight, and a dot at the end stands for no suffix."""
+    return key.removesuffix(".") if "." in key else f"{key}.weight"
+
+
+def target_of(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> Target:
+    """Return the target of the tensor `source`. at: prefix of its module."""
+    block = source.rpartition(".")[0].rpartition(".")[0]
+    return Target(
+        source=source,
+        module=(at + part.module).removesuffix("."),
+        leaf=part.leaf,
+        shape=shape_of(part.shape, sizes),
+        rows=orders[part.rows] if part.rows else None,
+        columns=orders[part.columns] if part.columns else None,
+        values=part.values,
+        stored=shape_of(part.stored, sizes) if part.stored else None,
+        plain=part.plain,
+        below=f"{block}.{named(part.below)}" if part.below else "",
+        index=part.index,
+    )
+
+
+def shape_of(axes: str, sizes: Sizes) -> tuple[int, ...]:
+    """Return the sizes of axes that are products of names and numbers: "heads*head hidden"."""
+    return tuple(prod(sizes[name] if name in sizes else int(name) for name in axis.split("*")) for axis in axes.split())

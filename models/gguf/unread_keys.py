@@ -30,6 +30,7 @@ _NEUTRAL: dict[str, tuple[Value, ...]] = {
     "attention.value_scale": _OFF_OR_ONE,
     "attn_logit_softcapping": _OFF,
     "embedding_scale": _OFF_OR_ONE,
+    "expert_count": _OFF,
     "expert_gating_func": _OFF_OR_ONE,  # by softmax
     "expert_group_count": _OFF_OR_ONE,
     "expert_weights_scale": _OFF_OR_ONE,
@@ -45,8 +46,10 @@ _NEUTRAL: dict[str, tuple[Value, ...]] = {
 
 def refuse_unread(metadata: Metadata) -> None:
     """Raise UnsupportedModelError for the first key that nothing has read and that is not neutral."""
+    head = _head_size(metadata)
     neutral = _NEUTRAL | {
-        "rope.dimension_count": (_head_size(metadata),),
+        "attention.value_length": (head,),
+        "rope.dimension_count": (head,),
         "rope.freq_base_swa": (metadata.number("{arch}.rope.freq_base", 10_000.0),),
     }
     for key, values in neutral.items():

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.architecture import Contents
+from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, open_container
 from headrace.models.gguf.metadata import Metadata
@@ -258,8 +260,8 @@ def test_metadata_of_the_wrong_kind_is_refused(variant: str, data: st.DataObject
         metadata = Metadata(values)
         vocabulary = read_vocabulary(metadata)
         shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-        config = model_config(metadata, vocab_size=5, tensors=shapes, rope_factors=None)
-        targets(metadata.architecture, config, shapes)
+        config = model_config(metadata, Contents(shapes, vocab_size=5))
+        targets(architecture_of(metadata), config, shapes)
         _, special = build_tokenizer(metadata, vocabulary)
         tokenizer_config(vocabulary, special, 256)
         generation_config(metadata, special)

@@ -7,6 +7,8 @@ from typing import Any
 
 from headrace.models.cost.shape_sources import shape_of_gguf
 from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.architecture import Contents
+from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, open_container
 from headrace.models.gguf.metadata import Metadata
@@ -88,8 +90,8 @@ class MetadataValues:
         values, shapes = given
         metadata = Metadata(values)
         vocabulary = read_vocabulary(metadata)
-        config = model_config(metadata, vocab_size=len(vocabulary.tokens), tensors=shapes, rope_factors=None)
-        targets(metadata.architecture, config, shapes)
+        config = model_config(metadata, Contents(shapes, len(vocabulary.tokens)))
+        targets(architecture_of(metadata), config, shapes)
         _, special = build_tokenizer(metadata, vocabulary)
         tokenizer_config(vocabulary, special, 256)
         generation_config(metadata, special)

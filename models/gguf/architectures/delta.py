@@ -10,23 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.layered.common import (
+from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Orders, Part
+from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
     LATENTS,
     NORMS,
     POST_NORMS,
     attention,
-    base_config,
-    check_sigmoid,
     experts,
-    feed_forward,
     head_norms,
-    layers_of,
-    mixture,
     mlp,
     shared_expert,
+    tables,
 )
-from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, LayeredArchitecture, Orders, Part, tables
+from headrace.models.gguf.keys import HEADS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -34,45 +31,28 @@ _SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
 _DELTA = "linear_attn"
 
 
-def _config(metadata: Metadata, file: Contents) -> Config:
-    metadata.ignore("{arch}.rope.dimension_sections")  # positions of text are equal in all sections
-    mixed = metadata.architecture != "qwen35"
-    config = base_config(metadata, file, "qwen3_5_moe_text" if mixed else "qwen3_5_text")
+def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Config:
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
-    keys = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=1 << 16)
-    values = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16)
-    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
+    keys = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=HEADS)
+    values = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=HEADS)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
     if values % keys or inner % values or rotated > config["head_dim"] or rotated % 2:
         raise CheckpointError("the sizes of the GGUF's delta network do not fit each other")
-    config |= {
+    interval = config["full_attention_interval"]
+    share = rotated / config["head_dim"]
+    return {
         "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
-        "linear_key_head_dim": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
         "linear_value_head_dim": inner // values,
-        "linear_conv_kernel_dim": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
-        "full_attention_interval": metadata.integer("{arch}.full_attention_interval", 4, minimum=1),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "partial_rotary_factor": rotated / config["head_dim"],
-    }
-    interval = config["full_attention_interval"]
-    config["layer_types"] = [
-        "linear_attention" if (layer + 1) % interval else "full_attention"
-        for layer in range(config["num_hidden_layers"])
-    ]
-    config["rope_parameters"] = {
-        "rope_type": "default", "rope_theta": config["rope_theta"], "mrope_interleaved": True,
-        "mrope_section": _SECTIONS, "partial_rotary_factor": config["partial_rotary_factor"],
-    }  # fmt: skip
-    if not mixed:
-        return config | {"intermediate_size": feed_forward(metadata)}
-    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    width = config["moe_intermediate_size"]
-    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", width, minimum=1, maximum=1 << 22)
-    return config | {
-        "intermediate_size": feed_forward(metadata, width), "shared_expert_intermediate_size": shared,
-        "norm_topk_prob": True,
+        "partial_rotary_factor": share,
+        "layer_types": [
+            "linear_attention" if (layer + 1) % interval else "full_attention"
+            for layer in range(config["num_hidden_layers"])
+        ],
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": config["rope_theta"], "mrope_interleaved": True,
+            "mrope_section": _SECTIONS, "partial_rotary_factor": share,
+        },
     }  # fmt: skip
 
 
@@ -137,57 +117,44 @@ _REST = {
     "full_attention": attention(gate=2) | head_norms(),
     "dense": mlp(),
     "sparse": {
-        **experts("mlp.gate", "mlp.switch_mlp"), **shared_expert("mlp.shared_expert"),
+        **experts(), **shared_expert("mlp.shared_expert"),
         "ffn_gate_inp_shexp": Part("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
     },
 }  # fmt: skip
-_DRAFTS = DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-
-QWEN35 = LayeredArchitecture(
-    "Qwen3_5ForConditionalGeneration", _config,
-    {**_REST, "linear_attention": _delta("heads", "rows", "mixed")}, tables(),
-    sizes=_sizes, orders=_tiled, wrapped="qwen3_5", drafts=_DRAFTS,
+_KEYS = ("intermediate_size", "linear_key_head_dim", "linear_conv_kernel_dim", "full_attention_interval")
+_CONSTANTS = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
+_QWEN35 = Architecture(
+    "Qwen3_5ForConditionalGeneration", "qwen3_5_text",
+    {**_REST, "linear_attention": _delta("heads", "rows", "mixed")}, tables(), keys=_KEYS, constants=_CONSTANTS,
+    entries=_qwen35, sizes=_sizes, orders=_tiled, wrapped="qwen3_5",
+    unread=("rope.dimension_sections",),  # positions of text are equal in all of them
+    drafts=DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
 )  # fmt: skip
-QWEN35_MOE = replace(QWEN35, model_class="Qwen3_5MoeForConditionalGeneration", wrapped="qwen3_5_moe")
-QWEN3_NEXT = LayeredArchitecture(
-    "Qwen3_5MoeForConditionalGeneration", _config,
-    {
-        **_REST, "linear_attention": {**_APART, "b": _B, "a": _A},
-        "joined_delta": {
-            **_JOINED, "b": _B, "a": _A,
-            "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows="qkv", source="ssm_in"),
-            "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows="z", source="ssm_in"),
-        },
-    },
-    tables(), sizes=_sizes, orders=_by_key_head, wrapped="qwen3_5_moe",
-    otherwise={"linear_attention": ("attn_qkv", "joined_delta")}, drafts=_DRAFTS,
+_QWEN35_MOE = replace(
+    _QWEN35, model_class="Qwen3_5MoeForConditionalGeneration", model_type="qwen3_5_moe_text", wrapped="qwen3_5_moe",
+    keys=(*_KEYS, "shared_expert_intermediate_size"), constants={**_CONSTANTS, "norm_topk_prob": True},
+    experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
 )  # fmt: skip
 
 
-def _kimi(metadata: Metadata, file: Contents) -> Config:
-    config = base_config(metadata, file, "kimi_linear")
+def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Config:
     count = layers_of(metadata)
-    query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=1 << 16)
-    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=1 << 16)
-    check_sigmoid(metadata)
-    if metadata.integer("{arch}.attention.q_lora_rank", 0) or config["tie_word_embeddings"]:
+    query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=HEADS)
+    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=HEADS)
+    metadata.ignore("{arch}.attention.value_length")  # of an entry of K/V
+    if metadata.integer("{arch}.attention.q_lora_rank", 0):
         raise UnsupportedModelError("this variant of GGUF architecture 'kimi-linear' is not supported")
     if rotated >= query:
         raise CheckpointError(f"the GGUF's heads of {query} have no part beside the {rotated} shared numbers")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     listed = {name: [i + 1 for i in range(count) if bool(kv_heads[i]) == full] for name, full in _LAYERS.items()}
-    return config | mixture(metadata, "num_experts", "num_experts_per_token", "moe_intermediate_size") | {
+    return {
         "num_key_value_heads": config["num_attention_heads"], "model_max_length": config["max_position_embeddings"],
-        "kv_lora_rank": metadata.integer("{arch}.attention.kv_lora_rank", minimum=1, maximum=1 << 20),
-        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "mla_use_nope": True,
-        "v_head_dim": metadata.integer("{arch}.attention.value_length_mla", minimum=1, maximum=1 << 16),
-        "intermediate_size": feed_forward(metadata), "moe_renormalize": True, "moe_layer_freq": 1,
-        "num_shared_experts": metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10),
-        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0),
-        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated,
+        "v_head_dim": metadata.integer("{arch}.attention.value_length_mla", minimum=1, maximum=HEADS),
         "linear_attn_config": {
             **listed, "num_heads": config["num_attention_heads"],
-            "head_dim": metadata.integer("{arch}.kda.head_dim", minimum=1, maximum=1 << 16),
+            "head_dim": metadata.integer("{arch}.kda.head_dim", minimum=1, maximum=HEADS),
             "short_conv_kernel_size": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
         },
     }  # fmt: skip
@@ -215,27 +182,49 @@ def _taps(name: str) -> Part:
     return Part(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
 
 
-KIMI_LINEAR = LayeredArchitecture(
-    "KimiLinearForCausalLM", _kimi,
-    {
-        "norms": NORMS,
-        "delta": {
-            **{f"attn_{name}": Part(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
-            **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
-            **{f"ssm_{name}_a": Part(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
-            **{f"ssm_{name}_b": Part(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
-            "ssm_beta": Part(f"{_SELF}.b_proj", "heads hidden"),
-            "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log", stored="1 1 heads 1", plain=True),
-            "ssm_dt.bias": Part(_SELF, "heads*state", "dt_bias"),
-            "ssm_norm": Part(f"{_SELF}.o_norm", "state"),
-            "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*state"),
+ROWS = {
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35_MOE,
+    "qwen3next": replace(
+        _QWEN35_MOE, orders=_by_key_head, otherwise={"linear_attention": ("attn_qkv", "joined_delta")},
+        groups={
+            **_REST, "linear_attention": {**_APART, "b": _B, "a": _A},
+            "joined_delta": {
+                **_JOINED, "b": _B, "a": _A,
+                "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows="qkv", source="ssm_in"),
+                "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows="z", source="ssm_in"),
+            },
         },
-        "attention": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
-        "dense": mlp(),
-        "sparse": {
-            **experts("mlp.gate", "mlp.switch_mlp"), **shared_expert("mlp.shared_experts", optional=True),
-            "exp_probs_b.bias": Part("mlp", "experts", "e_score_correction_bias"),
+    ),
+    "kimi-linear": Architecture(
+        "KimiLinearForCausalLM", "kimi_linear",
+        {
+            "norms": NORMS,
+            "delta": {
+                **{f"attn_{name}": Part(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
+                **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
+                **{f"ssm_{name}_a": Part(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
+                **{f"ssm_{name}_b": Part(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
+                "ssm_beta": Part(f"{_SELF}.b_proj", "heads hidden"),
+                "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log", stored="1 1 heads 1", plain=True),
+                "ssm_dt.bias": Part(_SELF, "heads*state", "dt_bias"),
+                "ssm_norm": Part(f"{_SELF}.o_norm", "state"),
+                "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*state"),
+            },
+            "attention": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
+            "dense": mlp(),
+            "sparse": {
+                **experts(), **shared_expert(optional=True),
+                "exp_probs_b.bias": Part("mlp", "experts", "e_score_correction_bias"),
+            },
         },
-    },
-    tables(), kinds=_kimi_kinds, sizes=_kimi_sizes,
-)  # fmt: skip
+        tables(),
+        keys=(
+            "kv_lora_rank", "intermediate_size", "num_shared_experts", "first_k_dense_replace",
+            "routed_scaling_factor",
+        ),
+        experts=("num_experts", "num_experts_per_token", "moe_intermediate_size"), entries=_kimi, head_counts=True,
+        constants={"mla_use_nope": True, "moe_renormalize": True, "moe_layer_freq": 1}, untied=True, sigmoid=True,
+        kinds=_kimi_kinds, sizes=_kimi_sizes,
+    ),
+}  # fmt: skip

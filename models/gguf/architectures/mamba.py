@@ -4,22 +4,11 @@ The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. At
 no positions, so its interleaved rows of Q and K need no order.
 """
 
-from headrace.models.gguf.layered.common import (
-    NORMS,
-    attention,
-    base_config,
-    check_sigmoid,
-    experts,
-    feed_forward,
-    layers_of,
-    mixture,
-    mlp,
-    require_whole_heads,
-    routed,
-)
-from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
-from headrace.models.gguf.layered.sizes import stated
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architectures.blocks import NORMS, attention, experts, mlp, tables, ungated_mlp
+from headrace.models.gguf.keys import HEADS, KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.sizes import stated
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _LONGEST_STEP = 1e30  # steps are not limited
@@ -46,14 +35,14 @@ _KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "ma
 
 def _mamba(metadata: Metadata, file: Contents, keys: Keys = _KEYS) -> Config:
     """Return the entries of Mamba-2 layers."""
-    heads = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16)
-    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
-    groups = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=1 << 16)
+    heads = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=HEADS)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
+    groups = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=HEADS)
     if inner % heads or heads % groups:
         raise CheckpointError(f"{heads} Mamba heads of {inner} in {groups} groups do not fit")
-    state = metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16)
-    kernel = metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64)
-    bias = any(name.endswith(".ssm_conv1d.bias") for name in file.shapes)
+    state = KEYS["state_size"].read(metadata)
+    kernel = KEYS["conv_kernel"].read(metadata)
+    bias = file.has("ssm_conv1d.bias")
     return dict(zip(keys, (heads, inner // heads, groups, state, kernel, bias), strict=True))
 
 
@@ -69,33 +58,23 @@ def _mamba_sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _granite(metadata: Metadata, file: Contents) -> Config:
-    config = base_config(metadata, file, "granitemoehybrid")
-    mamba = _mamba(metadata, file)
+def _granite(metadata: Metadata, file: Contents, _config: Config) -> Config:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     if metadata.flag("{arch}.rope.scaling.finetuned", True):  # llama.cpp's default
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
-    config |= mamba | {
-        "layer_types": ["attention" if count else "mamba" for count in kv_heads],
-        "mamba_proj_bias": False, "time_step_limit": [0.0, _LONGEST_STEP],
-        "attention_bias": False, "mlp_bias": False, "position_embedding_type": "nope",
-        "attention_multiplier": metadata.positive("{arch}.attention.scale"),
-        "embedding_multiplier": metadata.positive("{arch}.embedding_scale", 1.0),
-        "residual_multiplier": metadata.positive("{arch}.residual_scale", 1.0),
-        "logits_scaling": metadata.positive("{arch}.logit_scale", 1.0),
-    }  # fmt: skip
-    if not metadata.integer("{arch}.expert_count", 0):
-        inner = feed_forward(metadata)
+    config = _mamba(metadata, file) | {"layer_types": ["attention" if count else "mamba" for count in kv_heads]}
+    if not has_experts(metadata):
+        inner = KEYS["intermediate_size"].read(metadata)
         return config | {"intermediate_size": inner, "shared_intermediate_size": inner, "num_local_experts": 0}
-    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=1 << 22)
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=WIDTH)
     names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
-    return config | mixture(metadata, *names, feed_forward(metadata)) | {"shared_intermediate_size": shared}
+    return config | mixture(metadata, names) | {"shared_intermediate_size": shared}
 
 
 _SHARED = "shared_mlp"
 _SPARSE = "block_sparse_moe"
-GRANITE_HYBRID = LayeredArchitecture(
-    "GraniteMoeHybridForCausalLM", _granite,
+_GRANITE_HYBRID = Architecture(
+    "GraniteMoeHybridForCausalLM", "granitemoehybrid",
     {
         "layer": NORMS, "mamba": _mixer("mamba", bias=False), "attention": attention(), "dense": mlp(),
         "sparse": {
@@ -104,34 +83,41 @@ GRANITE_HYBRID = LayeredArchitecture(
             "ffn_down_shexp": Part(f"{_SHARED}.output_linear", "hidden shared"),
         },
     },
-    tables(), sizes=_mamba_sizes,
+    tables(), keys=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    constants={
+        "mamba_proj_bias": False, "time_step_limit": [0.0, _LONGEST_STEP], "attention_bias": False, "mlp_bias": False,
+        "position_embedding_type": "nope",
+    },
+    entries=_granite, head_counts=True, sizes=_mamba_sizes,
 )  # fmt: skip
 
 
 _NEMOTRON_KEYS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias")
 
 
-def _nemotron(metadata: Metadata, file: Contents) -> Config:
-    config = base_config(metadata, file, "nemotron_h", layer_norm="layer_norm_epsilon")
+def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Config:
     count = layers_of(metadata)
-    mamba = _mamba(metadata, file, _NEMOTRON_KEYS)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
-    mixed = metadata.integer("{arch}.expert_count", 0) > 0
+    mixed = has_experts(metadata)
     letters = ["*" if kv else ("E" if mixed else "-") if ff else "M" for kv, ff in zip(kv_heads, inner, strict=True)]
-    config |= mamba | {
-        "hybrid_override_pattern": "".join(letters[: config["num_hidden_layers"]]),
-        "intermediate_size": max(max(inner), 1), "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False,
-        "use_bias": False, "tie_word_embeddings": False,
-    }  # fmt: skip
     if "output.weight" not in file.shapes:
         raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
+    config = _mamba(metadata, file, _NEMOTRON_KEYS) | {
+        "hybrid_override_pattern": "".join(letters[: config["num_hidden_layers"]]),
+        "intermediate_size": max(max(inner), 1),
+    }
     if not mixed:
         return config
     check_sigmoid(metadata)
-    width = metadata.integer("{arch}.expert_shared_feed_forward_length", 0, maximum=1 << 22)
-    latent = metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20) or None
-    return config | routed(metadata) | {"moe_shared_expert_intermediate_size": width, "moe_latent_size": latent}
+    routed = ("n_shared_experts", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
+    names = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return config | {key: KEYS[key].read(metadata) for key in routed} | mixture(metadata, names) | {
+        "moe_shared_expert_intermediate_size": metadata.integer(
+            "{arch}.expert_shared_feed_forward_length", 0, maximum=WIDTH
+        ),
+        "moe_latent_size": metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20) or None,
+    }  # fmt: skip
 
 
 def _nemotron_sizes(config: Config) -> dict[str, int]:
@@ -151,7 +137,7 @@ _NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
     "norms": {"attn_norm": Part("norm", "hidden")},
     "M": _mixer(_MIXER, bias=False),
     "*": attention(_MIXER),
-    "-": {"ffn_up": Part(f"{_MIXER}.up_proj", "inner hidden"), "ffn_down": Part(f"{_MIXER}.down_proj", "hidden inner")},
+    "-": ungated_mlp(f"{_MIXER}.up_proj", f"{_MIXER}.down_proj"),
     "E": {
         "ffn_gate_inp": Part(f"{_MIXER}.gate", "experts hidden", plain=True),
         "exp_probs_b.bias": Part(f"{_MIXER}.gate", "experts", "e_score_correction_bias"),
@@ -167,80 +153,74 @@ _NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
         "ffn_latent_up": Part(f"{_MIXER}.fc2_latent_proj", "hidden latent"),
     },
 }
-NEMOTRON_H = LayeredArchitecture(
-    "NemotronHForCausalLM", _nemotron, _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"),
-    layer="backbone.layers.{}", kinds=_nemotron_kinds, sizes=_nemotron_sizes,
+_NEMOTRON_H = Architecture(
+    "NemotronHForCausalLM", "nemotron_h", _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"), keys=(),
+    epsilon="layer_norm_epsilon", entries=_nemotron, head_counts=True, layer="backbone.layers.{}",
+    kinds=_nemotron_kinds, sizes=_nemotron_sizes,
+    constants={
+        "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False, "use_bias": False,
+        "tie_word_embeddings": False,
+    },
 )  # fmt: skip
 
 
-def _falcon(metadata: Metadata, file: Contents) -> Config:
-    config = base_config(metadata, file, "falcon_h1")
+def _falcon(metadata: Metadata, file: Contents, _config: Config) -> Config:
     mamba = _mamba(metadata, file)
-    normed = any(name.endswith(".ssm_norm.weight") for name in file.shapes)
+    normed = file.has("ssm_norm.weight")
     if normed and mamba["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
-    ones = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
-    return config | mamba | {
-        "intermediate_size": feed_forward(metadata), "mamba_d_ssm": mamba["mamba_n_heads"] * mamba["mamba_d_head"],
-        "mamba_rms_norm": normed, "mamba_norm_before_gate": False, "mamba_proj_bias": False,
-        "mlp_bias": False, "attention_bias": False, "projectors_bias": False,
-        # llama.cpp's converter folds all multipliers into the weights.
-        **{f"{name}_multiplier": 1.0 for name in ones}, "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
-    }  # fmt: skip
+    return mamba | {"mamba_d_ssm": mamba["mamba_n_heads"] * mamba["mamba_d_head"], "mamba_rms_norm": normed}
 
 
-FALCON_H1 = LayeredArchitecture(
-    "FalconH1ForCausalLM", _falcon,
+# llama.cpp's converter folds all multipliers into the weights.
+_ONES = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
+_FALCON_H1 = Architecture(
+    "FalconH1ForCausalLM", "falcon_h1",
     {
         "layer": {
-            "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
+            "attn_norm": NORMS["attn_norm"], "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
             **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
         },
     },
-    tables("model.final_layernorm"), sizes=_mamba_sizes,
+    tables("model.final_layernorm"), entries=_falcon, sizes=_mamba_sizes,
+    constants={
+        "mamba_norm_before_gate": False, "mamba_proj_bias": False, "mlp_bias": False, "attention_bias": False,
+        "projectors_bias": False, **{f"{name}_multiplier": 1.0 for name in _ONES}, "mlp_multipliers": [1.0] * 2,
+        "ssm_multipliers": [1.0] * 5,
+    },
 )  # fmt: skip
 
 
-def _recurrent(metadata: Metadata, file: Contents, model_type: str) -> Config:
-    """Return the entries of a model without attention."""
-    epsilon = metadata.positive("{arch}.attention.layer_norm_rms_epsilon")
-    table = file.shapes.get("token_embd.weight", ())
+_RECURRENT_EPSILON = 1e-5  # of the layers' norms, which the classes do not read from their configs
+
+
+def _check_epsilon(config: Config) -> None:
+    """Raise UnsupportedModelError for another epsilon than that of the classes without attention."""
+    epsilon = config["layer_norm_epsilon"]
     if epsilon != _RECURRENT_EPSILON:
-        raise UnsupportedModelError(f"a {model_type} with norms of epsilon {epsilon} is not supported")
-    if len(table) != 2:
-        raise CheckpointError("tensor token_embd.weight is missing or no matrix")
-    return {
-        "model_type": model_type, "vocab_size": table[0], "num_hidden_layers": layers_of(metadata),
-        "hidden_size": metadata.integer("{arch}.embedding_length", minimum=1, maximum=1 << 20),
-        "layer_norm_epsilon": epsilon, "use_bias": False, "tie_word_embeddings": "output.weight" not in file.shapes,
-        "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
-    }  # fmt: skip
+        raise UnsupportedModelError(f"a {config['model_type']} with norms of epsilon {epsilon} is not supported")
 
 
-def _mamba2(metadata: Metadata, file: Contents) -> Config:
+def _mamba2(metadata: Metadata, file: Contents, config: Config) -> Config:
+    _check_epsilon(config)
     keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias")
     mamba = _mamba(metadata, file, keys)
     if mamba["n_groups"] != 1:
         raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
-    return mamba | _recurrent(metadata, file, "mamba2") | {
-        "intermediate_size": mamba["num_heads"] * mamba["head_dim"], "time_step_limit": [0.0, _LONGEST_STEP],
-        "time_step_rank": mamba["num_heads"],
-    }  # fmt: skip
+    return mamba | {"intermediate_size": mamba["num_heads"] * mamba["head_dim"]}
 
 
-_RECURRENT_EPSILON = 1e-5  # of the layers' norms, which the classes do not read from their configs
-MAMBA2 = LayeredArchitecture(
-    "Mamba2ForCausalLM", _mamba2,
-    {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
-    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}", sizes=_mamba_sizes,
+_MAMBA2 = Architecture(
+    "Mamba2ForCausalLM", "mamba2", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
+    tables("backbone.norm_f", "backbone.embeddings"), keys=("time_step_rank",), epsilon="layer_norm_epsilon",
+    constants={"use_bias": False, "time_step_limit": [0.0, _LONGEST_STEP]}, entries=_mamba2, attends=False,
+    layer="backbone.layers.{}", sizes=_mamba_sizes,
 )  # fmt: skip
 
 
-def _jamba(metadata: Metadata, file: Contents) -> Config:
-    config = base_config(metadata, file, "jamba")
+def _jamba(metadata: Metadata, file: Contents, config: Config) -> Config:
     count = layers_of(metadata)
-    require_whole_heads(config)
-    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
     if inner % config["hidden_size"]:
         raise CheckpointError(f"Mamba layers of {inner} are no multiple of the width {config['hidden_size']}")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
@@ -249,11 +229,8 @@ def _jamba(metadata: Metadata, file: Contents) -> Config:
         raise UnsupportedModelError("a Jamba without attention or without Mamba layers is not supported")
     period, offset = _sparse_layers([f"blk.{layer}.ffn_gate_inp.weight" in file.shapes for layer in range(count)])
     experts = metadata.integer("{arch}.expert_count", 0, maximum=1 << 14)
-    return config | {
-        "intermediate_size": feed_forward(metadata), "mamba_expand": inner // config["hidden_size"],
-        "mamba_d_conv": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
-        "mamba_d_state": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
-        "mamba_dt_rank": metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16),
+    return {
+        "mamba_expand": inner // config["hidden_size"],
         "layers_block_type": ["attention" if attend else "mamba" for attend in attends],
         "attn_layer_period": count, "attn_layer_offset": attends.index(True),
         "expert_layer_period": period, "expert_layer_offset": offset, "num_experts": max(experts, 1),
@@ -294,8 +271,8 @@ def _mixer1(at: str) -> dict[str, Part]:
     }
 
 
-JAMBA = LayeredArchitecture(
-    "JambaForCausalLM", _jamba,
+_JAMBA = Architecture(
+    "JambaForCausalLM", "jamba",
     {
         "layer": {"attn_norm": NORMS["attn_norm"], "ffn_norm": Part("pre_ff_layernorm", "hidden")},
         "attention": attention(), "dense": mlp("feed_forward"),
@@ -305,21 +282,32 @@ JAMBA = LayeredArchitecture(
             "ssm_b_norm": Part("mamba.b_layernorm", "state"), "ssm_c_norm": Part("mamba.c_layernorm", "state"),
         },
     },
-    tables("model.final_layernorm"), sizes=_mamba1_sizes,
+    tables("model.final_layernorm"), keys=("intermediate_size", "mamba_d_conv", "mamba_d_state", "mamba_dt_rank"),
+    entries=_jamba, head_counts=True, whole_heads=True, sizes=_mamba1_sizes,
 )  # fmt: skip
 
 
-def _mamba1(metadata: Metadata, file: Contents) -> Config:
-    return _recurrent(metadata, file, "mamba") | {
-        "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22),
-        "state_size": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
-        "conv_kernel": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
-        "time_step_rank": metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16),
-        "use_bcdt_rms": metadata.flag("{arch}.ssm.dt_b_c_rms", False), "use_conv_bias": True,
-    }  # fmt: skip
+def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    _check_epsilon(config)
+    return {
+        "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH),
+        "use_bcdt_rms": metadata.flag("{arch}.ssm.dt_b_c_rms", False),
+    }
 
 
-MAMBA = LayeredArchitecture(
-    "MambaForCausalLM", _mamba1, {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
-    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}", sizes=_mamba1_sizes,
+_MAMBA = Architecture(
+    "MambaForCausalLM", "mamba", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
+    tables("backbone.norm_f", "backbone.embeddings"), keys=("state_size", "conv_kernel", "time_step_rank"),
+    epsilon="layer_norm_epsilon", constants={"use_bias": False, "use_conv_bias": True}, entries=_mamba1,
+    attends=False, layer="backbone.layers.{}", sizes=_mamba1_sizes,
 )  # fmt: skip
+
+ROWS = {
+    "granitehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "falcon-h1": _FALCON_H1,
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA2,
+    "jamba": _JAMBA,
+}

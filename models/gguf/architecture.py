@@ -1,0 +1,133 @@
+"""A row of the table of GGUF architectures: entries of config.json, and tensors in the layout of the model's class.
+
+Facts of the files are those of llama.cpp's converter; modules and entries are those of mlx-lm's class, or of
+transformers' where mlx-lm reads its names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import LongFactors
+from headrace.models.gguf.target import Order, Values
+
+Config = dict[str, Any]
+Sizes = Mapping[str, int]
+Orders = Mapping[str, Order]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of every tensor in the file."""
+
+Vector = npt.NDArray[np.float32]
+
+
+class Contents(NamedTuple):
+    """Facts of a file that the config follows from, beyond its metadata."""
+
+    shapes: Shapes  # of its tensors
+    vocab_size: int
+    rope_factors: list[float] | None = None  # content of `rope_freqs.weight`
+    long_factors: LongFactors | None = None  # content of LongRoPE's two tensors
+
+    def has(self, tensor: str) -> bool:
+        """Return whether a layer has this tensor."""
+        return any(name.endswith(f".{tensor}") for name in self.shapes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Destination of one tensor of a layer.
+
+    shape: names of the sizes in the file, slowest axis first. leaf: parameter of the module. rows, columns: names of
+    orders. values: change of the numbers. stored: shape of an unquantized tensor in the network, if another. plain:
+    never quantized in the network. optional: some files lack it. source: the tensor's name, if it is not the key.
+    """
+
+    module: str
+    shape: str
+    leaf: str = "weight"
+    rows: str = ""
+    columns: str = ""
+    values: Values = "same"
+    stored: str = ""
+    plain: bool = False
+    optional: bool = False
+    source: str = ""
+    below: str = ""  # a further tensor of this shape, whose rows follow
+    index: int | None = None  # of one matrix, where the tensor is a stack
+
+    @property
+    def bias(self) -> "Part":
+        """The bias of a matrix, a stack or a norm: a number for each row."""
+        axes = self.shape.split()
+        return replace(self, shape=" ".join(axes[:-1] or axes), leaf="bias", stored="", values="same")
+
+
+Parts = Mapping[str, Part]
+
+
+class DraftLayer(NamedTuple):
+    """Modules of a layer for multi-token prediction, which follows the others; `{}` is their number.
+
+    at: prefix of all. layer: prefix, below it, of the parts that any layer has.
+    """
+
+    at: str
+    layer: str
+    projection: str
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+
+    @property
+    def parts(self) -> Parts:
+        return {
+            "nextn.eh_proj.weight": Part(self.projection, "hidden 2*hidden"),
+            "nextn.enorm.weight": Part(self.embedding_norm, "hidden"),
+            "nextn.hnorm.weight": Part(self.hidden_norm, "hidden"),
+            "nextn.shared_head_norm.weight": Part(self.norm, "hidden"),
+        }
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Facts of one architecture. Functions are for what its files or its class state in their own way."""
+
+    model_class: str
+    model_type: str
+    # Tensors of layers. A layer has those of `layer`, of its type in the config, and of `sparse`, where there are such
+    # groups. A layer without a router has those of `dense` in place of `sparse`.
+    groups: Mapping[str, Parts]
+    tables: Parts  # tensors outside layers
+    # Entries of config.json
+    keys: tuple[str, ...] = ("intermediate_size",)  # values of the metadata, see `keys.KEYS`
+    experts: tuple[str, str, str] | None = None  # entries for experts: their number, those for each token, their width
+    constants: Config = field(default_factory=dict)  # entries that no file states
+    by_tensor: Mapping[str, str] = field(default_factory=dict)  # entry -> tensor: whether layers have it
+    entries: Callable[[Metadata, Contents, Config], Config] = lambda *_: {}  # further ones, from those so far
+    epsilon: str = "rms_norm_eps"  # entry for the epsilon of norms
+    attends: bool = True  # False: no layer has attention
+    head_counts: bool = False  # layers differ in their number of heads; the largest is the entry
+    scales_rope: bool = False  # metadata may ask for scaled RoPE
+    rotates_part: bool = False  # metadata may ask for RoPE over a part of each head
+    window_period: int = 0  # every n-th layer has no window, unless the metadata lists them; 0: without windows
+    wrapped: str = ""  # model_type of the multimodal family that has the class; its text part is nested
+    unread: tuple[str, ...] = ()  # keys of the metadata that change nothing here
+    # What the class cannot run
+    whole_heads: bool = False  # heads that are not together as wide as the model
+    untied: bool = False  # embeddings that are the output matrix too
+    sigmoid: bool = False  # experts that are not chosen by sigmoids of their scores
+    # Layout of the tensors
+    layer: str = "model.layers.{}"  # prefix of a layer; `{}` is its number
+    kinds: Callable[[Config], list[tuple[str, ...]]] | None = None  # groups of each layer, if it has others
+    otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # group -> (a tensor, group without it)
+    sizes: Callable[[Config], Sizes] = lambda _: {}  # beyond those of `sizes_of`
+    orders: Callable[[Config], Orders] = lambda _: {}  # of rows and of blocks of columns
+    made: Callable[[Metadata, Config], dict[str, Vector]] = lambda *_: {}  # parameters from metadata
+    drafts: DraftLayer | None = None  # the layer that drafts tokens, in files that have one
+    ignored: tuple[str, ...] = ()  # tensors of layers that the model does not read
+    rope_tensors: tuple[str, ...] = ()  # tensors that become part of the config
+    half: str = "bfloat16"  # half precision that its activations fit

@@ -1,0 +1,25 @@
+"""Table of the convertible GGUF architectures, a file for each kind of layers.
+
+blocks      tensors that many share
+dense, layer_norms, deci, mixtures, gemma, delta, lfm2, mamba      rows
+"""
+
+from headrace.models.gguf.architecture import Architecture
+from headrace.models.gguf.architectures import deci, delta, dense, gemma, layer_norms, lfm2, mamba, mixtures
+from headrace.models.gguf.keys import has_experts
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import UnsupportedModelError
+
+_FILES = (dense, layer_norms, deci, mixtures, gemma, delta, lfm2, mamba)
+ARCHITECTURES: dict[str, Architecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Return the row of a file's architecture. Raises UnsupportedModelError for an unknown one."""
+    name = metadata.architecture
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF architecture {name!r} is not supported",
+            hint="look for an MLX or safetensors version; supported GGUF architectures: " + ", ".join(ARCHITECTURES),
+        )
+    return mixtures.MIXTRAL if name == "llama" and has_experts(metadata) else ARCHITECTURES[name]

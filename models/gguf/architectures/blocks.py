@@ -1,0 +1,125 @@
+"""Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables."""
+
+from dataclasses import replace
+from typing import Any
+
+from headrace.models.gguf.architecture import Architecture, Config, DraftLayer, Orders, Part, Parts
+from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from headrace.models.gguf.target import interleaved
+
+NORMS = {"attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden")}
+POST_NORMS = {
+    "attn_norm": Part("input_layernorm", "hidden"),
+    "post_attention_norm": Part("post_attention_layernorm", "hidden"),
+}
+SANDWICH_NORMS = {
+    **POST_NORMS,
+    "ffn_norm": Part("pre_feedforward_layernorm", "hidden"),
+    "post_ffw_norm": Part("post_feedforward_layernorm", "hidden"),
+}
+
+NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
+
+
+def attention(
+    at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, permuted: bool = False
+) -> dict[str, Part]:
+    """Return the projections of attention. gate: 2 if queries come with gates. permuted: rows as `permuted_heads`."""
+    queries, keys = ("queries", "keys") if permuted else ("", "")
+    return {
+        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=queries),
+        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows=keys),
+        "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
+        "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
+    }
+
+
+def permuted_heads(config: Config) -> Orders:
+    """Return the rows of queries and keys that llama.cpp's converter interleaves, as those of Llama."""
+    counts = {"queries": config["num_attention_heads"], "keys": config["num_key_value_heads"]}
+    return {name: interleaved(count, count * config["head_dim"]) for name, count in counts.items()}
+
+
+def biases(parts: Parts, *keys: str, optional: bool = False) -> dict[str, Part]:
+    """Return the parts, and biases of those at `keys`; of all without keys."""
+    more = {f"{key}.bias": replace(parts[key].bias, optional=optional) for key in keys or parts}
+    return {**parts, **more}
+
+
+def minus_one(parts: Parts) -> dict[str, Part]:
+    """Return the parts with norms whose weights the converter has added 1 to."""
+    return {key: replace(part, values="minus_one") if key.endswith("norm") else part for key, part in parts.items()}
+
+
+def head_norms(
+    query: str = "self_attn.q_norm", key: str = "self_attn.k_norm", *, optional: bool = False
+) -> dict[str, Part]:
+    return {"attn_q_norm": Part(query, "head", optional=optional), "attn_k_norm": Part(key, "head", optional=optional)}
+
+
+# Norms of all heads together
+WIDE_NORMS = {
+    "attn_q_norm": Part("self_attn.q_norm", "heads*head"), "attn_k_norm": Part("self_attn.k_norm", "kv_heads*head"),
+}  # fmt: skip
+
+
+def mlp(
+    at: str = "mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj", *, inner: str = "inner"
+) -> dict[str, Part]:
+    """Return a feed-forward. gate, up, down: its projections. inner: its width."""
+    return {"ffn_gate": Part(f"{at}.{gate}", f"{inner} hidden"), **ungated_mlp(f"{at}.{up}", f"{at}.{down}", inner)}
+
+
+def ungated_mlp(up: str = "mlp.up_proj", down: str = "mlp.down_proj", inner: str = "inner") -> dict[str, Part]:
+    return {"ffn_up": Part(up, f"{inner} hidden"), "ffn_down": Part(down, f"hidden {inner}")}
+
+
+# Gate and up are stored as one.
+FUSED_MLP = {"ffn_up": Part("mlp.gate_up_proj", "2*inner hidden"), "ffn_down": Part("mlp.down_proj", "hidden inner")}
+
+
+def experts(router: str = "mlp.gate", at: str = "mlp.switch_mlp", *, plain: bool = False) -> dict[str, Part]:
+    """Return a mixture's router and stacks. plain: the class never quantizes its router."""
+    return {
+        "ffn_gate_inp": Part(router, "experts hidden", plain=plain),
+        "ffn_gate_exps": Part(f"{at}.gate_proj", "experts width hidden"),
+        "ffn_up_exps": Part(f"{at}.up_proj", "experts width hidden"),
+        "ffn_down_exps": Part(f"{at}.down_proj", "experts hidden width"),
+    }
+
+
+def shared_expert(at: str = "mlp.shared_experts", *, optional: bool = False) -> dict[str, Part]:
+    return {
+        "ffn_gate_shexp": Part(f"{at}.gate_proj", "shared hidden", optional=optional),
+        "ffn_up_shexp": Part(f"{at}.up_proj", "shared hidden", optional=optional),
+        "ffn_down_shexp": Part(f"{at}.down_proj", "hidden shared", optional=optional),
+    }
+
+
+# Attention over latents (MLA)
+LATENTS = {
+    "attn_kv_a_mqa": Part("self_attn.kv_a_proj_with_mqa", "latent hidden"),
+    "attn_kv_a_norm": Part("self_attn.kv_a_layernorm", "kv_lora"),
+    "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
+}
+LATENT_HEADS = {
+    "attn_k_b": Part("self_attn.embed_q", "heads kv_lora nope"),
+    "attn_v_b": Part("self_attn.unembed_out", "heads value kv_lora"),
+}
+
+
+def tables(
+    norm: str = "model.norm", embedding: str = "model.embed_tokens", head: str | None = "lm_head"
+) -> dict[str, Part]:
+    """Return the tensors outside layers that most models have. head: None if the embeddings are the output matrix."""
+    both = {"token_embd": Part(embedding, "vocab hidden"), "output_norm": Part(norm, "hidden")}
+    return both if head is None else {**both, "output": Part(head, "vocab hidden", optional=True)}
+
+
+def equal_layers(model_class: str, model_type: str, layer: Parts, **more: Any) -> Architecture:
+    """Return the row of a model with equal layers, whose class knows every kind of scaled RoPE. more: its fields."""
+    return Architecture(
+        model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
+        constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,
+        rope_tensors=(ROPE_FACTORS, ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
+    )  # fmt: skip

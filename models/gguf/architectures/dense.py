@@ -1,0 +1,187 @@
+"""Dense models: Llama and its kin, Qwen 2 and 3, Granite, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4, Apertus, Arcee."""
+
+import numpy as np
+
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Vector
+from headrace.models.gguf.architectures.blocks import (
+    FUSED_MLP,
+    NORMS,
+    POST_NORMS,
+    WIDE_NORMS,
+    attention,
+    equal_layers,
+    head_norms,
+    mlp,
+    permuted_heads,
+    tables,
+    ungated_mlp,
+)
+from headrace.models.gguf.keys import windows
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import ROPE_FACTORS
+from headrace.models.gguf.windows import window_period
+from headrace.runtime.errors import UnsupportedModelError
+
+_EXAONE4_WINDOWED = 64  # layers of the size with sliding windows
+
+_ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
+_POST_NORM = {"post_attention_norm": POST_NORMS["post_attention_norm"]}
+_POST_FFW_NORM = {"post_ffw_norm": Part("post_feedforward_layernorm", "hidden")}
+PLAIN = {**NORMS, **attention(), **mlp()}
+PERMUTED = {**NORMS, **attention(permuted=True), **mlp()}
+# Biases of llama.cpp's `llama`, which the file has or not.
+LLAMA_BIASES = {"attention_bias": "attn_output.bias", "mlp_bias": "ffn_down.bias"}
+_NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+GRANITE_KEYS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+
+
+def granite(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if not metadata.flag("{arch}.rope.scaling.finetuned", True):
+        raise UnsupportedModelError("a Granite without RoPE is not supported")
+    usual = config["head_dim"] ** -0.5 if metadata.architecture == "minicpm" else None
+    return {"attention_multiplier": metadata.positive("{arch}.attention.scale", usual)}
+
+
+def _phi3(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if config["partial_rotary_factor"] == 1:
+        config.pop("partial_rotary_factor")
+    window = metadata.integer("{arch}.attention.sliding_window", 0)
+    return {"sliding_window": window} if window else {}
+
+
+def _olmo2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    """Return the entries of OLMo 3, if there is a window."""
+    if not metadata.integer("{arch}.attention.sliding_window", 0):
+        return {}
+    olmo3 = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return olmo3 | windows(metadata, config["num_hidden_layers"], 4)
+
+
+def _ministral(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    """Return the nested RoPE section that Ministral 3's class reads."""
+    yarn = config.pop("rope_scaling", None)
+    if yarn is None or yarn["rope_type"] != "yarn":
+        raise UnsupportedModelError("GGUF architecture 'mistral3' without YaRN is not supported")
+    return {
+        "rope_parameters": {
+            **yarn, "type": "yarn", "rope_theta": config["rope_theta"], "mscale": 1.0,
+            "mscale_all_dim": metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0),
+            "llama_4_scaling_beta": metadata.number("{arch}.attention.temperature_scale", 0.0),
+        }
+    }  # fmt: skip
+
+
+def _cohere2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    return {"sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], 4)}
+
+
+def _exaone4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    """Return the windows of EXAONE 4: llama.cpp gives one to its size of 64 layers alone."""
+    layers = config["num_hidden_layers"]
+    if layers != _EXAONE4_WINDOWED:
+        return {"sliding_window": None, "sliding_window_pattern": None}
+    window = metadata.integer("{arch}.attention.sliding_window", 4096, minimum=1)
+    pattern = "L" * (window_period(metadata, layers, 4) - 1) + "G"
+    return {"sliding_window": window, "sliding_window_pattern": pattern}
+
+
+def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
+    """Return the parameters of the activations, which the file has as metadata."""
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    values = {name: metadata.numbers(f"xielu.{name}", config["num_hidden_layers"]) for name in names}
+    return {
+        f"model.layers.{layer}.mlp.act_fn.{name}": np.full([1] * name.startswith("alpha"), value, np.float32)
+        for name, column in values.items()
+        for layer, value in enumerate(column)
+    }
+
+
+_LLAMA = equal_layers(
+    "LlamaForCausalLM", "llama", PERMUTED, by_tensor=LLAMA_BIASES, orders=permuted_heads,
+)  # fmt: skip
+_GRANITE = equal_layers(
+    "GraniteForCausalLM", "granite", PERMUTED, keys=("intermediate_size", *GRANITE_KEYS), constants=_NO_BIASES,
+    entries=granite, orders=permuted_heads, whole_heads=True,
+)  # fmt: skip
+_QWEN2 = equal_layers(
+    "Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True}
+)  # fmt: skip
+_QWEN3 = equal_layers(
+    "Qwen3ForCausalLM", "qwen3", {**PLAIN, **head_norms()}, constants={"attention_bias": False}
+)  # fmt: skip
+
+ROWS: dict[str, Architecture] = {
+    "llama": _LLAMA,
+    "internlm2": _LLAMA,
+    "exaone": equal_layers("LlamaForCausalLM", "llama", PLAIN, by_tensor=LLAMA_BIASES),
+    "smollm3": equal_layers(
+        "SmolLM3ForCausalLM", "smollm3", PERMUTED, by_tensor=LLAMA_BIASES, orders=permuted_heads,
+        constants={"no_rope_layer_interval": 4, "use_sliding_window": False},
+    ),
+    "granite": _GRANITE,
+    "minicpm": _GRANITE,  # the same layers
+    "phi3": equal_layers(
+        "Phi3ForCausalLM", "phi3",
+        {
+            **NORMS, "attn_qkv": Part("self_attn.qkv_proj", "qkv hidden"), "attn_output": attention()["attn_output"],
+            **FUSED_MLP,
+        },
+        constants={"attention_bias": False}, entries=_phi3, rotates_part=True, whole_heads=True,
+    ),
+    "qwen2": _QWEN2,
+    "qwen2vl": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3vl": _QWEN3,
+    "olmo2": equal_layers(
+        "Olmo2ForCausalLM", "olmo2", {**attention(), **WIDE_NORMS, **_POST_NORM, **mlp(), **_POST_FFW_NORM},
+        constants={"attention_bias": False}, entries=_olmo2,
+    ),
+    "seed_oss": equal_layers(
+        "SeedOssForCausalLM", "seed_oss", {**POST_NORMS, **attention(), **mlp()},
+        constants={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    ),
+    "mistral3": equal_layers(
+        "Ministral3ForCausalLM", "ministral3", PERMUTED, entries=_ministral, orders=permuted_heads
+    ),
+    "cohere2": equal_layers(
+        "Cohere2ForCausalLM", "cohere2", {**_ATTN_NORM, **attention(), **mlp()}, epsilon="layer_norm_eps",
+        keys=("intermediate_size", "sliding_window", "logit_scale"), constants={"attention_bias": False},
+        entries=_cohere2,
+    ),
+    "exaone4": equal_layers(
+        "Exaone4ForCausalLM", "exaone4", {**attention(), **head_norms(), **_POST_NORM, **mlp(), **_POST_FFW_NORM},
+        entries=_exaone4,
+    ),
+    "glm4": equal_layers(
+        "Glm4ForCausalLM", "glm4",
+        {
+            **NORMS, **attention(), "post_attention_norm": Part("post_self_attn_layernorm", "hidden"),
+            **FUSED_MLP, "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
+        },
+        by_tensor={"attention_bias": "attn_q.bias"}, rotates_part=True,
+    ),
+    "hunyuan-dense": equal_layers(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
+        {**PLAIN, **head_norms("self_attn.query_layernorm", "self_attn.key_layernorm")},
+        constants={"attention_bias": False, "use_qk_norm": True},
+    ),
+    "ernie4_5": equal_layers("Ernie4_5ForCausalLM", "ernie4_5", PLAIN, constants={"use_bias": False}),
+    "apertus": Architecture(
+        "ApertusForCausalLM", "apertus",
+        {
+            "layer": {
+                "attn_norm": Part("attention_layernorm", "hidden"), "ffn_norm": Part("feedforward_layernorm", "hidden"),
+                **attention(), **head_norms(), **ungated_mlp(),
+            },
+        },
+        tables(), made=_xielu, scales_rope=True, rope_tensors=(ROPE_FACTORS,), whole_heads=True,
+        constants={
+            **_NO_BIASES, "rope_scaling": None, "post_norm": False, "qk_norm": True, "hidden_act": "xielu",
+        },
+    ),
+    "arcee": Architecture(
+        "ArceeForCausalLM", "arcee", {"layer": {**NORMS, **attention(permuted=True), **ungated_mlp()}}, tables(),
+        scales_rope=True, rope_tensors=(ROPE_FACTORS,), orders=permuted_heads,
+        constants={**_NO_BIASES, "rope_scaling": None, "hidden_act": "relu2"},
+    ),
+}  # fmt: skip

@@ -1,0 +1,70 @@
+"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 2 and Phi-2."""
+
+from dataclasses import replace
+
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import UnsupportedModelError
+
+_ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
+_FINAL_BIAS = {"output_norm.bias": tables()["output_norm"].bias}
+
+
+def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Config:
+    if file.has("attn_q_norm.weight"):
+        raise UnsupportedModelError("a StableLM with norms of heads is not supported")
+    return {"use_parallel_residual": not file.has("ffn_norm.weight")}
+
+
+def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        return {}
+    if scaling["rope_type"] != "linear":
+        raise UnsupportedModelError(f"a Nemotron with {scaling['rope_type']} RoPE scaling is not supported")
+    return {"rope_scaling": scaling | {"type": "linear"}}
+
+
+ROWS: dict[str, Architecture] = {
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere",
+        {
+            "layer": {
+                **_ATTN_NORM, **attention(), **mlp(),
+                "attn_q_norm": Part("self_attn.q_norm", "heads head", plain=True, optional=True),
+                "attn_k_norm": Part("self_attn.k_norm", "kv_heads head", plain=True, optional=True),
+            },
+        },
+        tables(head=None), keys=("intermediate_size", "logit_scale"), epsilon="layer_norm_eps", whole_heads=True,
+        constants={"attention_bias": False, "layer_norm_bias": False},
+        by_tensor={"use_qk_norm": "attn_q_norm.weight"},
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM", "stablelm",
+        {
+            "layer": {
+                **biases(_ATTN_NORM), **mlp(), **biases(attention(), "attn_q", "attn_k", "attn_v", optional=True),
+                **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
+            },
+        },
+        tables() | _FINAL_BIAS, epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True,
+        constants={"qk_layernorm": False}, by_tensor={"use_qkv_bias": "attn_q.bias"}, entries=_stablelm,
+    ),
+    "nemotron": Architecture(
+        "NemotronForCausalLM", "nemotron", {"layer": {**biases(minus_one(NORMS)), **attention(), **ungated_mlp()}},
+        minus_one(tables()) | _FINAL_BIAS, epsilon="norm_eps", rotates_part=True, scales_rope=True,
+        constants={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}, entries=_nemotron,
+    ),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM", "starcoder2",
+        {"layer": biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj"), **attention()})},
+        tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True, constants={"use_bias": True},
+    ),
+    "phi2": Architecture(
+        "PhiForCausalLM", "phi",
+        {"layer": biases({**_ATTN_NORM, **ungated_mlp("mlp.fc1", "mlp.fc2"), **attention(output="dense")})},
+        biases(tables("model.final_layernorm"), "output_norm", "output"), epsilon="layer_norm_eps", whole_heads=True,
+        rotates_part=True, constants={"tie_word_embeddings": False},
+    ),
+}  # fmt: skip

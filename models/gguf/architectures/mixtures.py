@@ -1,0 +1,463 @@
+"""Mixtures of experts: Mixtral and its kin, DeepSeek, GLM-4.5, ERNIE 4.5, Ling, dots, Step 3.5, Llama 4 and others."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Parts, Vector
+from headrace.models.gguf.architectures.blocks import (
+    LATENT_HEADS,
+    LATENTS,
+    NORMS,
+    NUMBERED_DRAFTS,
+    POST_NORMS,
+    WIDE_NORMS,
+    attention,
+    equal_layers,
+    experts,
+    head_norms,
+    mlp,
+    permuted_heads,
+    shared_expert,
+    tables,
+)
+from headrace.models.gguf.architectures.dense import GRANITE_KEYS, LLAMA_BIASES, granite
+from headrace.models.gguf.keys import (
+    HEADS,
+    KEYS,
+    ROUTED,
+    SIGMOID,
+    SOFTMAX,
+    WIDTH,
+    gating_of,
+    layers_of,
+    rotated_part,
+)
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import ROPE_FACTORS, rope_scaling
+from headrace.models.gguf.windows import window_flags
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+# Entries of experts; where the class has no other width, it is that of all feed-forwards.
+_LOCAL = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
+_NAMED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+_GROUPED = ("n_group", "topk_group")
+_SECTIONS = ("rope.dimension_sections",)  # of multimodal RoPE; positions of text are equal in all of them
+_SPARSE = "block_sparse_moe"
+_HIDDEN_GATE = Part("mlp.shared_expert_gate", "hidden", stored="1 hidden")
+_GATE = {
+    **experts(plain=True), **shared_expert(optional=True),
+    "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias", optional=True),
+}  # fmt: skip
+
+
+def _gpt_oss(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if "rope_scaling" in config:
+        config["rope_scaling"]["truncate"] = False
+    return {}
+
+
+def _deepseek2(metadata: Metadata, file: Contents, config: Config) -> Config:
+    gating = gating_of(metadata, SIGMOID if file.has("exp_probs_b.bias") else SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
+    config |= _latent_attention(metadata, config)
+    if gating == SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
+        return {} if config["rms_norm_eps"] == 1e-6 else {"model_type": "glm4_moe_lite"}
+    if config["norm_topk_prob"]:
+        raise UnsupportedModelError("a DeepSeek V2 with normalized weights of experts is not supported")
+    method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
+    return {"model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
+
+
+def _latent_attention(metadata: Metadata, config: Config) -> Config:
+    """Return the entries of attention over latents, and take the size of a head out of `config`, which has several."""
+    mla = metadata.has("{arch}.attention.key_length_mla")
+    metadata.ignore("{arch}.attention.value_length")  # with `mla`, of an entry of K/V
+    query = metadata.integer("{arch}.attention.key_length_mla" if mla else "{arch}.attention.key_length")
+    value = metadata.integer("{arch}.attention.value_length_mla" if mla else "{arch}.attention.value_length")
+    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2)
+    if not 0 < rotated < query:
+        raise UnsupportedModelError(f"this variant of GGUF architecture {metadata.architecture!r} is not supported")
+    scaling = rope_scaling(metadata, rotated, config["rope_theta"], None)
+    if scaling is not None:
+        scale = 10 * metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
+        scaling = {**scaling, "type": scaling["rope_type"], "mscale": scale, "mscale_all_dim": scale}
+    config.pop("head_dim")
+    return {
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value,
+        "num_key_value_heads": config["num_attention_heads"], "rope_scaling": scaling,
+    }  # fmt: skip
+
+
+def _mistral4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    config |= _latent_attention(metadata, config)
+    scaling = config.pop("rope_scaling")
+    is_yarn = scaling is not None and scaling["rope_type"] == "yarn"
+    if gating_of(metadata, SOFTMAX) != SOFTMAX or not is_yarn or config["rms_norm_eps"] != 1e-6:
+        raise UnsupportedModelError("this variant of GGUF architecture 'mistral4' is not supported")
+    temperature = metadata.number("{arch}.attention.temperature_scale", 0.0)
+    trained = scaling["original_max_position_embeddings"]
+    if metadata.integer("{arch}.attention.temperature_length", trained) != trained:
+        raise UnsupportedModelError("a Mistral 4 whose attention scales at another context than YaRN is not supported")
+    return {"rope_parameters": {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": temperature}}
+
+
+def _latent_kinds(config: Config) -> list[tuple[str, ...]]:
+    queries = "q_lora" if config.get("q_lora_rank") else "q"
+    return [("layer", queries, "k_b", "sparse")] * config["num_hidden_layers"]
+
+
+def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    return {"rotary_dim": rotated_part(metadata, config["head_dim"])}
+
+
+def _exaone(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    dense = metadata.integer("{arch}.leading_dense_block_count", 0)
+    return {"is_moe_layer": [layer >= dense for layer in range(config["num_hidden_layers"])]}
+
+
+def _bailing2(metadata: Metadata, _file: Contents, _config: Config) -> Config:
+    gating = gating_of(metadata, SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModelError("a Ling with experts chosen neither by softmax nor by sigmoid is not supported")
+    return {"score_function": "softmax" if gating == SOFTMAX else "sigmoid"}
+
+
+def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if not config["tie_word_embeddings"] or not metadata.flag("{arch}.expert_weights_norm", True):
+        raise UnsupportedModelError("this variant of GGUF architecture 'hunyuan-moe' is not supported")
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=WIDTH)
+    return {"intermediate_size": shared}
+
+
+def _mellum(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    theta = config.pop("rope_theta")
+    full = {"rope_type": "default", "rope_theta": theta, **config.pop("rope_scaling", {})}
+    local = metadata.positive("{arch}.rope.freq_base_swa", theta)
+    return {
+        "rope_parameters": {
+            "full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+        "intermediate_size": config["moe_intermediate_size"],
+    }  # fmt: skip
+
+
+def _step(metadata: Metadata, file: Contents, config: Config) -> Config:
+    count = layers_of(metadata)
+    slides = window_flags(metadata, count, 4)
+    heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
+    full_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if not slide}
+    local_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if slide}
+    if len(full_heads) != 1 or len(local_heads) != 1:
+        raise UnsupportedModelError("a Step 3.5 with other heads is not supported")
+    (full,), (sliding,) = full_heads, local_heads
+    theta = config["rope_theta"]
+    local = KEYS["rope_local_base_freq"].read(metadata)
+    slides = slides[: config["num_hidden_layers"]]
+    return {
+        "num_attention_heads": full[0], "num_attention_groups": full[1], "num_key_value_heads": full[1],
+        "attention_other_setting": {"num_attention_heads": sliding[0], "num_attention_groups": sliding[1]},
+        # llama.cpp turns half of each head in layers without a window.
+        "partial_rotary_factors": [1.0 if each else 0.5 for each in slides],
+        "rope_theta": [local if each else theta for each in slides],
+        "moe_layers_enum": ",".join(
+            str(layer) for layer in range(len(slides)) if f"blk.{layer}.ffn_gate_inp.weight" in file.shapes
+        ),
+        "swiglu_limits": _limits(metadata, "exp", count), "swiglu_limits_shared": _limits(metadata, "shexp", count),
+    }  # fmt: skip
+
+
+def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
+    """Return the bounds of activations in each layer, 0 for none."""
+    key = f"{{arch}}.swiglu_clamp_{kind}"
+    if metadata.is_list(key):
+        return metadata.numbers(key, layers)
+    return [metadata.number(key)] * layers if metadata.has(key) else None
+
+
+def _step_sizes(config: Config) -> dict[str, int]:
+    other = config["attention_other_setting"]
+    return {"local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"]}
+
+
+def _step_attention(local: str = "") -> dict[str, Part]:
+    queries = f"{local}heads"
+    keys = f"{local}kv_heads*head"
+    return {
+        "attn_q": Part("self_attn.q_proj", f"{queries}*head hidden"),
+        "attn_k": Part("self_attn.k_proj", f"{keys} hidden"),
+        "attn_v": Part("self_attn.v_proj", f"{keys} hidden"),
+        "attn_output": Part("self_attn.o_proj", f"hidden {queries}*head"),
+        "attn_gate": Part("self_attn.g_proj", f"{queries} hidden", optional=True),
+    }
+
+
+def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Config:
+    shared = config["moe_num_shared_experts"]
+    stacked = file.shapes.get(f"blk.{config['num_hidden_layers'] - 1}.ffn_gate_shexp.weight")
+    if stacked is not None and stacked[0] != shared * config["moe_intermediate_size"]:
+        raise CheckpointError(f"the shared experts have width {stacked[0]}, not {shared} times an expert's")
+    return {}
+
+
+def _ling(metadata: Metadata, file: Contents, config: Config) -> Config:
+    if not metadata.flag("{arch}.expert_weights_norm", False):
+        raise UnsupportedModelError("a Ling 1 without normalized weights of experts is not supported")
+    return _ernie(metadata, file, config)
+
+
+def _no_corrections(_: Metadata, config: Config) -> dict[str, Vector]:
+    """Return corrections of the routers' scores that correct nothing."""
+    zeros = np.zeros((1, config["moe_num_experts"]), np.float32)
+    first = config["moe_layer_start_index"]
+    step = config["moe_layer_interval"]
+    sparse = (layer for layer in range(first, config["num_hidden_layers"]) if (layer + 1) % step == 0)
+    return {f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias": zeros for layer in sparse}
+
+
+_CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
+_EVERY = 4  # every fourth layer attends to everything
+
+
+def _llama4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if metadata.integer("{arch}.attention.sliding_window", _CHUNK) == 0:
+        raise UnsupportedModelError("a Llama 4 without windows is not supported")
+    count = config["num_hidden_layers"]
+    if window_flags(metadata, count, _EVERY) != [(layer + 1) % _EVERY != 0 for layer in range(count)]:
+        raise UnsupportedModelError("a Llama 4 with chunks in other layers is not supported")
+    return {"use_qk_norm": config["num_local_experts"] != _MAVERICK}
+
+
+def _mixture(stacks: Parts, *, permuted: bool = False) -> Parts:
+    """Return a layer of attention and a mixture of experts, whose matrices are stacked in both formats."""
+    return {**NORMS, **attention(permuted=permuted), **stacks}
+
+
+_QWEN3 = equal_layers(
+    "Qwen3MoeForCausalLM", "qwen3_moe", {**_mixture(experts()), **head_norms()}, experts=_NAMED,
+    constants={"decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False, "norm_topk_prob": True},
+)  # fmt: skip
+_DEEPSEEK2 = Architecture(
+    "DeepseekV3ForCausalLM", "deepseek_v3",
+    {
+        "layer": {**NORMS, **LATENTS},
+        "q": {"attn_q": Part("self_attn.q_proj", "heads*query hidden")},
+        "q_lora": {
+            "attn_q_a": Part("self_attn.q_a_proj", "q_lora hidden"),
+            "attn_q_a_norm": Part("self_attn.q_a_layernorm", "q_lora"),
+            "attn_q_b": Part("self_attn.q_b_proj", "heads*query q_lora"),
+        },
+        "kv_b": {"attn_kv_b": Part("self_attn.kv_b_proj", "heads*both kv_lora")},
+        "k_b": LATENT_HEADS,
+        "dense": mlp(), "sparse": _GATE,
+    },
+    tables(), keys=(*ROUTED, "q_lora_rank", "kv_lora_rank"), experts=_ROUTED, untied=True, entries=_deepseek2,
+    constants={"attention_bias": False, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    kinds=_latent_kinds, otherwise={"k_b": ("attn_k_b", "kv_b")},
+    ignored=("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight"),  # some files have both forms
+    drafts=NUMBERED_DRAFTS,
+)  # fmt: skip
+_ERNIE = Architecture(
+    "Ernie4_5_MoeForCausalLM", "ernie4_5_moe",
+    {
+        "layer": {**NORMS, **attention()}, "dense": mlp(),
+        "sparse": {
+            **experts(), **shared_expert(optional=True),
+            "exp_probs_b.bias": Part(
+                "mlp.moe_statics", "experts", "e_score_correction_bias", stored="1 experts", plain=True
+            ),
+        },
+    },
+    tables(), keys=("intermediate_size", "moe_num_shared_experts", "moe_layer_start_index", "moe_layer_interval"),
+    experts=("moe_num_experts", "moe_k", "moe_intermediate_size"),
+    constants={"use_bias": False, "moe_use_aux_free": True}, entries=_ernie,
+)  # fmt: skip
+_UNCORRECTED = {key: part for key, part in _ERNIE.groups["sparse"].items() if key != "exp_probs_b.bias"}
+
+# Architecture `llama` with experts
+MIXTRAL = equal_layers(
+    "MixtralForCausalLM", "mixtral", _mixture(experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), permuted=True),
+    keys=(), experts=_LOCAL, by_tensor=LLAMA_BIASES, orders=permuted_heads, whole_heads=True,
+)  # fmt: skip
+ROWS: dict[str, Architecture] = {
+    "granitemoe": equal_layers(
+        "GraniteMoeForCausalLM", "granitemoe",
+        _mixture(experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"), permuted=True), keys=GRANITE_KEYS,
+        experts=_LOCAL, constants={"attention_bias": False, "mlp_bias": False}, entries=granite,
+        orders=permuted_heads, whole_heads=True,
+    ),
+    "qwen2moe": equal_layers(
+        "Qwen2MoeForCausalLM", "qwen2_moe",
+        {**_mixture(experts()), "ffn_gate_inp_shexp": _HIDDEN_GATE, **shared_expert("mlp.shared_expert")},
+        keys=("intermediate_size", "shared_expert_intermediate_size"), experts=_NAMED, whole_heads=True,
+        constants={"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": False},
+    ),
+    "qwen3moe": _QWEN3,
+    "qwen3vlmoe": _QWEN3,
+    "gpt-oss": equal_layers(
+        "GptOssForCausalLM", "gpt_oss",
+        {
+            **POST_NORMS, **attention(), "attn_sinks": Part("self_attn", "heads", "sinks"),
+            **experts("mlp.router", "mlp.experts"),
+        },
+        keys=(), experts=_LOCAL, constants={"attention_bias": True, "swiglu_limit": 7.0}, entries=_gpt_oss,
+        window_period=2,
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM", "glm4_moe",
+        {
+            "layer": {**POST_NORMS, **attention(), **head_norms(optional=True)}, "dense": mlp(), "sparse": _GATE,
+        },
+        tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=_SECTIONS, sigmoid=True,
+        by_tensor={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"}, untied=True,
+        rotates_part=True, drafts=NUMBERED_DRAFTS,
+    ),
+    "deepseek2": _DEEPSEEK2,
+    "mistral4": replace(
+        _DEEPSEEK2, model_class="Mistral4ForCausalLM", model_type="mistral4", entries=_mistral4, untied=False,
+        constants={"rope_interleave": True, "attention_bias": False}, drafts=None,
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM", "minimax",
+        {
+            "layer": {
+                **NORMS, **attention(), **WIDE_NORMS, **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"),
+                "exp_probs_b.bias": Part(_SPARSE, "experts", "e_score_correction_bias"),
+            },
+        },
+        tables(), keys=(), experts=_LOCAL, entries=_minimax, sigmoid=True,
+        constants={"shared_intermediate_size": 0, "scoring_func": "sigmoid", "use_qk_norm": True},
+    ),
+    "ernie4_5-moe": _ERNIE,
+    # The class of Ling 1 has Q, K and V in one matrix; that of ERNIE computes the same.
+    "bailingmoe": replace(
+        _ERNIE, entries=_ling, made=_no_corrections, groups={**_ERNIE.groups, "sparse": _UNCORRECTED}
+    ),
+    "llama4": Architecture(
+        "Llama4ForConditionalGeneration", "llama4_text",
+        {
+            "layer": {**NORMS, **attention()}, "dense": mlp("feed_forward"),
+            "sparse": {
+                **experts("feed_forward.router", "feed_forward.experts"), **shared_expert("feed_forward.shared_expert"),
+            },
+        },
+        tables(), keys=("intermediate_size_mlp", "interleave_moe_layer_step"), experts=_LOCAL, untied=True,
+        constants={
+            "attention_bias": False, "attention_chunk_size": _CHUNK, "attn_temperature_tuning": 4,
+            "floor_scale": _CHUNK, "attn_scale": 0.1, "rope_scaling": None,
+        },
+        entries=_llama4, scales_rope=True, rope_tensors=(ROPE_FACTORS,), wrapped="llama4",
+        sizes=lambda config: {"shared": config["intermediate_size"]},
+    ),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM", "olmoe", {"layer": {**_mixture(experts()), **WIDE_NORMS}}, tables(), keys=(),
+        experts=("num_experts", "num_experts_per_tok", "intermediate_size"), scales_rope=True,
+        constants={"norm_topk_prob": False, "attention_bias": False, "rope_scaling": None},
+    ),
+    "dots1": Architecture(
+        "Dots1ForCausalLM", "dots1",
+        {
+            "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
+            "sparse": {**_GATE, **experts(at="mlp.experts", plain=True)},
+        },
+        tables(), keys=ROUTED, experts=_ROUTED, scales_rope=True, sigmoid=True,
+        constants={"scoring_func": "sigmoid", "attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+    ),
+    "deepseek": Architecture(
+        "DeepseekForCausalLM", "deepseek",
+        {"layer": {**NORMS, **attention(permuted=True)}, "dense": mlp(), "sparse": _GATE}, tables(),
+        keys=("n_shared_experts", "first_k_dense_replace", "intermediate_size"), experts=_ROUTED,
+        constants={"moe_layer_freq": 1, "attention_bias": False}, orders=permuted_heads, whole_heads=True, untied=True,
+    ),
+    "exaone-moe": Architecture(
+        "ExaoneMoEForCausalLM", "exaone_moe",
+        {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE}, tables(),
+        keys=(*_GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
+        experts=_NAMED, constants={"scoring_func": "sigmoid", "rope_scaling": None}, entries=_exaone, sigmoid=True,
+        window_period=4, scales_rope=True, rope_tensors=(ROPE_FACTORS,),
+    ),
+    "bailingmoe2": Architecture(
+        "BailingMoeV2ForCausalLM", "bailing_moe",
+        {
+            "layer": {
+                **NORMS, "attn_qkv": Part("attention.query_key_value", "qkv hidden"),
+                "attn_output": Part("attention.dense", "hidden heads*head"),
+                **head_norms("attention.query_layernorm", "attention.key_layernorm", optional=True),
+            },
+            "dense": mlp(),
+            "sparse": {
+                **experts("mlp.gate.gate_proj"), **shared_expert(optional=True),
+                "exp_probs_b.bias": Part("mlp.gate", "experts", "expert_bias", optional=True),
+            },
+        },
+        tables(embedding="model.word_embeddings"),
+        keys=(
+            *_GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "first_k_dense_replace",
+            "moe_shared_expert_intermediate_size", "intermediate_size",
+        ),
+        experts=_NAMED, constants={"use_bias": False, "use_qkv_bias": False, "rope_scaling": None},
+        by_tensor={"use_qk_norm": "attn_q_norm.weight", "moe_router_enable_expert_bias": "exp_probs_b.bias"},
+        entries=_bailing2, rotates_part=True, scales_rope=True, whole_heads=True,
+    ),
+    "afmoe": Architecture(
+        "AfmoeForCausalLM", "afmoe",
+        {
+            "layer": {
+                **attention(), **head_norms(), "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
+                **POST_NORMS, "ffn_norm": Part("pre_mlp_layernorm", "hidden"),
+                "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
+            },
+            "dense": mlp(),
+            "sparse": {
+                **experts("mlp.router.gate", "mlp.experts"), **shared_expert(optional=True),
+                "exp_probs_b.bias": Part("mlp", "experts", "expert_bias", plain=True),
+            },
+        },
+        tables(),
+        keys=(*_GROUPED, "route_norm", "route_scale", "num_shared_experts", "num_dense_layers", "intermediate_size"),
+        experts=_NAMED, constants={"score_func": "sigmoid", "mup_enabled": True, "rope_scaling": None},
+        window_period=4, scales_rope=True, sigmoid=True,
+    ),
+    "hunyuan-moe": Architecture(
+        "HunYuanMoEV1ForCausalLM", "hunyuan",
+        {
+            "layer": {
+                **NORMS, **attention(), **head_norms("self_attn.query_layernorm", "self_attn.key_layernorm"),
+                **experts("mlp.gate.wg"), **shared_expert("mlp.shared_mlp"),
+            },
+        },
+        tables(), keys=(), experts=("num_experts", "moe_topk", "moe_intermediate_size"), entries=_hunyuan,
+        constants={
+            "num_shared_expert": 1, "use_mixed_mlp_moe": True, "attention_bias": False, "use_qk_norm": True,
+            "use_cla": False, "cla_share_factor": 1,
+            "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1.0},  # the file's base is scaled already
+        },
+        whole_heads=True, sizes=lambda config: {"shared": config["intermediate_size"]},
+    ),
+    "mellum": Architecture(
+        "MellumForCausalLM", "mellum", {"layer": {**_mixture(experts()), **head_norms()}}, tables(), keys=(),
+        experts=_NAMED, constants={"norm_topk_prob": True}, entries=_mellum, window_period=4, scales_rope=True,
+    ),
+    "step35": Architecture(
+        "Step3p5ForCausalLM", "step3p5",
+        {
+            "layer": {**NORMS, **head_norms()},
+            "full_attention": _step_attention(), "sliding_attention": _step_attention("local_"),
+            "dense": mlp(),
+            "sparse": {
+                **experts("mlp.gate.gate"), **shared_expert("mlp.share_expert"),
+                "exp_probs_b.bias": Part("mlp.gate", "experts", "router_bias"),
+            },
+        },
+        tables(), keys=("intermediate_size", "share_expert_dim", "moe_router_scaling_factor", "norm_expert_weight"),
+        experts=("moe_num_experts", "moe_top_k", "moe_intermediate_size"),
+        # The file's factors of RoPE are those of whole heads. The class computes them anew for the half that turns, as
+        # the model's own code does; llama.cpp applies the first ones.
+        constants={"yarn_only_types": ["full_attention"], "rope_scaling": None},
+        by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
+        scales_rope=True, rope_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
+    ),
+}  # fmt: skip
