@@ -1,15 +1,18 @@
-"""headrace commands as processes, on Linux forked from one that has already imported the modules.
+"""headrace as processes, on Linux forked from one that has already imported the modules.
 
-A command has its own process, streams, environment, working directory and session; only the start of the interpreter
-and the imports are shared. The machine is measured briefly.
+A command, server or engine has its own process, streams, environment, working directory and session; only the start of
+the interpreter and the imports are shared. The machine is measured briefly.
 `tests/app/cli/test_processes.py` runs each command once in an interpreter of its own.
 """
 
 import atexit
+import ctypes
+import fcntl
 import functools
 import gc
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -17,19 +20,23 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tests.support.patience import PATIENCE_S
 
 HEADRACE = (sys.executable, "-m", "headrace")
+_ENGINE = "/app/engine/start.py"
 _IMPORTED = (
-    "jinja2.sandbox", "mlx.core", "mlx_lm.utils", "numpy", "tokenizers", "headrace.app.api",
-    "headrace.app.bench.measure.run", "headrace.app.cli.batch", "headrace.app.cli.bench.command",
-    "headrace.app.cli.models", "headrace.app.cli.predict", "headrace.app.cli.run.command",
-    "headrace.app.cli.run.answer", "headrace.app.cli.sessions", "headrace.app.cli.verify",
-    "headrace.models.loading.load", "headrace.runtime.engine.engine",
+    "filelock", "httpx2", "jinja2.sandbox", "mlx.core", "mlx.nn", "mlx_lm.utils", "numpy", "rich.console", "starlette",
+    "tokenizers", "tqdm.auto", "uvicorn", "yaml", "headrace.app.api", "headrace.app.bench.measure.run",
+    "headrace.app.cli.batch", "headrace.app.cli.bench.command", "headrace.app.cli.commands", "headrace.app.cli.main",
+    "headrace.app.cli.models", "headrace.app.cli.predict", "headrace.app.cli.process", "headrace.app.cli.run.answer",
+    "headrace.app.cli.run.command", "headrace.app.cli.serve", "headrace.app.cli.sessions",
+    "headrace.app.cli.standard_streams", "headrace.app.cli.verify", "headrace.app.engine.host",
+    "headrace.app.engine.process", "headrace.app.server.serve", "headrace.models.loading.load",
+    "headrace.runtime.engine.engine",
 )  # fmt: skip
 _IMPORTS_HUB = "mlx_lm.utils"  # imports huggingface_hub, which reads its variables then
 # Variables that the interpreter, the dynamic linker or an imported library reads at its start. TOKENIZERS_PARALLELISM
@@ -37,6 +44,10 @@ _IMPORTS_HUB = "mlx_lm.utils"  # imports huggingface_hub, which reads its variab
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "LANG", "LC_")
 _READ_BY_HUB = ("HF_",)
 _FIRST_ENVIRONMENT = dict(os.environ)
+_STARTS_OTHERS = ("launch", "serve", "verify")  # commands that start a server or an engine
+_SHOWN = 4096  # bytes of the arguments and of the variables of a forked process that others can read
+_CLONE_PARENT = 0x8000
+_CLONE = {"x86_64": 56, "aarch64": 220}  # number of the system call
 _MESSAGE = 1 << 20
 
 
@@ -48,31 +59,98 @@ def headrace(
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run headrace to its end. Raises AssertionError if it exits with another code than `code`."""
-    command = [*map(str, arguments)]
+    command = [*HEADRACE, *map(str, arguments)]
     variables = {**os.environ, **environment}
     if home is not None:
         variables["HEADRACE_HOME"] = str(home)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         given.write(stdin)
         given.seek(0)
-        files = (given, out, errors)
-        if sys.platform == "linux" and _chosen(variables, _READ_AT_START) == _chosen(
-            _FIRST_ENVIRONMENT, _READ_AT_START
-        ):
-            starter = _starter(
-                imports_hub=_chosen(variables, _READ_BY_HUB) == _chosen(_FIRST_ENVIRONMENT, _READ_BY_HUB)
-            )
-            returned = starter.run(command, variables, [file.fileno() for file in files])
-        else:
-            returned = subprocess.run(
-                [*HEADRACE, *command], stdin=given, stdout=out, stderr=errors, env=variables, timeout=PATIENCE_S
-            ).returncode
+        process = ForkedProcess(command, stdin=given, stdout=out, stderr=errors, env=variables, start_new_session=True)
+        try:
+            returned = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
         out.seek(0)
         errors.seek(0)
         texts = out.read().decode(), errors.read().decode()
     if code is not None:
         assert returned == code, texts[1]
-    return subprocess.CompletedProcess([*HEADRACE, *command], returned, *texts)
+    return subprocess.CompletedProcess(command, returned, *texts)
+
+
+class ForkedProcess(subprocess.Popen[Any]):
+    """A child process, forked if it is headrace or an engine with an environment that can be forked.
+
+    Takes the arguments of `subprocess.Popen`, which starts all other programs.
+    """
+
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
+    ) -> None:
+        template = None
+        if isinstance(args, list) and preexec_fn is None and (_is_headrace(args) or _is_engine(args)):
+            template = _find_template(os.environ if env is None else env)
+        if template is None:
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more
+            )
+            return
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, start_new_session, _ = more
+        streams = [stream if given == -1 else given for stream, given in enumerate((p2cread, c2pwrite, errwrite))]
+        request = {
+            "command": [*map(str, args)],
+            "environment": dict(os.environ if env is None else env),
+            "folder": str(cwd or Path.cwd()),
+            "new_session": start_new_session,
+            "numbers": [0, 1, 2, *pass_fds],
+        }
+        self.pid = template.fork(request, [*streams, *pass_fds])
+        self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
+        )
+
+
+def fork_engines() -> None:
+    """Let this process fork the engines and servers that it starts from now on."""
+    from headrace.app.cli.launch import command
+    from headrace.app.engine import link
+    from headrace.app.verify import interfaces
+
+    for module in (command, link, interfaces):
+        module.subprocess = _SubprocessForks()  # type: ignore[attr-defined]
+
+
+class _SubprocessForks:
+    """The module `subprocess`, whose Popen forks."""
+
+    Popen = ForkedProcess
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+
+def _is_headrace(command: Sequence[str]) -> bool:
+    return tuple(command[:3]) == HEADRACE
+
+
+def _is_engine(command: Sequence[str]) -> bool:
+    return len(command) > 2 and command[0] == HEADRACE[0] and command[2].endswith(_ENGINE)
+
+
+def _find_template(environment: Mapping[str, str]) -> "_Template | None":
+    """Return the template of processes with this environment; None if they need an interpreter of their own."""
+    if sys.platform != "linux" or platform.machine() not in _CLONE:
+        return None
+    if _chosen(environment, _READ_AT_START) != _chosen(_FIRST_ENVIRONMENT, _READ_AT_START):
+        return None
+    may_import_hub = _chosen(environment, _READ_BY_HUB) == _chosen(_FIRST_ENVIRONMENT, _READ_BY_HUB)
+    if _inherited is None:
+        return _start_template(imports_hub=may_import_hub)
+    return _inherited if may_import_hub or not _inherited.imports_hub else None
 
 
 def _chosen(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
@@ -80,113 +158,182 @@ def _chosen(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict
     return {name: value for name, value in environment.items() if name.startswith(beginnings)}
 
 
-@functools.cache
-def _starter(*, imports_hub: bool) -> "_Starter":
-    return _Starter(imports_hub)
+class _Template:
+    """A child process that has imported the modules, and forks siblings of it: children of this process.
 
-
-class _Starter:
-    """The process that forks one command at a time. It ends with its socket.
-
-    imports_hub: it has imported what reads the variables of huggingface_hub, so that its commands cannot have others.
+    It ends with its socket. imports_hub: it has imported what reads the variables of huggingface_hub, so that what it
+    forks cannot have others.
     """
 
-    def __init__(self, imports_hub: bool) -> None:
-        imported = [name for name in _IMPORTED if imports_hub or name != _IMPORTS_HUB]
+    def __init__(self, connection: socket.socket, imports_hub: bool) -> None:
+        self.imports_hub = imports_hub
+        self._socket = connection
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from tests.support.commands import serve; serve({theirs.fileno()}, {imported})",
-                ],
-                pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[2],
-                env={**_FIRST_ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
-            )
-        atexit.register(self._end)
 
-    def _end(self) -> None:
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Return the id of a new child of this process."""
+        with self._lock, tempfile.TemporaryFile() as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._socket, [b"fork"], [file.fileno(), *descriptors])
+            return int(self._socket.recv(_MESSAGE))
+
+    def close(self) -> None:
         self._socket.close()
-        self._process.wait(PATIENCE_S)
-
-    def run(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> int:
-        """Return the exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
-        with self._lock, tempfile.TemporaryFile() as request:
-            request.write(json.dumps([list(arguments), dict(environment), str(Path.cwd())]).encode())
-            request.flush()
-            socket.send_fds(self._socket, [b"run"], [request.fileno(), *streams])
-            pid = int(self._socket.recv(_MESSAGE))
-            self._socket.settimeout(PATIENCE_S)
-            try:
-                return int(self._socket.recv(_MESSAGE))
-            except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
-                self._socket.settimeout(None)
-                self._socket.recv(_MESSAGE)
-                raise subprocess.TimeoutExpired([*HEADRACE, *arguments], PATIENCE_S) from None
-            finally:
-                self._socket.settimeout(None)
 
 
-def serve(number: int, imported: Sequence[str]) -> None:
-    """Import these modules, and fork commands for requests on this socket, until it is closed."""
+_inherited: _Template | None = None  # of a process that was forked itself
+
+
+@functools.cache
+def _start_template(*, imports_hub: bool) -> _Template:
+    """Start an interpreter that imports the modules."""
+    imported = [name for name in _IMPORTED if imports_hub or name != _IMPORTS_HUB]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        code = f"from tests.support.commands import serve; serve({theirs.fileno()}, {imports_hub}, {imported})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code + " " * _SHOWN],
+            pass_fds=[theirs.fileno()],
+            cwd=Path(__file__).parents[2],
+            env={
+                **_FIRST_ENVIRONMENT,
+                "OPENBLAS_NUM_THREADS": "1",  # no thread before a fork
+                "SPACE_FOR_VARIABLES": " " * _SHOWN,
+            },
+        )
+    template = _Template(ours, imports_hub)
+
+    def end() -> None:
+        template.close()
+        process.wait(PATIENCE_S)
+
+    atexit.register(end)
+    return template
+
+
+def serve(number: int, imports_hub: bool, imported: Iterable[str]) -> None:
+    """Import these modules, and fork processes for requests on this socket, until it is closed."""
     import importlib
 
     for name in imported:
         importlib.import_module(name)
     from tests.support.steady import measure_machine_briefly
 
+    for name in ("OPENBLAS_NUM_THREADS", "SPACE_FOR_VARIABLES"):
+        del _FIRST_ENVIRONMENT[name]
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
     measure_machine_briefly()
-    with socket.socket(fileno=number) as requests:
+    fork_engines()
+    _serve(socket.socket(fileno=number), imports_hub)
+
+
+def _serve(requests: socket.socket, imports_hub: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the processes that it forked
+    with requests:
         while True:
-            message, descriptors, _, _ = socket.recv_fds(requests, 16, 4)
+            message, descriptors, _, _ = socket.recv_fds(requests, 16, 16)
             if not message:
                 return
-            pid = os.fork()
+            pid = _fork_sibling()
             if not pid:
                 requests.close()
-                _command(descriptors)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                _run(descriptors, imports_hub)
             for descriptor in descriptors:
                 os.close(descriptor)
             requests.send(str(pid).encode())
-            requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
-def _command(descriptors: Sequence[int]) -> NoReturn:
-    """Run the requested command in this forked process, and exit as an interpreter does.
+def _fork_sibling() -> int:
+    """Fork a child of this process's parent, which `os.fork` cannot. No other thread may run."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = ctypes.PyDLL(None).syscall(_CLONE[platform.machine()], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    return pid
+
+
+def _inherit_template(imports_hub: bool) -> None:
+    """Fork a template of this process's own, before its threads start."""
+    global _inherited
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(null, stream)
+        os.close(null)
+        _serve(theirs, imports_hub)
+        os._exit(0)
+    theirs.close()
+    _inherited = _Template(ours, imports_hub)
+
+
+def _run(descriptors: Sequence[int], imports_hub: bool) -> NoReturn:
+    """Run what is requested in this forked process, and exit as an interpreter does.
 
     Only the teardown of modules is left out: it would touch the pages of all of them, which takes ten times as long as
     the fork.
     """
-    with os.fdopen(descriptors[0]) as request:
-        request.seek(0)
-        arguments, environment, folder = json.load(request)
-    os.setsid()
-    os.chdir(folder)
+    with os.fdopen(descriptors[0]) as file:
+        file.seek(0)
+        request = json.load(file)
+    command: list[str] = request["command"]
+    numbers: list[int] = request["numbers"]
+    _move(descriptors[1:], numbers)
+    if request["new_session"]:
+        os.setsid()
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(environment)
-    for stream, descriptor in enumerate(descriptors[1:]):
-        os.dup2(descriptor, stream)
-        os.close(descriptor)
-    sys.argv = ["headrace", *arguments]
-    from headrace.app.cli.main import main
-
-    code = 1
+    os.environ.update(request["environment"])
+    _show(command, request["environment"])
+    sys.argv = command[2:] if _is_engine(command) else ["headrace", *command[3:]]
+    if any(name in command for name in _STARTS_OTHERS):
+        _inherit_template(imports_hub)
+    code: Any = 0
     try:
-        main()
+        if _is_engine(command):
+            from headrace.app.engine import process
+
+            process.main(int(command[-1]))
+        else:
+            from headrace.app.cli.main import main
+
+            main()
     except SystemExit as end:
         code = end.code
     except BaseException:
         traceback.print_exc()
-    threading._shutdown()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
     except OSError:
         code = 120  # as an interpreter does
-    os._exit(code & 0xFF)
+    os._exit((code or 0) & 0xFF)
+
+
+def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give open files these numbers."""
+    free = max(*descriptors, *numbers) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Write the command and its variables to where the system reads them for other processes."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    places = [int(field) for field in fields[45:49]]  # begin and end of the arguments, then of the variables
+    texts = [command, [f"{name}={value}" for name, value in environment.items()]]
+    for start, end, lines in zip(places[::2], places[1::2], texts, strict=True):
+        data = "".join(f"{line}\0" for line in lines).encode(errors="surrogateescape")[: end - start - 1]
+        ctypes.memmove(start, data.ljust(end - start, b"\0"), end - start)

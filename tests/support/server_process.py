@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.patience import PATIENCE_S
 
 _LINE = re.compile(r"headrace: (\S+) at (http://\S+)/v1\n")
@@ -25,8 +25,8 @@ class ServerProcess:
         home.mkdir(exist_ok=True)
         variables = {**os.environ, "HEADRACE_HOME": str(home), **environment}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until the end of the process
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "serve", "--port", "0", *arguments],
+        self.process = ForkedProcess(
+            [*HEADRACE, "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, env=variables, text=True,
         )  # fmt: skip
         self.root = self.name = ""

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from click.testing import CliRunner, Result
 from headrace.app.cli.batch import batch
 from headrace.app.cli.run.command import run
 from headrace.runtime.errors import HeadraceError, UsageError
+from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
 from tests.test_docs import check, sections
@@ -195,8 +195,8 @@ def test_a_batch_uses_the_models_recommendation_and_reports_it(warm: Path, tmp_p
 
 
 def start(*arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "headrace", "batch", *arguments]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+    command = [*HEADRACE, "batch", *arguments]
+    return ForkedProcess(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
 
 def wait_for_lines(path: Path, count: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
 from headrace.app.cli.launch.command import _announced, _run
 from headrace.runtime.errors import HeadraceError
+from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import engines
 from tests.support.server_process import ServerProcess
@@ -97,8 +98,8 @@ def fake(folder: Path, name: str, code: str) -> None:
 def start(tmp_path: Path, *arguments: str | Path, **variables: str) -> "subprocess.Popen[str]":
     """Start `headrace launch` in a session of its own."""
     environment = {**os.environ, "HEADRACE_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "bin"), **variables}
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace", "launch", *map(str, arguments)],
+    return ForkedProcess(
+        [*HEADRACE, "launch", *map(str, arguments)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         start_new_session=True,
     )  # fmt: skip

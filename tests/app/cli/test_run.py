@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.adapters import write_adapter
-from tests.support.commands import HEADRACE, headrace
+from tests.support.commands import HEADRACE, ForkedProcess, headrace
 from tests.support.damaged import install_damaged
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
@@ -350,7 +350,7 @@ def test_settings_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
 
 
 def start(*arguments: str, home: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return ForkedProcess(
         [*HEADRACE, "run", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

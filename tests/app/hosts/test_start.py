@@ -29,6 +29,7 @@ from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks import reception
+from tests.support.commands import headrace
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
 
@@ -71,15 +72,10 @@ def installed(home: Path, seed: int) -> None:
     (folder / "headrace.json").write_text(json.dumps({"source": f"test {seed}"}))
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "-m", "headrace", *arguments]
-    return subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-
 def test_an_answer_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
     model = str(write_chat_model(tmp_path / "tiny"))
-    alone = command("run", "hello", "-m", model, *GIVEN)
-    together = command("run", "hello", "-m", model, *GIVEN, "--hosts", "localhost,localhost", "--split", "tensor")
+    alone = headrace("run", "hello", "-m", model, *GIVEN)
+    together = headrace("run", "hello", "-m", model, *GIVEN, "--hosts", "localhost,localhost", "--split", "tensor")
     assert together.returncode == alone.returncode == 0, together.stderr
     assert together.stdout == alone.stdout
     assert "tensor parallel on rank 0 (localhost), rank 1 (localhost)" in together.stderr

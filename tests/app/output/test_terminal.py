@@ -3,11 +3,11 @@
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -15,8 +15,8 @@ def on_a_terminal(arguments: list[str], home: Path, **environment: str) -> str:
     """Return the command's output on a terminal that is all three streams."""
     ours, theirs = pty.openpty()
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "headrace", *arguments],
+    with ForkedProcess(
+        [*HEADRACE, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from tests.support.commands import headrace
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import engines
 from tests.support.server_process import ServerProcess
@@ -123,9 +124,7 @@ def test_a_request_may_come_before_the_model(start: Starter) -> None:
 
 def test_a_model_that_cannot_be_served_is_a_one_line_error(tmp_path: Path) -> None:
     def served(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "headrace", "serve", *arguments]
-        variables = {**os.environ, "HEADRACE_HOME": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=PATIENCE_S)
+        return headrace("serve", *arguments, home=tmp_path)
 
     missing = served("--port", "0", "-m", str(tmp_path / "nothing"))
     assert (missing.returncode, missing.stdout) == (2, "")

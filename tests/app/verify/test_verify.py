@@ -1,8 +1,6 @@
 """The identity checks find nothing where there is nothing, and a row that its neighbours change."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.models.gguf.build_layered import write_layered
-from tests.support.patience import PATIENCE_S
+from tests.support.commands import headrace
 from tests.support.tiny import quantize_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.test_docs import check, sections
@@ -62,10 +60,8 @@ def load(path: Path) -> LoadedModel:
 
 @needs_kernels
 def test_a_pipeline_of_two_ranks_has_the_bits_of_one_machine(model: Path) -> None:
-    command = [sys.executable, "-m", "headrace", "verify", "-m", str(model), "--hosts", "localhost,localhost"]
-    done = subprocess.run(
-        [*command, "--split", "pipeline", *SMALL, "--json"], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    hosts = ("--hosts", "localhost,localhost", "--split", "pipeline")
+    done = headrace("verify", "-m", model, *hosts, *SMALL, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
     assert found["exact_expected"]
@@ -242,15 +238,6 @@ def test_answers_are_compared_up_to_the_first_flip() -> None:
 
 
 def test_the_command_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    import os
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "verify", "-m", str(model), "--tokens", "4", "--sequences", "2"],
-        cwd=Path(__file__).parents[3], env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = headrace("verify", "-m", model, "--tokens", "4", "--sequences", "2", home=tmp_path, code=0)
     assert "2 at a time" in done.stdout
     assert "check 1 of " in done.stderr
