@@ -4,10 +4,7 @@ The directory is written under a temporary name and renamed when all figures are
 quantized ones are never in memory together: the given ones leave logits of the scored text.
 """
 
-import json
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from headrace.app.predict.targets import targets_for
 from headrace.app.quantize.budget import Budget, bytes_in_memory, largest_that_holds, predicted_speed
 from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities, importances_of
 from headrace.models.checkpoint.quantization import Groups
-from headrace.models.checkpoint.safetensors import ORIGIN_FILE, Checkpoint, open_checkpoint
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.bit_choice import Option, choose
@@ -37,9 +34,9 @@ from headrace.models.loading.mixed_quantization import Part, quantizable_parts, 
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
-from headrace.models.registry.store import Store
+from headrace.models.registry.store import Store, write_model
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.errors import HeadraceError, UnsupportedModelError, UsageError
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.network import Network
 
@@ -99,7 +96,6 @@ def quantize(options: QuantizeOptions) -> Document:
                 f"{name} is installed already", f"--as gives another name; `headrace rm {name}` removes it"
             )
         measurements = _measure(source, options, progress)
-        scored = measurements.reference
         sensitivities = measurements.sensitivities
         parts_options = [sensitivities.options(part) for part in source.parts]
         chosen = _choose(source, parts_options, options.budget, target)
@@ -108,9 +104,10 @@ def quantize(options: QuantizeOptions) -> Document:
         def build(directory: Path) -> dict[str, Any]:
             write_mixed(checkpoint, formats, measurements.importances, directory, progress)
             progress("measuring the result", 0, None)
-            facts = _figures(directory, source, scored, measurements.scored, target)
-            facts |= {"budget": options.budget.describe(), "predicted_kl": sum(option.kl for option in chosen)}
-            facts |= {"formats": _counted(formats)}
+            facts = _figures(directory, source, measurements.reference, measurements.scored, target)
+            facts["budget"] = options.budget.describe()
+            facts["predicted_kl"] = sum(option.kl for option in chosen)
+            facts["formats"] = _counted(formats)
             return {"source": f"{model.origin}, quantized here", "licence": model.licence, "quantized_here": facts}
 
         if options.output is None:
@@ -119,7 +116,7 @@ def quantize(options: QuantizeOptions) -> Document:
             facts = stored.origin["quantized_here"]
         else:
             path = options.output
-            facts = _install(options.output, build)["quantized_here"]
+            facts = write_model(path, build, progress)["quantized_here"]
     return {
         "schema": SCHEMA,
         "model": model.name,
@@ -301,19 +298,3 @@ def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[Document]:
         parts[groups] += 1
         weights[groups] += part.weights
     return [{**groups._asdict(), "parts": parts[groups], "weights": weights[groups]} for groups in sorted(parts)]
-
-
-def _install(output: Path, build: Any) -> dict[str, Any]:
-    """Build a directory next to `output` and rename it. Raises HeadraceError if it cannot be written."""
-    try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
-        try:
-            facts: dict[str, Any] = build(staging)
-            (staging / ORIGIN_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            staging.chmod(0o755)
-            staging.rename(output)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        raise HeadraceError(f"{output} cannot be written: {error.strerror or error}") from error
-    return facts

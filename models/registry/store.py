@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
@@ -38,6 +39,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _LARGEST_ORIGIN = 1 << 20  # bytes
 _OLD = ".old."  # no model name starts with a dot
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+
+Build = Callable[[Path], dict[str, Any]]
+"""Writes a model into an empty directory, and returns facts for headrace.json, besides those it wrote there itself.
+
+Among them may be "files", the checksums; without them they are computed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +103,15 @@ class Store:
     def install(
         self,
         name: str,
-        build: Callable[[Path], dict[str, Any]],
+        build: Build,
         *,
         replace: bool = False,
         progress: Progress = silent,
     ) -> StoredModel:
-        """Install `name` by calling `build(directory)` on an empty directory, and return the stored model.
+        """Install `name` as `build` makes it, and return the stored model.
 
-        build: returns facts for headrace.json, which are added to those it wrote there itself. Its "files", the
-        checksums, are computed here unless it returns them. If another process is installing the model, wait and use
-        its result unless that is broken or `replace` is set. Raises what `build` raises, and HeadraceError if the
-        disk is full or read-only.
+        If another process is installing the model, wait and use its result unless that is broken or `replace` is set.
+        Raises what `build` raises, and HeadraceError if the disk is full or read-only.
         """
         with self._locked(_checked(name), progress):
             if not replace and (present := self._get_or_none(name)) is not None:
@@ -118,13 +123,7 @@ class Store:
                 staging.mkdir(parents=True)
                 if new and sys.platform == "darwin":
                     run_tool("/usr/bin/tmutil", "addexclusion", str(self.root))  # models need no backup
-                facts = build(staging)
-                with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
-                    files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]
-                    progress("saving", 0, None)
-                    flushed()
-                _write_origin(staging, {**facts, "files": files})
-                _flush(staging)
+                _build(staging, build, progress)
                 self._place(staging, name)
             except OSError as error:
                 raise _explain(error, self.root) from error
@@ -204,6 +203,34 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def write_model(output: Path, build: Build, progress: Progress) -> dict[str, Any]:
+    """Write a model to a new directory outside of the store, complete or not at all; return the facts of `build`.
+
+    Raises what `build` raises, and HeadraceError if it cannot be written.
+    """
+    try:
+        with TemporaryDirectory(prefix=f".{output.name}-", dir=output.absolute().parent) as scratch:
+            staging = Path(scratch) / "model"
+            staging.mkdir()
+            facts = _build(staging, build, progress)
+            staging.rename(output)
+            return facts
+    except OSError as error:
+        raise HeadraceError(f"{output} cannot be written: {error.strerror or error}") from error
+
+
+def _build(staging: Path, build: Build, progress: Progress) -> dict[str, Any]:
+    """Build a model in an empty directory, with its headrace.json, and flush it; return the facts of `build`."""
+    facts = build(staging)
+    with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
+        files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]
+        progress("saving", 0, None)
+        flushed()
+    _write_origin(staging, {**facts, "files": files})
+    _flush(staging)
+    return facts
 
 
 def _checked(name: str) -> str:
