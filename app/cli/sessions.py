@@ -26,6 +26,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError, UsageError
+from headrace.runtime.metrics.units import counted
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
@@ -212,10 +213,7 @@ def _damaged_messages(examination: Examination) -> list[tuple[str, Message]]:
 def _readable(examination: Examination) -> str:
     conversations = len(examination.sessions)
     messages = sum(len(readable.messages) for readable in examination.sessions)
-    return (
-        f"{conversations} conversation{'' if conversations == 1 else 's'} with "
-        f"{messages} message{'' if messages == 1 else 's'}"
-    )
+    return f"{counted(conversations, 'conversation')} with {counted(messages, 'message')}"
 
 
 def _export(name: str, form: str, output: Path | None) -> None:

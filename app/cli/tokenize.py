@@ -8,6 +8,7 @@ import click
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.units import counted
 
 
 @click.command()
@@ -33,7 +34,7 @@ def tokenize(text: str | None, model: str | None, special: bool, as_json: bool) 
         return
     for row in rows:
         say(f"{row['id']:>7}  {json.dumps(row['text'], ensure_ascii=False)}")
-    say(f"{len(rows)} token{'' if len(rows) == 1 else 's'}", err=True)
+    say(counted(len(rows), "token"), err=True)
 
 
 def _content(text: str | None) -> str:

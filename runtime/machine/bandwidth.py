@@ -22,6 +22,7 @@ import mlx.core as mx
 from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.machine.peaks import Peak, age_s, cached_peak, measurements, store, summarise
+from headrace.runtime.metrics.units import counted
 from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
@@ -132,11 +133,11 @@ def _best_readers(host: Machine) -> list[Opener]:
 def _native_reader(host: Machine) -> Iterator[Reader]:
     threads = host.usable_cores
     memory = native.streaming_read(_cpu_size(threads), threads, _STREAMS)
-    yield Reader(memory.one_pass, memory.bytes, f"{_STREAMS} streams in each of {_threads(threads)}")
+    yield Reader(memory.one_pass, memory.bytes, f"{_STREAMS} streams in each of {counted(threads, 'thread')}")
 
 
 def _memcmp_method(host: Machine) -> str:
-    return f"memcmp, {_threads(host.usable_cores)}"
+    return f"memcmp, {counted(host.usable_cores, 'thread')}"
 
 
 @contextmanager
@@ -238,10 +239,6 @@ def _repeat(passes: Sequence[Callable[[], float]], budget_s: float, progress: Pr
 def _cpu_size(threads: int) -> int:
     """Return the bytes of a pass of all threads."""
     return _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _affordable(size: int, least: int) -> int:

@@ -1,4 +1,4 @@
-"""Formatting of sizes, rates, times and shares.
+"""Formatting of counts, sizes, rates, times and shares.
 
 Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s). An unknown figure, None,
 is `–` in a line of text, empty in a table of figures and `unknown` in a report.
@@ -10,6 +10,11 @@ _UNKNOWN = "–"
 def format_bytes(count: float | None) -> str:
     """Format a memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
     return _UNKNOWN if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: `1 token`, `2,048 tokens`. noun: in the singular."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_rate(bytes_per_second: float) -> str:

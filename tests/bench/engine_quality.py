@@ -17,8 +17,7 @@ from tempfile import TemporaryDirectory
 import mlx.core as mx
 import numpy as np
 
-from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.peers import Peer
+from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.quality import show

@@ -14,8 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.app.bench.measure import peers
-from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.peers import Peer, same_weights
+from headrace.app.bench.measure.peers import ChildProcess, Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.app.bench.measure.run import Options, run
 from headrace.app.bench.measure.sample import Backend

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ class Run:
     hosts: Document | None
     """Ranks, split and link, see `hosts`; None on one machine."""
     identity: Document | None
-    """Equality of answers with and without speculation, for workloads only; see `speculation`."""
+    """Equality of answers with and without speculation, for workloads only; see `identity`."""
 
 
 def document(run: Run) -> Document:
@@ -115,6 +115,25 @@ def _remembered(host: Machine) -> Document | None:
     """Return the peak that other commands use: this run's or a higher recent one."""
     peak = cached_peak(host)
     return {"gb_s": peak.gb_s, "measured_at": peak.measured_at, "source": peak.source} if peak else None
+
+
+def identity(results: Sequence[Document], expected: Mapping[str, tuple[bool, str]]) -> Document | None:
+    """Report whether speculation changed tokens, if measured. expected: by model, (must be equal, reason).
+
+    broken: a must-be-equal answer differed.
+    """
+    entries = [entry for entry in results if entry["speculation"] is not None]
+    if not entries:
+        return None
+    differs = [entry for entry in entries if not entry["speculation"]["same_tokens"]]
+    broken = [entry for entry in differs if expected[entry["model"]][0]]
+    return {
+        "expected": {model: {"same": same, "reason": reason} for model, (same, reason) in expected.items()},
+        "tests": len(entries),
+        "same": len(entries) - len(differs),
+        "differs": [f"{entry['model']} {entry['test']}" for entry in differs],
+        "broken": [f"{entry['model']} {entry['test']}" for entry in broken],
+    }
 
 
 def power_notes(power: Document) -> list[str]:

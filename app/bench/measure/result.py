@@ -11,7 +11,7 @@ from typing import Any
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.bench.measure.speculation import speculation_of
+from headrace.app.bench.measure.workloads import load_workloads
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
 from headrace.runtime.machine.energy import per_token
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds, mbu, quantile
@@ -57,7 +57,7 @@ def result(
         "itl_ms": _itl(test, repetitions),
         "ttft_ms": _ttft(test, repetitions),
         "arrival": _arrival(repetitions),
-        "speculation": speculation_of(test, repetitions),
+        "speculation": _speculation(test, repetitions),
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
         "busy": busy(repetitions),
         **_arithmetic(test, repetitions, prefill_work),
@@ -114,6 +114,41 @@ def _arrival(repetitions: Sequence[Repetition]) -> Result | None:
         "ttft_alone_ms": fmean([arrival.alone_s for _, arrival in arrivals]) * 1e3,
         "of_speed_alone": {"mean": share, "low": least, "high": largest},
     }
+
+
+def _speculation(test: Test, repetitions: Sequence[Repetition]) -> Result | None:
+    """Return one workload's figures, the ratio paired by repetition. None for other tests and for peers."""
+    pairs = [repetition.sample.pair for repetition in repetitions if repetition.sample.pair is not None]
+    if not pairs:
+        return None
+    workload = load_workloads()[test.workload]
+    ratios = [pair.on.tokens_per_second / pair.off.tokens_per_second for pair in pairs]
+    steps = sum(pair.on.steps for pair in pairs)
+    tokens = sum(pair.on.tokens for pair in pairs)
+    proposed = sum(pair.on.proposed for pair in pairs)
+    accepted = sum(pair.on.accepted for pair in pairs)
+    tried = sum(pair.on.tried for pair in pairs)
+    return {
+        "workload": workload.name,
+        "kind": workload.kind,
+        "temperature": test.temperature,
+        "plain_tokens_per_second": _spread([pair.off.tokens_per_second for pair in pairs]),
+        "ratio": _spread(ratios),
+        "proposed": proposed,
+        "accepted": accepted,
+        "acceptance": accepted / proposed if proposed else None,
+        "chance": accepted / tried if tried else None,
+        "proposed_per_step": proposed / steps,
+        "accepted_per_step": accepted / steps,
+        "tokens_per_step": tokens / steps,
+        "sources": sorted({source for pair in pairs for source in pair.sources}),
+        "same_tokens": all(pair.same for pair in pairs),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    low, high = bootstrap(values, median)
+    return {"median": median(values), "low": low, "high": high}
 
 
 def _p95(latencies: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.app.bench.measure.document import Run, document, model_document, power_notes
+from headrace.app.bench.measure.document import Run, document, identity, model_document, power_notes
 from headrace.app.bench.measure.hosts import hosts_account
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
@@ -23,7 +23,6 @@ from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
-from headrace.app.bench.measure.speculation import identity
 from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.hosts.choice import HostsChoice
 from headrace.app.hosts.load import load_on_hosts

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,13 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
         for use, threads in (("decodes", setup.threads), ("prefills", setup.threads_batch)):
             if setup.engine == "headrace" or None in (threads, expected) or threads == expected:
                 continue
-            hint = None if asked else "--threads N sets all engines; --peer-threads N sets another number for the peers"
-            wanted = f"--peer-threads is {asked}" if asked else f"headrace uses {ours}"
-            raise UsageError(f"{setup.engine} {use} on {_counted(threads)}, but {wanted}", hint)
+            uses = f"{setup.engine} {use} on {counted(threads or 0, 'thread')}"
+            if asked:
+                raise UsageError(f"{uses}, but --peer-threads is {asked}")
+            raise UsageError(
+                f"{uses}, but headrace uses {ours}",
+                "--threads N sets all engines; --peer-threads N sets another number for the peers",
+            )
 
 
 def setup_line(setup: Mapping[str, Any]) -> str:
@@ -53,8 +58,12 @@ def setup_line(setup: Mapping[str, Any]) -> str:
     decode = setup["threads"]
     batch = setup["threads_batch"]
     requested = setup.get("threads_told")
-    unknown = f"{_counted(requested)} requested, actual number unknown" if requested else "its own choice of threads"
-    threads = _counted(decode) if decode else unknown
+    if decode:
+        threads = counted(decode, "thread")
+    elif requested:
+        threads = f"{counted(requested, 'thread')} requested, actual number unknown"
+    else:
+        threads = "its own choice of threads"
     if batch != decode and batch:
         threads += f" ({batch} for prompts)"
     settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in setup["settings"].items()]
@@ -62,11 +71,9 @@ def setup_line(setup: Mapping[str, Any]) -> str:
     return f"{name}: {', '.join([threads, *settings])}"
 
 
-def _counted(threads: int | None) -> str:
-    return f"{threads} thread{'' if threads == 1 else 's'}"
-
-
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "unknown" if value is None else str(value)
+    if value is None:
+        return "unknown"
+    return str(value)

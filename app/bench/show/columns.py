@@ -1,16 +1,20 @@
-"""Columns of a run's tests: one list for the terminal's table, Markdown, the HTML report and CSV.
+"""Columns of a run's tests, and the tables of them: for the terminal, in Markdown and as CSV.
 
-Each view names engine, model and test of a row in its own way; the figures after them are columns of `RESULT_COLUMNS`,
-or of `WORKLOAD_COLUMNS` for workloads with speculation.
+Each table names engine, model and test of a row in its own way; the figures after them are columns of
+`RESULT_COLUMNS`, or of `WORKLOAD_COLUMNS` for workloads with speculation. The HTML report reads them, too. Rows are
+entries of the JSON document, so running, finished and saved runs look alike.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Group
 from rich.text import Text
 
 from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
+from headrace.app.output.document import csv_table, markdown_table
+from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
 Entry = dict[str, Any]
@@ -247,3 +251,75 @@ WORKLOAD_COLUMNS: Sequence[ResultColumn] = (
     ResultColumn(cell=lambda entry: "✓" if _is_same(entry) else "✗", terminal="same", leaves=5),
     ResultColumn(cell=lambda entry: "yes" if _is_same(entry) else "no", markdown="same tokens"),
 )
+
+
+def results_table(results: Sequence[Entry], width: int) -> Group:
+    """Return all tests for a terminal, a table per engine and model; columns by importance up to `width`."""
+    groups = list(dict.fromkeys((entry["engine"], entry["model"]) for entry in results))
+    test = ResultColumn(cell=label, terminal="test", right=False)
+    parts: list[Text] = []
+    for engine, model in groups:
+        if len(groups) > 1:
+            parts.append(Text.assemble("\n", (engine, "bold cyan"), (f"  {model}", "dim")))
+        tests, workloads = _by_kind(
+            [entry for entry in results if (entry["engine"], entry["model"]) == (engine, model)]
+        )
+        if tests:
+            parts += _terminal_lines(tests, [test, *RESULT_COLUMNS], width)
+        if workloads:
+            parts += [Text(), *_terminal_lines(workloads, WORKLOAD_COLUMNS, width)]
+    return Group(*parts)
+
+
+def _terminal_lines(results: Sequence[Entry], columns: Sequence[ResultColumn], width: int) -> list[Text]:
+    shown = [
+        Column.of(results, column.terminal, column.terminal_cell, column.leaves, right=column.right)
+        for column in columns
+        if column.terminal is not None
+    ]
+    return table_lines(shown, width)
+
+
+def markdown_tables(results: Sequence[Entry]) -> list[str]:
+    """Return the lines of the tables, each followed by an empty line."""
+    tests, workloads = _by_kind(results)
+    test = ResultColumn(cell=label, markdown="test")
+    lines: list[str] = []
+    if tests:
+        lines += [*_markdown_lines(results, tests, [test, *RESULT_COLUMNS]), ""]
+    if workloads:
+        lines += [*_markdown_lines(results, workloads, WORKLOAD_COLUMNS), ""]
+    return lines
+
+
+def _markdown_lines(results: Sequence[Entry], rows: Sequence[Entry], figures: Sequence[ResultColumn]) -> list[str]:
+    """Return the table of some of the results; engines are named if there are several."""
+    columns = [ResultColumn("model", markdown="model"), *figures]
+    if len({(entry["engine"], entry["model"]) for entry in results}) > 1:
+        columns.insert(0, ResultColumn("engine", markdown="engine"))
+    columns = [column for column in columns if column.is_in_markdown(results)]
+    head = [str(column.markdown) for column in columns]
+    return markdown_table(head, [[column.markdown_cell(entry) for column in columns] for entry in rows])
+
+
+def csv_text(document: Entry) -> str:
+    """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
+
+    The columns are always the same; absent figures are empty cells.
+    """
+    device = document["device"]
+    shared = {"created": document["created"]}
+    shared |= {f"device.{key}": device[key] for key in ("name", "backend", "measured_peak_gb_s")}
+    rows = []
+    for entry in document["results"]:
+        figures = {column.key: column.csv_cell(entry) for column in RESULT_COLUMNS if column.key}
+        samples = " ".join(f"{value:.6g}" for value in entry["samples"])
+        rows.append({**shared, **figures, "samples": samples})
+    return csv_table(rows)
+
+
+def _by_kind(results: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Divide results into tests of lengths and workloads with speculation."""
+    tests = [entry for entry in results if not entry.get("speculation")]
+    workloads = [entry for entry in results if entry.get("speculation")]
+    return tests, workloads

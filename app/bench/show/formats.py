@@ -1,79 +1,62 @@
-"""A run's document as text: Markdown, CSV, JSON lines, and the lines shared by all views."""
+"""A run's document as Markdown and JSON lines, and the lines shared by all views."""
 
 import json
-from collections.abc import Sequence
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.columns import RESULT_COLUMNS, WORKLOAD_COLUMNS, ResultColumn
+from headrace.app.bench.show.columns import markdown_tables
 from headrace.app.bench.show.phrases import bracketed, energy_line, label, profile_lines, step_figures
-from headrace.app.output.document import Document, csv_table, markdown_table
-from headrace.runtime.metrics.units import format_bytes, percent
+from headrace.app.output.document import Document
+from headrace.runtime.metrics.units import counted, format_bytes, percent
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)
 
 
 def markdown(document: Document) -> str:
     """Return tables and the circumstances, to paste into an issue."""
-    results = document["results"]
-    workloads = [entry for entry in results if entry.get("speculation")]
-    others = [entry for entry in results if not entry.get("speculation")]
-    lines: list[str] = []
-    if others:
-        test = ResultColumn(cell=label, markdown="test")
-        lines += [*_markdown_table(results, others, [test, *RESULT_COLUMNS]), ""]
-    if workloads:
-        lines += [*_markdown_table(results, workloads, WORKLOAD_COLUMNS), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in circumstances(document))])
-
-
-def _markdown_table(
-    results: Sequence[Document], shown: Sequence[Document], columns: Sequence[ResultColumn]
-) -> list[str]:
-    """Return the lines of a table of some of the results; engines are named if there are several."""
-    engines = {(entry["engine"], entry["model"]) for entry in results}
-    names = ("engine", "model") if len(engines) > 1 else ("model",)
-    columns = [*(ResultColumn(name, markdown=name) for name in names), *columns]
-    columns = [column for column in columns if column.is_in_markdown(results)]
-    rows = [[column.markdown_cell(entry) for column in columns] for entry in shown]
-    return markdown_table([str(column.markdown) for column in columns], rows)
+    return "\n".join([*markdown_tables(document["results"]), *(f"- {line}" for line in circumstances(document))])
 
 
 def circumstances(document: Document) -> list[str]:
     """Return lines on machine, model, versions, step cost, ratios and notes."""
     device = document["device"]
-    model = document["model"]
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    return [
-        f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}",
-        *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
-        *(setup_line(setup) for setup in document.get("engines") or []),
-        peak_line(device),
-        *([energy] if (energy := energy_line(document)) else []),
-        *([line] if (line := explanation_line(document)) else []),
-        *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
-        *(ratio_line(ratio) for ratio in document["ratios"]),
-        *map(kv_ratio_line, document.get("kv_ratios", [])),
-        *map(scaling_line, document.get("scaling", [])),
-        *map(arrival_line, arrivals(document)),
-        *speculation_lines(document),
-        *(profile_lines(document["profile"]) if document["profile"] else []),
-        *document["notes"],
-        versions,
-        f"`{document['command']}`, {document['rounds']} round{'' if document['rounds'] == 1 else 's'}"
-        + (", interrupted" if document["interrupted"] else "")
-        + f", {document['created']}",
-    ]
+    lines = [f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}"]
+    for model in document.get("models") or [document["model"]]:
+        lines.append(f"{model_line(model)}; sha256 {_digest(model)}")
+    lines += map(setup_line, document.get("engines") or [])
+    lines += [peak_line(device), energy_line(document), explanation_line(document)]
+    if document["step_cost"]:
+        lines.append(step_cost_line(document["step_cost"]))
+    lines += map(ratio_line, document["ratios"])
+    lines += map(kv_ratio_line, document.get("kv_ratios", []))
+    lines += map(scaling_line, document.get("scaling", []))
+    lines += map(arrival_line, arrivals(document))
+    if document.get("run_costs"):
+        lines.append(break_even_line(document["run_costs"]))
+    if document.get("identity"):
+        lines.append(identity_line(document["identity"]))
+    if document["profile"]:
+        lines += profile_lines(document["profile"])
+    lines += document["notes"]
+    lines.append(", ".join(f"{name} {version}" for name, version in document["versions"].items()))
+    interrupted = ", interrupted" if document["interrupted"] else ""
+    rounds = counted(document["rounds"], "round")
+    lines.append(f"`{document['command']}`, {rounds}{interrupted}, {document['created']}")
+    return [line for line in lines if line]
 
 
 def model_line(model: Document) -> str:
     """Describe a model: bytes read per step, and its most common format."""
-    formats = list(model["quantization"] or {})
-    stored = f", {'mostly ' if len(formats) > 1 else ''}{formats[0]}" if formats else ""
-    return (
+    line = (
         f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} per step, "
-        f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token{stored}"
+        f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
     )
+    formats = list(model["quantization"] or {})
+    if not formats:
+        return line
+    if len(formats) > 1:
+        return f"{line}, mostly {formats[0]}"
+    return f"{line}, {formats[0]}"
 
 
 def peak_line(device: Document) -> str:
@@ -144,19 +127,12 @@ def arrival_line(entry: Document) -> str:
     )
 
 
-def speculation_lines(document: Document) -> list[str]:
-    """Return lines on the cost of speculation and on changed tokens, if workloads were measured."""
-    costs = document.get("run_costs")
-    identity = document.get("identity")
-    return [*([break_even_line(costs)] if costs else []), *([identity_line(identity)] if identity else [])]
-
-
 def break_even_line(costs: Document) -> str:
     """Format the acceptance rates from which draft tokens pay, by draft length."""
-    shown = [row for row in costs["guesses"] if row["guesses"] in _SHOWN_DRAFTS]
     parts = [
-        f"{row['guesses']} draft token{'s' if row['guesses'] > 1 else ''} {row['cost']:.2f}x a step, {_break_even(row)}"
-        for row in shown
+        f"{counted(row['guesses'], 'draft token')} {row['cost']:.2f}x a step, {_break_even(row)}"
+        for row in costs["guesses"]
+        if row["guesses"] in _SHOWN_DRAFTS
     ]
     return f"break-even by acceptance rate: {'; '.join(parts)}"
 
@@ -176,26 +152,6 @@ def identity_line(identity: Document) -> str:
     return f"{line} ({'; '.join(reasons)})"
 
 
-def csv_text(document: Document) -> str:
-    """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
-
-    The columns are always the same; absent figures are empty cells.
-    """
-    shared = {
-        "created": document["created"],
-        **{f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")},
-    }
-    rows = [
-        {
-            **shared,
-            **{column.key: column.csv_cell(entry) for column in RESULT_COLUMNS if column.key},
-            "samples": " ".join(f"{value:.6g}" for value in entry["samples"]),
-        }
-        for entry in document["results"]
-    ]
-    return csv_table(rows)
-
-
 def json_lines(document: Document) -> str:
     """Return one line per test, each with machine, model and versions."""
     models = {model["name"]: model for model in document.get("models") or [document["model"]]}
@@ -207,5 +163,6 @@ def json_lines(document: Document) -> str:
 
 def _digest(model: Document) -> str:
     """Return the hash of the model's file, or else of its headers."""
-    whole = model.get("sha256")
-    return f"{whole[:12]}" if whole else f"{str(model.get('headers_sha256'))[:12]} (headers)"
+    if model.get("sha256"):
+        return str(model["sha256"])[:12]
+    return f"{str(model.get('headers_sha256'))[:12]} (headers)"

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.bench.measure.session import Progress, Results, Show
-from headrace.app.bench.show.table import results_table
+from headrace.app.bench.show.columns import results_table
 from headrace.app.output.terminal import can_redraw, console
 from headrace.runtime.metrics.units import format_long, percent
 
@@ -63,7 +63,9 @@ def _view(progress: Progress, results: Results, width: int) -> RenderableType:
         Text(f"{_stage(progress)} · {_left(progress.left_s)}", style="dim"),
     )
     now = Text(progress.doing, style="cyan", overflow="ellipsis", no_wrap=True)
-    return Group(results_table(results, width), line, now) if results else Group(line, now)
+    if not results:
+        return Group(line, now)
+    return Group(results_table(results, width), line, now)
 
 
 def _stage(progress: Progress) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.show.columns import results_table
 from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
@@ -22,7 +23,6 @@ from headrace.app.bench.show.formats import (
     step_cost_line,
 )
 from headrace.app.bench.show.phrases import above_one, below_one, energy_line, label, profile_rows
-from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import percent
 
@@ -78,7 +78,11 @@ def _labelled(name: str, texts: list[Text]) -> list[tuple[str, Text]]:
 
 def _ratio_text(ratio: dict[str, Any], line: str) -> Text:
     """Colour a ratio that differs significantly from 1."""
-    return Text(line, style="green" if above_one(ratio) else "red" if below_one(ratio) else "")
+    if above_one(ratio):
+        return Text(line, style="green")
+    if below_one(ratio):
+        return Text(line, style="red")
+    return Text(line)
 
 
 def _test_notes(results: list[dict[str, Any]]) -> list[str]:

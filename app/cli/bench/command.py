@@ -252,10 +252,11 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
 
 
 def _print(document: dict[str, Any], form: str | None) -> None:
-    from headrace.app.bench.show import formats
+    from headrace.app.bench.show.columns import csv_text
+    from headrace.app.bench.show.formats import json_lines, markdown
     from headrace.app.bench.show.summary_view import show
 
-    writers = {"md": formats.markdown, "csv": formats.csv_text, "jsonl": formats.json_lines}
+    writers = {"md": markdown, "csv": csv_text, "jsonl": json_lines}
     print_document(document, form, show, writers)
 
 

@@ -8,17 +8,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.bench.measure import pair as measuring
+from headrace.app.bench.measure.document import identity
 from headrace.app.bench.measure.pair import Question, measure_pair, questions
 from headrace.app.bench.measure.plan import Test, plan_speculation
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Answered, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.bench.measure.speculation import identity
 from headrace.app.bench.measure.workloads import chosen_workloads
 from headrace.app.bench.show import formats
+from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.summary_view import show
-from headrace.app.bench.show.table import results_table
 from headrace.app.cli.bench.command import bench
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
@@ -188,7 +188,7 @@ def test_every_form_has_the_workloads(model: Path, capsys: pytest.CaptureFixture
     assert document["identity"]["broken"] == []
     assert document["run_costs"]["guesses"]
     assert document["scaling"] == []
-    assert "speculation.ratio.median" in formats.csv_text(document)
+    assert "speculation.ratio.median" in csv_text(document)
     markdown = formats.markdown(document)
     assert "| gain (95 %) |" in markdown
     assert "- break-even by acceptance rate" in markdown

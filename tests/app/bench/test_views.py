@@ -22,10 +22,10 @@ from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
+from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
-from headrace.app.bench.show.table import results_table
 from headrace.app.output.document import flat
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse
@@ -154,7 +154,7 @@ def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
 
 
 def test_csv_reads_back() -> None:
-    rows = list(csv.DictReader(io.StringIO(formats.csv_text(DOCUMENT))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(DOCUMENT))))
     assert len(rows) == 10
     assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(
         DOCUMENT["results"][1]["tokens_per_second"]["mean"]
@@ -166,19 +166,19 @@ def test_csv_reads_back() -> None:
 
 def test_every_csv_column_is_filled_and_there_whatever_was_measured() -> None:
     everything = {**DOCUMENT, "results": [*DOCUMENT["results"], workload()]}
-    whole = list(csv.DictReader(io.StringIO(formats.csv_text(everything))))
+    whole = list(csv.DictReader(io.StringIO(csv_text(everything))))
     unknown = {"mbu_nominal", "drift"}  # this machine's nominal peak is; drift takes more repetitions
     assert not {column for column in whole[0] if not any(row[column] for row in whole)} - unknown
     assert float(whole[0]["ttft_ms.median"]) > 0
     assert float(whole[1]["mbu_paired.mean"]) > 0
-    decode_only = formats.csv_text({**DOCUMENT, "results": [DOCUMENT["results"][1]]})
+    decode_only = csv_text({**DOCUMENT, "results": [DOCUMENT["results"][1]]})
     assert decode_only.splitlines()[0].split(",") == list(whole[0])
 
 
 def test_csv_has_every_figure_of_a_result() -> None:
     for entry in (*DOCUMENT["results"], workload()):
         figures = {key: value for key, value in entry.items() if key not in ("repetitions", "notes")}
-        row = next(csv.DictReader(io.StringIO(formats.csv_text({**DOCUMENT, "results": [entry]}))))
+        row = next(csv.DictReader(io.StringIO(csv_text({**DOCUMENT, "results": [entry]}))))
         assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
