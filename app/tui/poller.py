@@ -14,11 +14,8 @@ from headrace.app.engine.events import (
     Delta,
     Event,
     PeakMeasured,
-    Pulled,
-    PullFailed,
-    PullProgress,
+    PullEvent,
     Ready,
-    one_line,
 )
 from headrace.app.output.markdown_parser import parser
 from headrace.app.tui.metrics.feed import feed, stored_turns
@@ -82,6 +79,7 @@ class Poller:
             metrics.session_changed(stored_turns(state.conversation.messages))
         metrics.set_context(state.conversation.branch.context_tokens)
         self._handle_events(events)
+        state.use_fetched()
         figures, changed = self._figures_due(metrics.phase)
         chat = self.chat
         if chat is not None and not (events and self._extend_text(events, chat, figures=figures)):
@@ -166,17 +164,8 @@ class Poller:
         """Handle downloads, damage, a loaded model; look at the machine."""
         state = self._state
         for event in events:
-            if isinstance(event, PullProgress):
-                state.pulls[event.name] = event
-                state.failed_pulls.pop(event.name, None)
-            elif isinstance(event, Pulled):
-                state.pulls.pop(event.name, None)
-                state.failed_pulls.pop(event.name, None)
-                state.notify(f"{event.name} is installed")
-            elif isinstance(event, PullFailed):
-                state.pulls.pop(event.name, None)
-                state.failed_pulls[event.name] = one_line(event.message, event.hint)
-                state.notify(f"{event.name}: {state.failed_pulls[event.name]}", problem=True)
+            if isinstance(event, PullEvent):
+                state.handle_pull(event)
             elif isinstance(event, Damaged):
                 state.notify(event.message, problem=True)
             elif isinstance(event, Ready):

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.app.predict.uses import Recommendation
 from headrace.app.tui.screens.dialogs import Choose
-from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 RECOMMENDED = Recommendation("qwen3.5-4b", 3_050_000_000, 70.4, is_limit=False)
@@ -52,9 +52,40 @@ def test_enter_on_an_empty_line_fetches_the_recommended_model_after_a_question(p
         await it.press("n")
         assert len(it.engine.specs) == 1
         await it.press("enter", "y")
+        await it.until(lambda: "qwen3.5-4b is loaded once it is here: downloading" in it.text())
         await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
 
     play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED)))
+
+
+def test_the_sample_stays_loaded_where_the_recommended_model_cannot_be_fetched(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.idle()
+        await it.press("enter", "y")
+        await it.until(lambda: "qwen3.5-4b is not fetched: no network" in it.text())
+        assert it.state.engine.state == "ready"
+        await it.ask("hello")
+        assert "The answer" in it.text()
+        assert len(it.engine.specs) == 1
+
+    engine = ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED), pull_failure="no network")
+    play(scenario, engine.script(Script(["The answer"])))
+
+
+def test_an_answer_goes_on_while_its_successor_is_fetched(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("hello")
+        it.app.poller.chat.run_command("model", "qwen3.5-4b")  # type: ignore[union-attr]
+        await it.pilot.pause()
+        await it.press("y")
+        await it.until(lambda: it.state.fetched)
+        assert len(it.engine.specs) == 1
+        await it.press("escape")
+        await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
+        assert "The answer" in it.text()
+
+    engine = ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED))
+    play(scenario, engine.script(Script(["The answer", " goes on"], hold=1)))
 
 
 def test_enter_on_an_empty_line_after_a_message_does_nothing(play) -> None:

@@ -15,7 +15,7 @@ from headrace.app.config.load_options import PACKED
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import TIMED_EVERY
-from headrace.app.engine.events import PullProgress, one_line
+from headrace.app.engine.events import Pulled, PullEvent, PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.trace_file import trace
 from headrace.app.sessions.records import Draft, Session
@@ -40,7 +40,8 @@ class ChatState:
 
     comparison: polled instead of the conversation while it is not None. frozen: metrics shown instead of the live ones.
     pulls: downloads in progress, by name. failed_pulls: reasons of failed downloads, by name, until they are tried
-    again. store_error: the error that leaving the chat met. unsent: returns what is
+    again. awaited: the model that is loaded once it is fetched. fetched: the same once it is there.
+    store_error: the error that leaving the chat met. unsent: returns what is
     typed and not sent; None until there is a prompt.
     """
 
@@ -71,6 +72,8 @@ class ChatState:
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
         self.failed_pulls: dict[str, str] = {}
+        self.awaited: str | None = None
+        self.fetched: str | None = None
         self.times_all_steps = False
         self.unsent: Callable[[], Draft] | None = None
         self.closed = False
@@ -160,9 +163,55 @@ class ChatState:
             self.keep_draft()
         old.stop()
         old.close()
+        self.awaited = self.fetched = None
         self.conversation = Conversation(self.engine, self.store, session, **self.load_options)
         if session.model != was.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
+
+    def use_model(self, name: str) -> None:
+        """Load a model for the next answer on. Raises HeadraceError."""
+        self.awaited = self.fetched = None
+        self.conversation.set_model(name)
+        self.metrics.loading(f"loading {name}", None)
+
+    def fetch_and_use(self, name: str) -> None:
+        """Fetch a model, then load it; the one that is loaded stays until then. Raises HeadraceError."""
+        if self.engine.card is None:  # the download shows in the place of the conversation
+            self.use_model(name)
+            return
+        if name not in self.pulls:
+            self.engine.pull(name)
+        self.awaited = name
+        self.conversation.notice = None
+
+    def use_fetched(self) -> None:
+        """Load the awaited model once it is there and no answer is being written."""
+        if self.fetched is not None and self.conversation.phase == "idle":
+            try:
+                self.use_model(self.fetched)
+            except HeadraceError as error:
+                self.show_error(error)
+
+    def handle_pull(self, event: PullEvent) -> None:
+        """Follow a download to its end."""
+        self.failed_pulls.pop(event.name, None)
+        if isinstance(event, PullProgress):
+            self.pulls[event.name] = event
+            return
+        self.pulls.pop(event.name, None)
+        is_awaited = event.name == self.awaited
+        if is_awaited:
+            self.awaited = None
+        if isinstance(event, Pulled):
+            self.notify(f"{event.name} is installed")
+            if is_awaited:
+                self.fetched = event.name
+            return
+        reason = one_line(event.message, event.hint)
+        self.failed_pulls[event.name] = reason
+        self.notify(f"{event.name}: {reason}", problem=True)
+        if is_awaited:  # a notification disappears
+            self.conversation.notice = f"{event.name} is not fetched: {reason}"
 
     def restart_engine(self) -> None:
         """Start the engine again after it died or could not load a model."""

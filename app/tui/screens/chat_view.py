@@ -146,6 +146,7 @@ class ChatView:
             self.state.engine.state,
             self.state.engine.card,
             conversation.notice,
+            self.state.awaited,
             conversation.writer.repeats,
             conversation.branch.shared,
             conversation.context_limit,
@@ -194,7 +195,7 @@ class ChatView:
         self.transcript.welcome(*welcome_lines(self.state.engine, session, self._loading.download, notice))
 
     def show_notice(self) -> None:
-        text, error = notice_of(self.conversation, self._loading.download)
+        text, error = notice_of(self.conversation, self._loading.download, self.state.awaited)
         self.screen.query_one(Notice).show(text, error=error)
 
     def update_status(self) -> None:

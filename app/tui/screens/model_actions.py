@@ -32,16 +32,14 @@ class ModelActions:
             return
         check_model_name(name)
         if (plan := download_plan(name)) is None:
-            self._use_model(name)
-        else:
-            app.push_screen(fetch_question(plan), lambda answer: self._use_model(name) if answer == "fetch" else None)
+            self._state.use_model(name)
+            return
 
-    def _use_model(self, name: str) -> None:
-        def use() -> None:
-            self._state.conversation.set_model(name)
-            self._state.metrics.loading(f"loading {name}", None)
+        def answered(answer: str | None) -> None:
+            if answer == "fetch":
+                self._view.attempt(lambda: self._state.fetch_and_use(name))
 
-        self._view.attempt(use)
+        app.push_screen(fetch_question(plan), answered)
 
     def _system(self, text: str) -> None:
         if text:

@@ -6,14 +6,14 @@ from contextlib import suppress
 
 from textual.screen import Screen
 
-from headrace.app.engine.events import Event, LoadProgress
+from headrace.app.engine.events import Event, LoadProgress, PullProgress
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.transcript.download import DownloadProgress
 from headrace.runtime.errors import HeadraceError
 
 
 class ModelLoading:
-    """Follows one load after another; `download` is the current one's progress."""
+    """Follows one load after another, and the fetch before; `download` is the current one's progress."""
 
     def __init__(self, screen: Screen[None], state: ChatState) -> None:
         self.download = DownloadProgress()
@@ -25,16 +25,21 @@ class ModelLoading:
         """Take in load progress; return whether what is shown of it changed."""
         now = time.monotonic()
         loading = self._state.engine.state == "loading"
+        awaited = self._state.awaited
         progress = [event for event in events if isinstance(event, LoadProgress)]
+        if awaited is not None:
+            pulls = [event for event in events if isinstance(event, PullProgress) and event.name == awaited]
+            progress = [LoadProgress(event.stage, event.done, event.total) for event in pulls]
         for event in progress:
             self.download.add(event, now)
-        if progress and self.download.active and not self._looked_up:
+        if loading and progress and self.download.active and not self._looked_up:
             self._looked_up = True
             self._screen.run_worker(self._look_up, thread=True)
-        if not loading and self._looked_up:
+        following = loading or awaited is not None
+        if not following and self.download.active:
             self.download = DownloadProgress()
             self._looked_up = False
-        return loading and (self.download.tick(now) or bool(progress))
+        return following and (self.download.tick(now) or bool(progress))
 
     def _look_up(self) -> None:
         """Read the download plan from the catalog; runs in a thread, because it reads files."""

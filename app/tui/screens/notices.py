@@ -30,8 +30,11 @@ class Notice(Static):
         self.update(Content("\n").join(lines))
 
 
-def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[str, bool]:
-    """Return the notice for a conversation, and whether it is an error."""
+def notice_of(conversation: Conversation, download: DownloadProgress, awaited: str | None) -> tuple[str, bool]:
+    """Return the notice for a conversation, and whether it is an error.
+
+    awaited: the model that is being fetched while another one is loaded.
+    """
     state = conversation.engine.state
     down = state in ("dead", "failed")
     text = conversation.notice or ("the engine is not running" if down else "")
@@ -39,6 +42,8 @@ def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[s
         text = f"{REPEATS}; Esc stops it"
     if not text and conversation.branch.shared:
         text = "this session is also open in another terminal: messages from there become branches"
+    if not text and awaited is not None:
+        text = f"{awaited} is loaded once it is here: {download.summary() or 'downloading'}"
     if down:
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "The next message or F8 starts it again"
         text = f"✗ {text.rstrip('.')}. {way_out}."
