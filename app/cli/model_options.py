@@ -49,7 +49,7 @@ def adapter_option(command: Command) -> Command:
             arguments["model"] = f"{model or DEFAULT_MODEL}+{adapter}"
         return command(**arguments)
 
-    help = "LoRA adapter of the model, a folder or hub id; -m MODEL+ADAPTER is the same."
+    help = "LoRA adapter of the model: a folder, hub id or .gguf file; -m MODEL+ADAPTER is the same."
     return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
 
 

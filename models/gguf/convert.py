@@ -215,6 +215,9 @@ def read_plan(source: Path) -> ConversionPlan:
 
 def plan_of(container: Container) -> ConversionPlan:
     metadata = Metadata(container.metadata)
+    if metadata.text("general.type", "model") == "adapter":
+        file = container.paths[0]
+        raise CheckpointError(f"{file.name} is an adapter", f"pass it behind its base: BASE.gguf+{file.name}")
     vocabulary = read_vocabulary(metadata)
     layout = _layout(container, metadata, len(vocabulary.tokens))
     tokenizer, special = build_tokenizer(metadata, vocabulary)
@@ -387,7 +390,7 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
     _check_columns(tensor, target, affine.group_size)
     return ConvertedTensor(
         tensor,
-        {f"{target.module}.{leaf}": StoredArray(_in_order(array, target), dtype) for leaf, array, dtype in parts},
+        {f"{target.module}.{leaf}": StoredArray(in_order(array, target), dtype) for leaf, array, dtype in parts},
         f"affine {affine.bits}-bit, group size {affine.group_size}",
         max_error,
         (affine.group_size, affine.bits, affine.mode),
@@ -406,7 +409,7 @@ def _plain(tensor: RawTensor, target: Target) -> ConvertedTensor:
     max_error = 0.0
     if target.values != "same":
         words, dtype, max_error = _changed(tensor, words, dtype, target)
-    words = _in_order(words, target)
+    words = in_order(words, target)
     shaped = words if target.stored is None else words.reshape(target.stored)
     return ConvertedTensor(tensor, {target.name: StoredArray(shaped, dtype)}, dtype, max_error)
 
@@ -428,7 +431,7 @@ def _changed(
     return values, "F32", float(np.abs(np.exp(values) + stored).max())
 
 
-def _in_order(array: npt.NDArray[Any], target: Target) -> npt.NDArray[Any]:
+def in_order(array: npt.NDArray[Any], target: Target) -> npt.NDArray[Any]:
     """Return the array with its rows, and its blocks of columns, in the network's order."""
     if target.rows is not None:
         array = np.take(array, target.rows, axis=target.axis)

@@ -1,14 +1,21 @@
-"""Adapters beside a model's name: BASE+ADAPTER, with a folder or a hub repository behind the plus sign.
+"""Adapters beside a model's name: BASE+ADAPTER, with a folder, a hub repository or a .gguf file behind the plus sign.
 
-smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora
+smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf
 """
 
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 
 from headrace.models.checkpoint.adapter import open_adapter
+from headrace.models.checkpoint.gguf_link import file_facts
+from headrace.models.registry.import_gguf import gguf_of
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.source import HubId, parse_source
-from headrace.runtime.errors import ModelNotFoundError, UsageError
+from headrace.models.registry.store import StoredModel
+from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 
 
 def split_adapter(text: str) -> tuple[str, str | None]:
@@ -27,19 +34,54 @@ def name_with(base: str, adapter: str) -> str:
 
 
 def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Path:
-    """Return the folder of an adapter, from the hub if it is a repository's name.
+    """Return the folder of an adapter, from the hub if it is a repository's name; or its GGUF file.
 
     Raises ModelNotFoundError, FetchError, UsageError, and what `open_adapter` raises.
     """
     path = Path(text).expanduser()
+    if path.is_file():
+        return path.absolute()
     if path.is_dir():
         folder = path.absolute()
     else:
         hub = parse_source(text)
         if not isinstance(hub, HubId):
-            raise ModelNotFoundError(f"no adapter {text!a}", "pass its folder or its repository on the hub, org/name")
+            raise ModelNotFoundError(
+                f"no adapter {text!a}", "pass its folder, its .gguf file or its repository on the hub, org/name"
+            )
         from headrace.models.registry.fetch_hub import fetch_adapter  # late: imports huggingface_hub
 
         folder = fetch_adapter(hub, progress, fetch=fetch)
     open_adapter(folder)
+    return folder
+
+
+def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
+    """Return the folder of an adapter; that of a GGUF file is made once for its base, of some megabytes.
+
+    base: the store's entry of the model, None for a model outside. Raises UnsupportedModelError for the GGUF file of
+    an adapter without that of its base, and what `convert_adapter` raises.
+    """
+    if adapter.is_dir():
+        return adapter
+    file = None if base is None else gguf_of(base)
+    if file is None:
+        raise UnsupportedModelError(
+            f"{adapter.name} is an adapter in a GGUF file, which changes a model in a GGUF file",
+            f"pass that file before it: BASE.gguf+{adapter.name}",
+        )
+    key = blake2b(digest_size=16)
+    for part in (adapter, file):
+        key.update(f"{part.resolve()} {file_facts(part)}\n".encode())
+    folder = cache_dir() / "adapters" / key.hexdigest()
+    if folder.is_dir():
+        return folder
+    from headrace.models.gguf.adapter import convert_adapter  # late: numpy and MLX
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as made:
+        convert_adapter(adapter, file, Path(made))
+        with suppress(OSError):  # another process made it meanwhile
+            Path(made).rename(folder)
+            Path(made).mkdir()  # for the end of the block
     return folder

@@ -152,6 +152,14 @@ def copied_file(model: StoredModel) -> str | None:
     return source.removeprefix(_SOURCE) if source.startswith(_SOURCE) else None
 
 
+def gguf_of(model: StoredModel) -> Path | None:
+    """Return the GGUF file that an entry links to, or was made from if it is still there; None for other entries."""
+    if is_linked(model):
+        return model.path / str(next(iter(model.origin["gguf"])))
+    copied = copied_file(model)
+    return Path(copied) if copied is not None and Path(copied).is_file() else None
+
+
 def copy_bytes(file: Path) -> int:
     """Return the bytes that the weights of `file` add to the store, from its header. Raises CheckpointError."""
     from headrace.models.gguf.container import open_container  # late: numpy

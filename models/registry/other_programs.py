@@ -28,23 +28,25 @@ class ForeignModel:
     name: as `-m` takes it.
     path: a GGUF file under any name, or a directory in MLX format.
     program: the program's name.
-    has_adapter: True if the program applies a LoRA adapter to it, which we do not read.
+    adapters: GGUF files of LoRA adapters that the program applies to it.
     """
 
     name: str
     path: Path
     program: str
-    has_adapter: bool = False
+    adapters: tuple[Path, ...] = ()
 
     @property
     def source(self) -> LocalDirectory | LocalGGUF:
-        """The path as a source. Raises UnsupportedModelError for a model with an adapter."""
-        if self.has_adapter:
+        """The path as a source. Raises UnsupportedModelError for a model with several adapters."""
+        if self.path.is_dir():
+            return LocalDirectory(self.path)
+        if len(self.adapters) > 1:
             raise UnsupportedModelError(
-                f"{self.name}: {self.program} applies an adapter to this model, which is not supported",
-                f"pass its file for the model without the adapter: {self.path}",
+                f"{self.name}: {self.program} applies several adapters to this model, headrace applies one",
+                f"pass its file and one of them: {self.path}+{self.adapters[0]}",
             )
-        return LocalDirectory(self.path) if self.path.is_dir() else LocalGGUF(self.path)
+        return LocalGGUF(self.path, *self.adapters)
 
 
 def foreign_models() -> list[ForeignModel]:
@@ -89,34 +91,37 @@ def _ollama_models() -> Iterator[ForeignModel]:
         for manifest in _files(folder / "manifests", depth=4):
             *address, model, tag = manifest.relative_to(folder / "manifests").parts
             layers = _layers(manifest)
-            file = _blob(folder, layers.get(_OLLAMA_MODEL))
-            if file is None:
+            files = _blobs(folder, layers.get(_OLLAMA_MODEL, []))
+            adapters = _blobs(folder, layers.get(_OLLAMA_ADAPTER, []))
+            if not files or adapters is None:
                 continue
             prefix = "" if tuple(address) == _OLLAMA_LIBRARY else "/".join(_without_default_host(address)) + "/"
-            yield ForeignModel(f"{prefix}{model}:{tag}", file, "Ollama", has_adapter=_OLLAMA_ADAPTER in layers)
+            yield ForeignModel(f"{prefix}{model}:{tag}", files[-1], "Ollama", tuple(adapters))
 
 
 def _without_default_host(address: list[str]) -> list[str]:
     return address[1:] if address[0] == _OLLAMA_LIBRARY[0] else address
 
 
-def _layers(manifest: Path) -> dict[str, str]:
+def _layers(manifest: Path) -> dict[str, list[str]]:
     """Return the digests of a manifest's layers by media type; none for a file that is no manifest."""
+    digests: dict[str, list[str]] = {}
     try:
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return {}
         document: Any = json.loads(manifest.read_bytes())
-        return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}
+        for layer in document["layers"]:
+            digests.setdefault(str(layer["mediaType"]), []).append(str(layer["digest"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
+    return digests
 
 
-def _blob(folder: Path, digest: str | None) -> Path | None:
-    if digest is None:
-        return None
-    name = digest.replace(":", "-")
-    file = folder / "blobs" / name
-    return file if "/" not in name and file.is_file() else None
+def _blobs(folder: Path, digests: list[str]) -> list[Path] | None:
+    """Return the files of these digests; None if one is missing."""
+    names = [digest.replace(":", "-") for digest in digests]
+    files = [folder / "blobs" / name for name in names if "/" not in name]
+    return files if len(files) == len(names) and all(file.is_file() for file in files) else None
 
 
 def _lm_studio_folders() -> list[Path]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.registry.adapters import find_adapter, name_with, split_adapter
+from headrace.models.registry.adapters import adapter_folder, find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import (
     convert,
@@ -42,7 +42,7 @@ from headrace.models.registry.source import (
 )
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.paths import shown_name
-from headrace.runtime.errors import CheckpointError, ModelNotFoundError
+from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from headrace.models.registry.catalog import Wheel
@@ -78,17 +78,26 @@ def resolve(
     progress = progress if progress is not None else silent
     base, adapter = split_adapter(name if name is not None else DEFAULT_MODEL)
     if adapter is not None:
-        folder = find_adapter(adapter, progress, fetch=fetch)
+        found = find_adapter(adapter, progress, fetch=fetch)
         model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
-        return replace(model, name=name_with(model.name, adapter), adapter=folder)
+        return _with_adapter(model, adapter, found, store)
     source = _parsed(base, store)
     match source:
         case LocalDirectory(path):
             return ResolvedModel(shown_name(path), path, f"local directory {path}")
-        case LocalGGUF(file):
-            return _resolved(_imported(file, store, progress, fetch=fetch))
+        case LocalGGUF(file, adapter_file):
+            model = _resolved(_imported(file, store, progress, fetch=fetch))
+            return model if adapter_file is None else _with_adapter(model, adapter_file.name, adapter_file, store)
         case CatalogName() | HubId():
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
+
+
+def _with_adapter(model: ResolvedModel, name: str, path: Path, store: Store) -> ResolvedModel:
+    """Return a model with the adapter at `path`: a folder or a GGUF file. Raises as `adapter_folder`."""
+    if model.adapter is not None:
+        raise UnsupportedModelError(f"{model.name} has an adapter already; headrace applies one")
+    entry = None if model.stored_as is None else store.get(model.stored_as)
+    return replace(model, name=name_with(model.name, name), adapter=adapter_folder(path, entry))
 
 
 def _parsed(text: str, store: Store) -> Source:
@@ -111,7 +120,7 @@ def find_source(text: str, store: Store) -> Source:
 
     The catalog's own names mean the catalog's models, in any case and as on the hub: SmolLM2-135M-Instruct. `name:tag`
     means another program's model of exactly that name.
-    Also raises UnsupportedModelError for a model to which that program applies an adapter.
+    Also raises UnsupportedModelError for a model to which that program applies several adapters.
     """
     source = parse_source(text)
     if isinstance(source, LocalDirectory | LocalGGUF):

@@ -62,9 +62,10 @@ class LocalDirectory:
 
 @dataclass(frozen=True, slots=True)
 class LocalGGUF:
-    """An existing .gguf file, absolute."""
+    """An existing .gguf file, absolute. adapter: the GGUF file of an adapter that Ollama applies to it."""
 
     path: Path
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

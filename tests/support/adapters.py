@@ -1,4 +1,4 @@
-"""Adapters with random weights, in the folders of PEFT and of mlx-lm."""
+"""Adapters with random weights, in the folders of PEFT and of mlx-lm; logits of a network."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.kv.backend import KVOptions, one_pass
 
 RANK = 4
 SCALE = 2.0
@@ -71,3 +75,15 @@ def write_merged(directory: Path, base: Path, changes: Mapping[str, mx.array]) -
     mx.save_safetensors(str(directory / "model.safetensors"), merged)
     (directory / "config.json").write_text((base / "config.json").read_text())
     return directory
+
+
+def logits_after(network: Decoder, prompt: list[int]) -> mx.array:
+    """Return the logits of token 5 after a prompt."""
+    kv = network.kv_backend(KVOptions(64))
+    cache = kv.acquire([0])
+    for _ in prefill(network, kv, cache, prompt):
+        pass
+    kv_pass = one_pass(kv, cache, 1, "decode")
+    logits = network.logits(network.layers(network.embed(mx.array([[5]])), kv_pass))
+    mx.eval(logits)
+    return logits

@@ -253,10 +253,20 @@ def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
 
 
 def write_gguf(
-    path: Path, variant: str, *, matrices: str = "F32", experts: str | None = None, seed: int = 0, **changes: Any
+    path: Path,
+    variant: str,
+    *,
+    matrices: str = "F32",
+    experts: str | None = None,
+    seed: int = 0,
+    weights: Weights | None = None,
+    **changes: Any,
 ) -> Path:
-    """Write the variant with its matrices stored as the tensor type `matrices`, those of experts as `experts`."""
-    tensors = gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
+    """Write the variant with its matrices stored as the tensor type `matrices`, those of experts as `experts`.
+
+    weights: by GGUF name, in place of random ones.
+    """
+    tensors = weights or gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
     writer = header(path, variant, **changes)
     rng = np.random.default_rng(seed)
     for name, values in tensors.items():
@@ -267,6 +277,60 @@ def write_gguf(
             writer.add_tensor(
                 name, random_blocks(rng, stored, *values.shape), raw_dtype=gguf.GGMLQuantizationType[stored]
             )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+RANK = 4  # of adapters
+ADAPTER_SCALE = 2.0
+
+
+def adapter_factors(variant: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A (r, K) and B (N, r) of an adapter by the tensor that they change: all matrices of layers."""
+    rng = np.random.default_rng(3)
+    weights = gguf_weights(variant, hf_weights(variant))
+    return {
+        name: (
+            0.05 * rng.standard_normal((RANK, values.shape[1])).astype(np.float32),
+            rng.standard_normal((values.shape[0], RANK)).astype(np.float32),
+        )
+        for name, values in weights.items()
+        if name.startswith("blk.") and values.ndim == 2
+    }
+
+
+def write_adapter(
+    path: Path,
+    variant: str,
+    *,
+    architecture: str | None = None,
+    kind: str = "lora",
+    tensors: dict[str, tuple[int, int]] | None = None,
+    extra: dict[str, tuple[int, ...]] | None = None,
+    invoked: bool = False,
+) -> Path:
+    """Write an adapter of the variant as llama.cpp's converter does.
+
+    tensors: shapes of the matrices that it changes, in place of all. extra: shapes of further tensors.
+    """
+    writer = gguf.GGUFWriter(path, architecture or VARIANTS[variant][0])
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, kind)
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, ADAPTER_SCALE * RANK)
+    if invoked:
+        writer.add_array(gguf.Keys.Adapter.ALORA_INVOCATION_TOKENS, [5, 6])
+    factors = adapter_factors(variant)
+    if tensors is not None:
+        shapes = tensors.items()
+        factors = {name: (np.ones((RANK, k), np.float32), np.ones((n, RANK), np.float32)) for name, (n, k) in shapes}
+    for name, (a, b) in factors.items():
+        writer.add_tensor(f"{name}.lora_a", a)
+        writer.add_tensor(f"{name}.lora_b", b)
+    for name, shape in (extra or {}).items():
+        writer.add_tensor(name, np.ones(shape, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,10 +10,9 @@ from headrace.app.engine.kv_disk_cache import kv_key
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.loading.load import load_model
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError
 from headrace.runtime.kv.backend import KVOptions, one_pass
-from tests.support.adapters import EVERY, write_adapter, write_merged
+from tests.support.adapters import EVERY, logits_after, write_adapter, write_merged
 from tests.support.tiny import quantize_model, write_model
 from tests.support.tiny_chat import write_byte_tokenizer
 
@@ -38,15 +37,8 @@ def _network(directory: Path, adapter: Path | None = None) -> Decoder:
     return network
 
 
-def _logits(network: Decoder, prompt: list[int] = PROMPT) -> mx.array:
-    kv = network.kv_backend(KVOptions(64))
-    cache = kv.acquire([0])
-    for _ in prefill(network, kv, cache, prompt):
-        pass
-    kv_pass = one_pass(kv, cache, 1, "decode")
-    logits = network.logits(network.layers(network.embed(mx.array([[5]])), kv_pass))
-    mx.eval(logits)
-    return logits
+def _logits(network: Decoder) -> mx.array:
+    return logits_after(network, PROMPT)
 
 
 def _distance(ours: mx.array, theirs: mx.array) -> float:

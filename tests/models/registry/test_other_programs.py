@@ -13,7 +13,7 @@ from headrace.models.registry.resolve import find_source, installed_name, resolv
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
-from tests.models.gguf.build import write_gguf
+from tests.models.gguf.build import write_adapter, write_gguf
 from tests.support.tiny import write_model
 
 
@@ -30,16 +30,21 @@ def store(home: Path) -> Store:
     return Store(home / "store")
 
 
-def add_to_ollama(home: Path, name: str, *, adapter: bool = False) -> Path:
-    """Write a GGUF and its manifest as Ollama does; name: HOST/NAMESPACE/MODEL/TAG. Return the blob."""
+def add_to_ollama(home: Path, name: str, *, adapters: int = 0) -> Path:
+    """Write a GGUF and its manifest as Ollama does; name: HOST/NAMESPACE/MODEL/TAG. Return the blob.
+
+    adapters: so many times the same.
+    """
     folder = home / ".ollama" / "models"
     (folder / "blobs").mkdir(parents=True, exist_ok=True)
     made = write_gguf(home / "made.gguf", "llama")
     digest = sha256(made.read_bytes()).hexdigest()
     blob = made.rename(folder / "blobs" / f"sha256-{digest}")
-    kinds = ["model", "license", *(["adapter"] if adapter else [])]
+    write_adapter(blob.with_name("sha256-ada"), "llama")
+    blobs = [("model", digest), ("license", digest), *[("adapter", "ada")] * adapters]
     layers = [
-        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": 1} for kind in kinds
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{each}", "size": 1}
+        for kind, each in blobs
     ]
     manifest = folder / "manifests" / name
     manifest.parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +82,24 @@ def test_a_catalog_model_is_not_replaced_by_one_of_the_same_name(home: Path, sto
     assert isinstance(find_source("qwen3.5-4b:latest", store), LocalGGUF)
 
 
-def test_an_adapter_of_ollama_is_not_left_out_silently(home: Path, store: Store) -> None:
-    add_to_ollama(home, "registry.ollama.ai/library/tuned/latest", adapter=True)
-    with pytest.raises(UnsupportedModelError, match="tuned:latest: Ollama applies an adapter"):
+def test_an_adapter_of_ollama_is_applied(home: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(home / "headrace"))
+    blob = add_to_ollama(home, "registry.ollama.ai/library/tuned/latest", adapters=1)
+    assert find_source("tuned", store) == LocalGGUF(blob, blob.with_name("sha256-ada"))
+    adapter = resolve("tuned", store=store).adapter
+    assert adapter == resolve(f"{blob}+{blob.with_name('sha256-ada')}", store=store).adapter
+    assert adapter is not None
+    with pytest.raises(UnsupportedModelError, match="has an adapter already"):
+        resolve(f"tuned+{blob.with_name('sha256-ada')}", store=store)
+
+
+def test_adapters_of_ollama_are_not_left_out_silently(home: Path, store: Store) -> None:
+    blob = add_to_ollama(home, "registry.ollama.ai/library/tuned/latest", adapters=2)
+    with pytest.raises(UnsupportedModelError, match="tuned:latest: Ollama applies several adapters"):
         find_source("tuned", store)
+    add_to_ollama(home, "registry.ollama.ai/library/tuned/latest", adapters=1)
+    blob.with_name("sha256-ada").unlink()
+    assert foreign_models() == []
 
 
 @pytest.mark.parametrize(

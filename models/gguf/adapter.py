@@ -1,0 +1,97 @@
+"""LoRA adapters in GGUF files, as llama.cpp's converter and Ollama write them, for a base that is a GGUF file, too.
+
+`blk.0.attn_q.weight.lora_a` (r, K) and `.lora_b` (N, r) change that tensor of the base by alpha / r * B A. Rows and
+columns are in the order of the base's file; its table of targets has the modules and the orders.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from headrace.models.gguf.container import RawTensor, open_container
+from headrace.models.gguf.convert import in_order, layout_of
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.target import Target
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+_PARTS = (".lora_a", ".lora_b")
+_Matrix = npt.NDArray[np.float32]
+
+
+def convert_adapter(file: Path, base: Path, target: Path) -> None:
+    """Write the adapter `file` into the directory `target`, in mlx-lm's format. base: the file of the model it changes.
+
+    Raises CheckpointError for a broken adapter or one of another model, UnsupportedModelError for one that does more
+    than add low-rank products to matrices.
+    """
+    container = open_container(file)
+    metadata = Metadata(container.metadata)
+    layout = layout_of(open_container(base))
+    _check(file, metadata, layout.metadata.architecture)
+    targets: dict[str, list[Target]] = {}
+    for each in layout.targets:
+        targets.setdefault(each.source, []).append(each)
+    arrays = {}
+    for name in _changed_tensors(container.tensors):
+        a, b = (container.tensors.get(name + part) for part in _PARTS)
+        if a is None or b is None:
+            raise CheckpointError(f"{file.name}: one factor of {name} is missing")
+        if name not in targets:
+            raise UnsupportedModelError(f"{file.name} changes {name}, which {base.name} does not have")
+        scaled = _matrix(b) * np.float32(_scale(metadata, rank=b.shape[-1]))
+        for each in targets[name]:
+            if len(each.shape) != 2 or each.index is not None or each.below or each.source == "token_embd.weight":
+                raise UnsupportedModelError(f"{file.name} changes {name}, which headrace applies no adapter to")
+            of_columns = in_order(_matrix(a), replace(each, rows=None))
+            of_rows = in_order(scaled, replace(each, columns=None))
+            arrays[f"{each.module}.lora_a"] = mx.array(of_columns.T)
+            arrays[f"{each.module}.lora_b"] = mx.array(of_rows.T)
+    mx.save_safetensors(str(target / "adapters.safetensors"), arrays)
+    config = {"fine_tune_type": "lora", "lora_parameters": {"scale": 1.0}}
+    (target / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _check(file: Path, metadata: Metadata, architecture: str) -> None:
+    if metadata.text("general.type", "model") != "adapter":
+        raise CheckpointError(f"{file.name} is a model, not an adapter")
+    if (kind := metadata.text("adapter.type")) != "lora":
+        raise UnsupportedModelError(f"{file.name} is an adapter of type {kind!r:.40}; headrace applies lora")
+    if metadata.has("adapter.alora.invocation_tokens"):
+        raise UnsupportedModelError(f"{file.name} is an adapter that certain tokens invoke; headrace applies it always")
+    if metadata.architecture != architecture:
+        raise CheckpointError(
+            f"{file.name} is an adapter for {metadata.architecture!r:.40}, the base is {architecture!r}"
+        )
+
+
+def _changed_tensors(names: Mapping[str, RawTensor]) -> list[str]:
+    """Return the base's tensors that an adapter changes, once each."""
+    changed = dict[str, None]()
+    for name in names:
+        tensor, dot, part = name.rpartition(".")
+        if dot + part not in _PARTS:
+            raise UnsupportedModelError(f"the adapter has the tensor {name}, which is no low-rank factor")
+        changed[tensor] = None
+    if not changed:
+        raise CheckpointError("the adapter has no tensors")
+    return list(changed)
+
+
+def _scale(metadata: Metadata, rank: int) -> float:
+    """Return the factor of B A; as in llama.cpp, an alpha of 0 stands for none."""
+    alpha = metadata.number("adapter.lora.alpha", 0.0)
+    return alpha / rank if alpha else 1.0
+
+
+def _matrix(tensor: RawTensor) -> _Matrix:
+    if len(tensor.shape) != 2:
+        raise UnsupportedModelError(f"the adapter's {tensor.name} is no matrix; headrace applies none to experts")
+    values: _Matrix = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).astype(np.float32)
+    return values.reshape(tensor.shape)

@@ -1,0 +1,101 @@
+"""LoRA adapters in GGUF files: the logits of merged weights, and refusals of what is not applied."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.models.loading.load import load_resolved
+from headrace.models.network.decoder import Decoder
+from headrace.models.registry.resolve import resolve
+from headrace.models.registry.store import Store
+from headrace.runtime.errors import HeadraceError, UnsupportedModelError
+from tests.models.gguf.build import ADAPTER_SCALE, adapter_factors, gguf_weights, hf_weights, write_adapter, write_gguf
+from tests.support.adapters import logits_after
+from tests.support.tiny import write_model
+
+PROMPT = [3, 90, 17, 41, 5]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    return Store()
+
+
+def logits(name: str, store: Store) -> np.ndarray:
+    network = load_resolved(resolve(name, store=store), context=64).network
+    assert isinstance(network, Decoder)
+    return np.array(logits_after(network, PROMPT))
+
+
+def write_merged(path: Path, variant: str) -> Path:
+    """Write the variant with its adapter's products added to its matrices, in the order of the file."""
+    weights = gguf_weights(variant, hf_weights(variant))
+    for name, (a, b) in adapter_factors(variant).items():
+        weights[name] = weights[name] + ADAPTER_SCALE * b @ a
+    return write_gguf(path, variant, weights=weights)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3", "phi3"])
+def test_an_adapter_gives_the_logits_of_merged_weights(variant: str, tmp_path: Path, store: Store) -> None:
+    base = write_gguf(tmp_path / "base.gguf", variant)
+    adapter = write_adapter(tmp_path / "lora.gguf", variant)
+    ours = logits(f"{base}+{adapter}", store)
+    merged = logits(str(write_merged(tmp_path / "merged.gguf", variant)), store)
+    plain = logits(str(base), store)
+    assert np.abs(ours - merged).max() < 2e-3 * np.abs(merged).max()
+    assert np.abs(ours - plain).max() > 0.05 * np.abs(merged).max()
+
+
+def test_an_adapter_is_converted_once_for_each_base(tmp_path: Path, store: Store) -> None:
+    base = write_gguf(tmp_path / "base.gguf", "llama")
+    adapter = write_adapter(tmp_path / "lora.gguf", "llama")
+    model = resolve(f"{base}+{adapter}", store=store)
+    assert model.name.endswith("+lora.gguf")
+    assert model.adapter is not None
+    file = model.adapter / "adapters.safetensors"
+    made = file.stat().st_mtime_ns
+    assert resolve(f"{base}+{adapter}", store=store).adapter == model.adapter
+    assert file.stat().st_mtime_ns == made
+    other = write_gguf(tmp_path / "other.gguf", "llama", seed=1)
+    assert resolve(f"{other}+{adapter}", store=store).adapter != model.adapter
+    assert len(list(model.adapter.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "qwen3"}, "adapter for 'qwen3', the base is 'llama'"),
+        ({"kind": "control_vector"}, "of type 'control_vector'"),
+        ({"tensors": {"blk.9.attn_q.weight": (64, 64)}}, "changes blk.9.attn_q.weight, which base.gguf does not have"),
+        ({"tensors": {"token_embd.weight": (900, 64)}}, "changes token_embd.weight"),
+        ({"extra": {"blk.0.attn_norm.weight": (64,)}}, "attn_norm.weight, which is no low-rank factor"),
+        ({"extra": {"blk.0.attn_q.weight.lora_c": (64, 4)}}, "lora_c, which is no low-rank factor"),
+        ({"extra": {"output.weight.lora_a": (4, 64)}}, "one factor of output.weight is missing"),
+        ({"invoked": True}, "that certain tokens invoke"),
+    ],
+)
+def test_adapters_that_do_more_are_refused(changes: dict[str, Any], message: str, tmp_path: Path, store: Store) -> None:
+    base = write_gguf(tmp_path / "base.gguf", "llama")
+    adapter = write_adapter(tmp_path / "lora.gguf", "llama", **changes)
+    with pytest.raises(HeadraceError, match=message):
+        resolve(f"{base}+{adapter}", store=store)
+
+
+def test_a_file_that_is_alone_or_no_adapter_is_named(tmp_path: Path, store: Store) -> None:
+    base = write_gguf(tmp_path / "base.gguf", "llama")
+    adapter = write_adapter(tmp_path / "lora.gguf", "llama")
+    with pytest.raises(HeadraceError, match=r"lora\.gguf is an adapter") as caught:
+        resolve(str(adapter), store=store)
+    assert caught.value.hint == "pass it behind its base: BASE.gguf+lora.gguf"
+    with pytest.raises(HeadraceError, match=r"base\.gguf is a model, not an adapter"):
+        resolve(f"{base}+{base}", store=store)
+
+
+def test_an_adapter_wants_its_base_in_a_gguf_file(tmp_path: Path, store: Store) -> None:
+    folder = write_model(tmp_path / "folder", "llama")
+    adapter = write_adapter(tmp_path / "lora.gguf", "llama")
+    with pytest.raises(UnsupportedModelError, match="changes a model in a GGUF file"):
+        resolve(f"{folder}+{adapter}", store=store)
