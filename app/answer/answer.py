@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
-from typing import Any
 
 from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText
@@ -202,11 +201,11 @@ class Answer:
         """Inter-token latencies in seconds, without the first step's."""
         return [latency for record in self.records for latency in record.itl_s]
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> dict[str, object]:
         """Return the `sampling` object of a result document: as used."""
         return sampling_document(self.request.sampling)
 
-    def timing(self) -> dict[str, Any]:
+    def timing(self) -> dict[str, object]:
         """Return the `timing` object of a result document."""
         summary = self.end.summary
         return {
@@ -218,7 +217,7 @@ class Answer:
         }
 
 
-def sampling_document(params: SamplingParams) -> dict[str, Any]:
+def sampling_document(params: SamplingParams) -> dict[str, object]:
     """Return sampling parameters for JSON, an infinite bias as text."""
     bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
     return {**asdict(params), "logit_bias": bias}

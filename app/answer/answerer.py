@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions, recommended_options
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.models.text.structured.grammars import Grammars, Thinks
     from headrace.models.text.tools.table import FormOfTools
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
 
 MAX_RUNNING = 16
@@ -81,7 +81,7 @@ class Answerer:
         *,
         thinking: Thinking | None = None,
         tools: ToolUse | None = None,
-        variables: Mapping[str, Any] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> Prompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 

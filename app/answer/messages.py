@@ -31,7 +31,7 @@ _OTHER_PARTS = {
 }
 
 
-def read_messages(given: object, *, strict: bool = False, where: str = "messages") -> list[dict[str, Any]]:
+def read_messages(given: object, *, strict: bool = False, where: str = "messages") -> list[dict[str, object]]:
     """Return a conversation. System messages at its beginning become one.
 
     strict: refuse a message of the user or the system without content, whose key may be misspelt. where: name of the
@@ -49,7 +49,7 @@ def read_messages(given: object, *, strict: bool = False, where: str = "messages
     return name_results(join_system(messages))
 
 
-def join_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return messages with the system messages at their beginning as one: most templates take only one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
@@ -70,7 +70,7 @@ def name_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+def tool_call(identifier: str, name: str, arguments: str) -> dict[str, object]:
     """Return a call of a tool as a chat template takes it. arguments: JSON text."""
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -112,7 +112,7 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
     return "\n".join(texts)
 
 
-def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[str, Any]:
+def _message(value: object, where: str, *, strict: bool, in_history: bool) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be an object, not {shown(value)}")
     role = value.get("role")
@@ -123,7 +123,7 @@ def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[
     if value.get("audio"):
         raise UsageError(f"{where}.audio is not supported")
     content = text_content(value.get("content"), f"{where}.content", in_history=in_history)
-    message: dict[str, Any] = {"role": _ROLES[role], "content": content}
+    message: dict[str, object] = {"role": _ROLES[role], "content": content}
     if message["role"] == "tool":
         return message | {key: _text_of(value, key, where) for key in ("tool_call_id", "name") if value.get(key)}
     calls = value.get("tool_calls")
@@ -137,7 +137,7 @@ def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[
     return message
 
 
-def _calls(value: object, where: str) -> list[dict[str, Any]]:
+def _calls(value: object, where: str) -> list[dict[str, object]]:
     if not isinstance(value, list) or len(value) > MAX_CALLS:
         raise UsageError(f"{where} must be a list of at most {MAX_CALLS} calls")
     calls = []
@@ -164,7 +164,7 @@ def _arguments(value: object, where: str) -> str:
     return value
 
 
-def _text_of(value: Mapping[str, Any], name: str, where: str) -> str:
+def _text_of(value: Mapping[str, object], name: str, where: str) -> str:
     if not isinstance(text := value.get(name), str):
         raise UsageError(f"{where}.{name} must be a text, not {shown(text)}")
     return text

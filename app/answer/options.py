@@ -111,10 +111,10 @@ class AnswerOptions:
     thinking: bool | int | str | None = _option(
         ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False
     )
-    chat_template_kwargs: Mapping[str, Any] | None = _option(
+    chat_template_kwargs: Mapping[str, object] | None = _option(
         JSONObject(), "Variables of the model's chat template, such as preserve_thinking"
     )
-    schema: Mapping[str, Any] | bool | None = _option(
+    schema: Mapping[str, object] | bool | None = _option(
         JSONSchema(), "JSON schema that the answer fits, or `object` for any JSON object"
     )
     regex: str | None = _option(Text(), "Regular expression that the whole answer matches")
@@ -123,7 +123,7 @@ class AnswerOptions:
     @classmethod
     def read(
         cls,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         *,
         aliases: Mapping[str, str] | None = None,
         shown_as: Callable[[str], str] = str,
@@ -213,14 +213,14 @@ SamplingSource = Literal["options", "session", "settings", "model", "default"]
 """Origin of an answer's temperature; `default` is greedy decoding."""
 
 
-def recommended_options(recommended: Mapping[str, Any]) -> AnswerOptions:
+def recommended_options(recommended: Mapping[str, object]) -> AnswerOptions:
     """Return the options that a model recommends, in the form of a generation_config.json.
 
     `do_sample` alone is temperature 1; `do_sample: false` is greedy decoding.
     """
     if recommended.get("do_sample") is False:
         return _GREEDY
-    numbers: dict[str, Any] = {
+    numbers: dict[str, object] = {
         name: int(value) if name == "top_k" else float(value)
         for name, value in recommended.items()
         if name in _RECOMMENDED and isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.text.prefix_difference import PrefixDifference, first_difference
 from headrace.runtime.errors import HeadraceError
@@ -30,7 +30,7 @@ class PromptReuse:
     dropped: int = 0
     difference: PrefixDifference | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return a JSON document."""
         return asdict(self)
 

@@ -1,7 +1,6 @@
 """OpenAI's `response_format` as an answer option."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
@@ -9,7 +8,7 @@ from headrace.runtime.errors import UsageError
 _TYPES = "text, json_object or json_schema"
 
 
-def read_response_format(value: object) -> dict[str, Any]:
+def read_response_format(value: object) -> dict[str, object]:
     """Return the options of a `response_format`: a `schema`, or none for text. Raises UsageError.
 
     A schema is always honoured wholly, whether it is said to be strict or not.

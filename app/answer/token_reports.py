@@ -1,7 +1,6 @@
 """Log probabilities of tokens: the request for them, and OpenAI's form of the reports."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
@@ -22,7 +21,7 @@ def read_logprobs(wanted: object, top: object) -> int | None:
     return count if on else None
 
 
-def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, object]:
     """Return the `logprobs` object of a chat completion."""
     return {
         "content": [
@@ -33,6 +32,6 @@ def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
     }
 
 
-def _report(text: str, logprob: float) -> dict[str, Any]:
+def _report(text: str, logprob: float) -> dict[str, object]:
     part = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
     return {"token": text, "logprob": max(logprob, LEAST), "bytes": part}

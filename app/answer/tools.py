@@ -1,7 +1,6 @@
 """OpenAI's `tools` and `tool_choice` as the tools of an answer."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import shown
@@ -29,7 +28,7 @@ def read_tools(tools: object, choice: object = None, parallel: object = None) ->
         raise UsageError(str(error)) from None
 
 
-def _choice(choice: Any) -> str:
+def _choice(choice: object) -> str:
     match choice:
         case None:
             return "auto"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.text.tools.use import ToolUse
@@ -23,7 +23,7 @@ class Defaults:
     """
 
     options: AnswerOptions = field(default_factory=AnswerOptions)
-    written: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, object] = field(default_factory=dict)
     recommended: Mapping[str, float] = field(default_factory=dict)
     system: str = ""
     raw: bool = False
@@ -39,7 +39,7 @@ class Asked:
     options: the line's own. tools: that the model may call. logprobs: best tokens reported with each token; None: off.
     """
 
-    prompt: Sequence[Mapping[str, Any]] | str
+    prompt: Sequence[Mapping[str, object]] | str
     options: AnswerOptions
     tools: ToolUse | None = None
     logprobs: int | None = None
@@ -57,7 +57,7 @@ class Line:
     digest: str
 
     @property
-    def prompt(self) -> Sequence[Mapping[str, Any]] | str:
+    def prompt(self) -> Sequence[Mapping[str, object]] | str:
         """A conversation, or a text to continue as it is."""
         return self.asked.prompt
 

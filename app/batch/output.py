@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of, may_begin
@@ -80,7 +80,7 @@ class ResultFile:
                 self._kept[digest] = (start, length)
                 start += length
 
-    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+    def write(self, line: Line | BadLine, document: dict[str, object]) -> None:
         """Append the result of a line of the input. Raises HeadraceError."""
         data = line_of(document)
         with self._errors():
@@ -204,7 +204,7 @@ class ResultStream:
         self._next = next(self._expected, None) if self._expected is not None else None
         self._held: dict[int, bytes] = {}
 
-    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+    def write(self, line: Line | BadLine, document: dict[str, object]) -> None:
         """Write the result of a line of the input, or hold it back until it is its turn."""
         if self._expected is None:
             self._print(line_of(document))
@@ -228,7 +228,7 @@ class ResultStream:
 Output = ResultFile | ResultStream
 
 
-def line_of(document: dict[str, Any]) -> bytes:
+def line_of(document: dict[str, object]) -> bytes:
     """Return a result as a line of ASCII, in which model text cannot drive a terminal."""
     return json.dumps(document).encode("ascii") + b"\n"
 

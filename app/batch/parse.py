@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from headrace.app.answer.options import OPTIONS
 from headrace.app.batch.fields import (
@@ -89,7 +89,7 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
         values = with_recommended
     if isinstance(values.get("schema"), Mapping):  # the order of its properties decides the answer
         values["schema"] = json.dumps(values["schema"])
-    identity: list[Any] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
+    identity: list[object] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
     if asked.tools is not None:  # their definitions stand in the prompt, in their order
         identity.append([json.dumps(asked.tools.definitions), asked.tools.choice, asked.tools.parallel])
     if asked.logprobs is not None:
@@ -101,7 +101,7 @@ def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: Hea
     return BadLine(number, name, form, error, _digest([number, raw.hex()]))
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _object(raw: bytes) -> dict[str, object]:
     """Return the line's JSON object. Raises UsageError, also for a repeated key."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
@@ -118,17 +118,17 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if (repeated := repeated_key(pairs)) is not None:
         raise UsageError(f"the key {shown(repeated)} is there twice")
     return dict(pairs)
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> NoReturn:
     raise UsageError(f"{name} is not a JSON number")
 
 
-def _name(given: Mapping[str, Any], key: str) -> str | int | None:
+def _name(given: Mapping[str, object], key: str) -> str | int | None:
     name = given.get(key)
     if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
         raise UsageError(f"{key} must be a text or a whole number, not {shown(name)}")
@@ -140,7 +140,7 @@ def _digest(identity: object) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read_plain(given: Mapping[str, Any], defaults: Defaults) -> Asked:
+def read_plain(given: Mapping[str, object], defaults: Defaults) -> Asked:
     """Return a line's request. Raises UsageError."""
     refuse_unknown(given, frozenset(_PLAIN))
     given = {key: value for key, value in given.items() if value is not None}

@@ -4,7 +4,6 @@ Every result names its request by digest, so that an interrupted batch can be re
 """
 
 import time
-from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
@@ -24,11 +23,15 @@ _FAILED = ("failed", 500)
 _BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written result, in either form
 
 
-def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
+def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, object]:
     """Return the result of an answered request."""
     summary = answer.end.summary
-    details: dict[str, Any] = {"ended_by": answer.end.ended_by, "seed": answer.end.seed, "sampling": answer.sampling()}
-    details["timing"] = answer.timing()
+    details: dict[str, object] = {
+        "ended_by": answer.end.ended_by,
+        "seed": answer.end.seed,
+        "sampling": answer.sampling(),
+        "timing": answer.timing(),
+    }
     details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
     reason = answer.finish_reason
     calls = [
@@ -42,9 +45,9 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
         text = {"text": answer.text, **tool_calls, "finish_reason": reason}
         return {**request, **text, "usage": usage, **details, "error": None}
     chat = line.form == "chat.completion"
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    message: dict[str, object] = {"role": "assistant", "content": answer.text}
     message |= {"content": answer.text or None, "tool_calls": calls} if calls else {}
-    content: dict[str, Any] = {"message": message} if chat else {"text": answer.text}
+    content: dict[str, object] = {"message": message} if chat else {"text": answer.text}
     reports = answer.reports
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{line.digest}",
@@ -60,7 +63,7 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     return response(line.digest, line.name, 200, body, None)
 
 
-def failure(line: Line | BadLine, error: HeadraceError) -> dict[str, Any]:
+def failure(line: Line | BadLine, error: HeadraceError) -> dict[str, object]:
     """Return the result of a line that has no answer."""
     code, status = next(
         (code_and_status for kind, code_and_status in _CODES.items() if isinstance(error, kind)), _FAILED

@@ -6,7 +6,6 @@ answers together, prefill included.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app.answer.answer import sampling_document
 from headrace.app.answer.options import SamplingSource
@@ -32,7 +31,7 @@ class BatchReport:
     versions: dict[str, str]
 
 
-def document(report: BatchReport) -> dict[str, Any]:
+def document(report: BatchReport) -> dict[str, object]:
     """Return the `--json` document. Absent figures are null."""
     tally = report.tally
     return {

@@ -18,7 +18,7 @@ class AnswerSetup:
 
     model: str | None = None
     system: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session) -> "AnswerSetup":
@@ -52,7 +52,7 @@ def _parsed_biases(texts: list[object]) -> dict[str, float]:
         raise UsageError("logit_bias: not a list of ID=VALUE texts") from None
 
 
-def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
+def settings_used(sampling: Mapping[str, object], card: ModelCard | None) -> dict[str, object]:
     """Return the settings in effect: a session's, else the model's once it is loaded, as they are stored."""
     try:
         return stored_options(sampling).resolved(recommended_options(card.generation_defaults if card else {})).stored()
@@ -65,7 +65,7 @@ def answer_request(
     session: Session,
     branch: Sequence[Message],
     *,
-    sampling: Mapping[str, Any] | None = None,
+    sampling: Mapping[str, object] | None = None,
     continuing: bool = False,
     drop_oldest: bool = False,
 ) -> Generate:

@@ -5,7 +5,7 @@ A message is in the store before its request is submitted.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.answer_setup import answer_request, settings_used
@@ -56,7 +56,7 @@ class AnswerWriter:
         *,
         continuing: bool = False,
         drop_oldest: bool = False,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, object] | None = None,
     ) -> None:
         """Submit the branch up to this message, which is the answer so far if `continuing`.
 

@@ -130,7 +130,7 @@ class Conversation:
         if answered and self.greedy:
             self.notice = WARMER
 
-    def resamplings(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+    def resamplings(self, count: int) -> tuple[int, list[dict[str, object]]]:
         """Return the last question and the settings of `count` more answers. Raises UsageError, EngineError."""
         self._prepare_to_ask()
         question, _ = question_of(self.branch, None)
@@ -260,7 +260,7 @@ class Conversation:
         *,
         continuing: bool = False,
         drop_oldest: bool = False,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, object] | None = None,
     ) -> None:
         """Submit the branch up to this message; see `AnswerWriter.ask`."""
         self._prepare_to_ask()

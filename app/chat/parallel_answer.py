@@ -1,6 +1,6 @@
 """One of several answers to the same question, on a branch of its own."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
 from headrace.app.chat.session_branch import cached_tokens
@@ -40,7 +40,7 @@ class ParallelAnswer:
         return self.messages[-1].id if self.messages else None
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """The sampling settings in effect, as far as its model is known."""
         return settings_used(self.setup.sampling, self.card)
 

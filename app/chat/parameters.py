@@ -41,7 +41,7 @@ PARAMETERS = tuple(_parameter(name) for name in dict.fromkeys([*_ORDER, *OPTIONS
 _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 
-def read_parameter(name: str, text: str) -> Any:
+def read_parameter(name: str, text: str) -> object:
     """Return a parameter's value; None for empty text or `default`. Raises UsageError."""
     parameter = _BY_NAME.get(name.replace("-", "_"))
     if parameter is None:

@@ -1,7 +1,5 @@
 """Sampling settings for another answer to a question that has one."""
 
-from typing import Any
-
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.runtime.errors import UsageError
@@ -22,7 +20,7 @@ def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, boo
     return question, any(message.parent_id == question for message in branch.messages)
 
 
-def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int = 0) -> dict[str, Any]:
+def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int = 0) -> dict[str, object]:
     """Return the settings of one more answer, after `later` others: another seed, no greedy sampling."""
     sampling = dict(branch.session.sampling)
     if greedy:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app.chat.prompt import first_sent
 from headrace.app.sessions.records import Draft, Message, Role, Session
@@ -112,7 +111,7 @@ class SessionBranch:
         if draft != self.session.draft:
             self.session = self.store.set_draft(self.session.id, draft)
 
-    def set_sampling(self, values: Mapping[str, Any]) -> None:
+    def set_sampling(self, values: Mapping[str, object]) -> None:
         """Change sampling settings (SamplingParams fields, max_tokens, stop); None removes one."""
         merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
         self.session = self.store.set_sampling(self.session.id, merged)

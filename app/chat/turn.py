@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats
@@ -43,7 +43,7 @@ class Turn:
         *,
         model: str | None = None,
         system: str | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, object] | None = None,
         continuing: bool = False,
         summarising: bool = False,
         dropping: bool = False,
