@@ -11,7 +11,7 @@ Unknown keys are refused. Saving a preset keeps the rest of the file as it is.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.config.file_lock import alone_with
@@ -32,7 +32,7 @@ class Preset:
     """system: the system prompt, empty for none. sampling: answer options that are set, as a session stores them."""
 
     system: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
 
 
 def presets_path() -> Path:
@@ -76,7 +76,7 @@ def _change(path: Path, change: "Callable[[TOMLDocument], object]") -> None:
         write_whole(path, tomlkit.dumps(document))
 
 
-def _preset(path: Path, name: str, table: Any) -> Preset:
+def _preset(path: Path, name: str, table: object) -> Preset:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {shown(name)} is a preset, a table, not a setting")
     refuse_unknown(path, name, table, _KEYS)

@@ -24,7 +24,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 _LARGEST = 1 << 20  # bytes of a file
 
 
-def _setting(default: Any, kind: ValueType[object], comment: str) -> Any:
+def _setting(default: object, kind: ValueType[object], comment: str) -> Any:
     return field(default=default, metadata={"option": Option(kind, comment)})
 
 
@@ -72,12 +72,12 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
 
     @property
-    def sampling_given(self) -> dict[str, Any]:
+    def sampling_given(self) -> dict[str, object]:
         """Return the sampling settings that are set, as a session stores them."""
         return self.sampling.stored()
 
 
-_SECTIONS: dict[str, type[Any]] = {
+_SECTIONS: dict[str, type[object]] = {
     "chat": ChatSettings,
     "sampling": AnswerOptions,
     "screen": ScreenSettings,
@@ -157,7 +157,7 @@ def write_default(path: Path | None = None) -> bool:
     return True
 
 
-def save_setting(section: str, name: str, value: Any, path: Path | None = None) -> Settings:
+def save_setting(section: str, name: str, value: object, path: Path | None = None) -> Settings:
     """Change one setting in the file and keep the rest as it is. Raises UsageError as `load_settings`."""
     import tomlkit
 
@@ -172,7 +172,7 @@ def save_setting(section: str, name: str, value: Any, path: Path | None = None) 
         return load_settings(path)
 
 
-def refuse_unknown(path: Path, section: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+def refuse_unknown(path: Path, section: str, table: Mapping[str, object], known: Collection[str]) -> None:
     """Raise UsageError that names the first key of a section that is not known."""
     for key in table:
         if key not in known:
@@ -201,7 +201,7 @@ def _rows(section: type[Any]) -> Mapping[str, Option]:
     return {row.name: row.metadata["option"] for row in fields(section)}
 
 
-def _section(path: Path, name: str, table: Mapping[str, Any]) -> Any:
+def _section(path: Path, name: str, table: Mapping[str, object]) -> Any:
     """Return the typed section of a table. Raises UsageError for an unknown key or a wrong value."""
     section = _SECTIONS[name]
     rows = _rows(section)
@@ -212,7 +212,7 @@ def _section(path: Path, name: str, table: Mapping[str, Any]) -> Any:
     return section(**{key: read_value(rows[key].kind, named(key), value) for key, value in table.items()})
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)

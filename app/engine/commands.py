@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.hosts.choice import HostsChoice
@@ -48,7 +47,7 @@ class Generate:
     """
 
     id: int
-    messages: Sequence[Mapping[str, Any]] = ()
+    messages: Sequence[Mapping[str, object]] = ()
     options: AnswerOptions = _UNSET
     prompt: str | None = None
     suffix: str | None = None
@@ -68,10 +67,10 @@ class CountTokens:
     """
 
     id: int
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     thinking: Thinking | None = None
     tools: ToolUse | None = None
-    variables: Mapping[str, Any] | None = None
+    variables: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.predict.uses import Recommendation
@@ -33,7 +33,7 @@ class ModelCard:
     context_limit: int
     weight_bytes: int
     cost: "StepCost"
-    generation_defaults: Mapping[str, Any]
+    generation_defaults: Mapping[str, object]
     thinks: bool
     load_s: float
     machine: "Machine"

@@ -7,7 +7,6 @@ a grammar or tools, and all others, so that a slow request delays its own kind a
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app.engine.commands import CountTokens, Generate
 
@@ -48,5 +47,5 @@ class Preparation:
 def _texts(command: Generate | CountTokens) -> Iterator[str]:
     if isinstance(command, Generate) and command.prompt is not None:
         yield command.prompt
-    values: list[Any] = [value for message in command.messages for value in message.values()]
+    values: list[object] = [value for message in command.messages for value in message.values()]
     yield from (value for value in values if isinstance(value, str))

@@ -175,7 +175,7 @@ class RemoteEngine:
                 self._running.pop(command.id, None)
             connection.close()
 
-    def _body(self, command: Generate) -> dict[str, Any]:
+    def _body(self, command: Generate) -> dict[str, object]:
         options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
         options |= {"headrace": {"steps": True}} if self._own else {}
         if not self._own and command.options.grammar_source() is not None:  # never dropped: the answer would not fit

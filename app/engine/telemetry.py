@@ -11,7 +11,7 @@ from headrace.runtime.engine.request import Finished, Step
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 
-def document(event: Event) -> tuple[str, dict[str, Any]] | None:
+def document(event: Event) -> tuple[str, dict[str, object]] | None:
     """Return an event's name and document; None for events without figures."""
     match event:
         case Ready():
@@ -68,7 +68,7 @@ def textless(record: StepRecord) -> TextChunk:
     return TextChunk("", Step((), record))
 
 
-def _card(card: ModelCard) -> dict[str, Any]:
+def _card(card: ModelCard) -> dict[str, object]:
     """Return a loaded model's figures; no path."""
     names = ("name", "kind", "context_limit", "weight_bytes", "thinks", "load_s", "spare_cpus", "kv", "compute_flops")
     machine = {name: value for name, value in asdict(card.machine).items() if name != "isa"}
@@ -89,7 +89,7 @@ def _read_card(fields: dict[str, Any]) -> ModelCard:
     machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
     cost = typed(StepCost, fields["cost"])
     peak = typed(Peak, fields["peak"]) if fields["peak"] else None
-    unknown: dict[str, Any] = {
+    unknown: dict[str, object] = {
         "path": "",
         "origin": "",
         "licence": None,

@@ -17,7 +17,7 @@ _SYSTEM = {
 }
 
 
-def chat_facts(path: Path) -> dict[str, Any] | None:
+def chat_facts(path: Path) -> dict[str, object] | None:
     """Return what the template of a model's directory shows; None without one that can be rendered.
 
     system: `anywhere`, `first` or `user`, where system messages may stand. tools: whether the template writes their

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.app.model_info.chat_facts import chat_facts
 from headrace.app.model_info.kv_fits import Fits, kv_fits
@@ -249,7 +249,7 @@ def _format_in_list(checkpoint: Checkpoint) -> str | None:
     return next(iter(quantization_document(checkpoint)["formats"]), None)
 
 
-def _format_of(section: Mapping[str, Any], module: str) -> str:
+def _format_of(section: Mapping[str, object], module: str) -> str:
     entry = section.get(module)
     own = entry if isinstance(entry, Mapping) else {}
     bits = own.get("bits", section.get("bits"))

@@ -14,7 +14,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
     return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
 
 
-def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Return rows as CSV, headed by all their keys."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
@@ -24,9 +24,9 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Flatten nested dictionaries to dotted keys."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, value in values.items():
         fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return fields

@@ -23,7 +23,7 @@ def parser() -> "MarkdownIt":
         def validateLink(self, url: str) -> bool:  # noqa: N802 - markdown-it's name
             return is_web_address(url)
 
-    def image(_renderer: Any, tokens: Any, index: int, *_: Any) -> str:
+    def image(_renderer: Any, tokens: Any, index: int, *_: object) -> str:
         return escapeHtml(image_text(tokens[index]))
 
     made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])

@@ -8,7 +8,6 @@ sums by kind of work, as timed in the kernels; else they are computed: its bytes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -45,9 +44,11 @@ def prefill_spans(start_s: float, chunks: Sequence[tuple[float, int]]) -> list[S
     ]
 
 
-def trace(sequences: Sequence[TracedSequence], memory_gb_s: float | None, about: Mapping[str, str]) -> dict[str, Any]:
+def trace(
+    sequences: Sequence[TracedSequence], memory_gb_s: float | None, about: Mapping[str, str]
+) -> dict[str, object]:
     """Return the JSON document. memory_gb_s: for the parts of steps; None leaves them out. about: model, machine."""
-    events: list[dict[str, Any]] = [_named("process_name", 0, "headrace")]
+    events: list[dict[str, object]] = [_named("process_name", 0, "headrace")]
     for number, sequence in enumerate(sequences):
         track = 2 * number + 1
         events.append(_named("thread_name", track, sequence.name))
@@ -61,7 +62,7 @@ def trace(sequences: Sequence[TracedSequence], memory_gb_s: float | None, about:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**about, "note": note}}
 
 
-def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> Iterator[dict[str, Any]]:
+def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> Iterator[dict[str, object]]:
     start_s = sequence.steps_from_s
     for step in sequence.steps:
         start = _ns(start_s)
@@ -98,7 +99,7 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
     return [part for part in [*parts, ("not reading", start + reading, end)] if part[2] > part[1]]
 
 
-def _arguments(step: StepRecord) -> dict[str, Any]:
+def _arguments(step: StepRecord) -> dict[str, object]:
     return {
         "context": step.context,
         "tokens": step.tokens,
@@ -110,16 +111,18 @@ def _arguments(step: StepRecord) -> dict[str, Any]:
     }
 
 
-def _slice(name: str, category: str, track: int, start: int, end: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def _slice(
+    name: str, category: str, track: int, start: int, end: int, arguments: Mapping[str, object]
+) -> dict[str, object]:
     end = max(start, end)
     return {**_event("X", name, start, track, arguments), "cat": category, "dur": (end - start) / 1000}
 
 
-def _named(kind: str, track: int, name: str) -> dict[str, Any]:
+def _named(kind: str, track: int, name: str) -> dict[str, object]:
     return _event("M", kind, 0, track, {"name": name})
 
 
-def _event(phase: str, name: str, at: int, track: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def _event(phase: str, name: str, at: int, track: int, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return an event. at: nanoseconds; the file has microseconds."""
     return {"ph": phase, "name": name, "ts": at / 1000, "pid": _PID, "tid": track, "args": arguments}
 

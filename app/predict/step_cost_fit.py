@@ -36,7 +36,7 @@ class StepCostFit:
         """Return measured over fitted, less one."""
         return point.seconds / self.seconds(point.nbytes) - 1
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the fit as in the JSON document."""
         notes = []
         if self.fixed_s < 0:
