@@ -110,6 +110,9 @@ ROUTED = (
 )  # fmt: skip
 """DeepSeek's way to choose experts, after dense first layers."""
 
+SECTIONS = ("rope.dimension_sections",)
+"""Keys of multimodal RoPE, which change nothing: positions of text are equal in all sections."""
+
 
 def layers_of(metadata: Metadata) -> int:
     """Return the number of layers, those for multi-token prediction included."""

@@ -23,7 +23,7 @@ from headrace.models.gguf.architectures.blocks import (
     shared_expert,
     tables,
 )
-from headrace.models.gguf.keys import HEADS, WIDTH, layers_of
+from headrace.models.gguf.keys import HEADS, SECTIONS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -127,7 +127,7 @@ _QWEN35 = Architecture(
     "Qwen3_5ForConditionalGeneration", "qwen3_5_text",
     {**_REST, "linear_attention": _delta("heads", "rows", "mixed")}, tables(), keys=_KEYS, constants=_CONSTANTS,
     entries=_qwen35, sizes=_sizes, orders=_tiled, wrapped="qwen3_5",
-    unread=("rope.dimension_sections",),  # positions of text are equal in all of them
+    unread=SECTIONS,
     drafts=DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
 )  # fmt: skip
 _QWEN35_MOE = replace(

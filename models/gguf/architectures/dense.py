@@ -1,5 +1,7 @@
 """Dense models: Llama and its kin, Qwen 2 and 3, Granite, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4, Apertus, Arcee."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Vector
@@ -16,7 +18,7 @@ from headrace.models.gguf.architectures.blocks import (
     tables,
     ungated_mlp,
 )
-from headrace.models.gguf.keys import windows
+from headrace.models.gguf.keys import SECTIONS, windows
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.windows import window_period
@@ -129,9 +131,9 @@ ROWS: dict[str, Architecture] = {
         constants={"attention_bias": False}, entries=_phi3, rotates_part=True, whole_heads=True,
     ),
     "qwen2": _QWEN2,
-    "qwen2vl": _QWEN2,
+    "qwen2vl": replace(_QWEN2, unread=SECTIONS),
     "qwen3": _QWEN3,
-    "qwen3vl": _QWEN3,
+    "qwen3vl": replace(_QWEN3, unread=SECTIONS),
     "olmo2": equal_layers(
         "Olmo2ForCausalLM", "olmo2", {**attention(), **WIDE_NORMS, **_POST_NORM, **mlp(), **_POST_FFW_NORM},
         constants={"attention_bias": False}, entries=_olmo2,

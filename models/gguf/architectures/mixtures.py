@@ -26,6 +26,7 @@ from headrace.models.gguf.keys import (
     HEADS,
     KEYS,
     ROUTED,
+    SECTIONS,
     SIGMOID,
     SOFTMAX,
     WIDTH,
@@ -43,7 +44,6 @@ _LOCAL = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
 _NAMED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 _GROUPED = ("n_group", "topk_group")
-_SECTIONS = ("rope.dimension_sections",)  # of multimodal RoPE; positions of text are equal in all of them
 _SPARSE = "block_sparse_moe"
 _HIDDEN_GATE = Part("mlp.shared_expert_gate", "hidden", stored="1 hidden")
 _GATE = {
@@ -296,7 +296,7 @@ ROWS: dict[str, Architecture] = {
         constants={"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": False},
     ),
     "qwen3moe": _QWEN3,
-    "qwen3vlmoe": _QWEN3,
+    "qwen3vlmoe": replace(_QWEN3, unread=SECTIONS),
     "gpt-oss": equal_layers(
         "GptOssForCausalLM", "gpt_oss",
         {
@@ -311,7 +311,7 @@ ROWS: dict[str, Architecture] = {
         {
             "layer": {**POST_NORMS, **attention(), **head_norms(optional=True)}, "dense": mlp(), "sparse": _GATE,
         },
-        tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=_SECTIONS, sigmoid=True,
+        tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=SECTIONS, sigmoid=True,
         by_tensor={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"}, untied=True,
         rotates_part=True, drafts=NUMBERED_DRAFTS,
     ),

@@ -100,8 +100,11 @@ def test_long_rope_names_its_factors_and_checks_its_amplitude() -> None:
 
 
 def test_vision_models_text_parts_are_the_text_models() -> None:
-    assert config("qwen2vl")["model_type"] == "qwen2"
-    assert config("qwen3vl", attention__key_length=32)["model_type"] == "qwen3"
+    sections = {"rope__dimension_sections": [4, 2, 2, 0]}
+    assert config("qwen2vl", **sections) == config("qwen2")
+    assert config("qwen3vl", **sections) == config("qwen3")
+    counts = {"expert_count": 8, "expert_used_count": 2}
+    assert config("qwen3vlmoe", **counts, **sections) == config("qwen3moe", **counts)
 
 
 def test_rope_scaling() -> None:
