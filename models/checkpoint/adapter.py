@@ -10,7 +10,7 @@ Adapters that do more are refused by name: a plausible answer without a part of 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,6 @@ class LowRank:
     a: str  # tensor of A
     b: str  # tensor of B
     scale: float
-    rank: int
-    rows: int
-    columns: int
     transposed: bool  # stored as (K, r) and (r, N)
 
 
@@ -77,10 +74,10 @@ def open_adapter(path: Path) -> Adapter:
     mlx = path / _MLX_FILE
     if peft.is_file():
         file = peft
-        scale_of = _peft_scales(config)
+        scale_of = _peft_scale(config)
     elif mlx.is_file():
         file = mlx
-        scale_of = _mlx_scales(config)
+        scale_of = _mlx_scale(config)
     else:
         raise CheckpointError(f"{path} has an {CONFIG_FILE}, but neither {_PEFT_FILE} nor {_MLX_FILE}")
     tensors = dict[str, TensorInfo]()
@@ -100,52 +97,41 @@ def open_adapter(path: Path) -> Adapter:
     return Adapter(path, file, base if isinstance(base, str) else None, modules, nbytes)
 
 
-class _Scales:
-    """The scale of each module. ranks, alphas: by patterns of PEFT, which replace the defaults."""
-
-    def __init__(self, scale: float | None, alpha: float, root: bool, alphas: Mapping[str, float]) -> None:
-        self._scale = scale
-        self._alpha = alpha
-        self._root = root
-        self._alphas = alphas
-
-    def of(self, module: str, rank: int) -> float:
-        if self._scale is not None:
-            return self._scale
-        alpha = self._alpha
-        for pattern, value in self._alphas.items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                alpha = value
-                break
-        return alpha / (math.sqrt(rank) if self._root else rank)
+_Scale = Callable[[str, int], float]
+"""Scale of a module's change, from the module's name and the rank of its factors."""
 
 
-def _peft_scales(config: Mapping[str, Any]) -> _Scales:
+def _peft_scale(config: Mapping[str, Any]) -> _Scale:
+    """Return alpha over the rank, or over its root; patterns of modules may have another alpha than the default."""
     for key, plain in _PEFT_PLAIN.items():
         if config.get(key) not in plain:
             raise UnsupportedModelError(f"the adapter has {key}: {quote(config[key])}, which headrace does not apply")
-    alphas = config.get("alpha_pattern") or {}
-    if not isinstance(alphas, dict):
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
         raise CheckpointError(f"{CONFIG_FILE}: alpha_pattern is not an object")
-    for pattern in alphas:
+    for pattern in patterns:
         if not re.fullmatch(r"[\w.^$\\|]+", pattern):
             raise UnsupportedModelError(f"the adapter has the alpha_pattern {quote(pattern)}, which is no plain name")
-    return _Scales(
-        None,
-        _number(config, "lora_alpha"),
-        config.get("use_rslora") is True,
-        {pattern: _number(alphas, pattern) for pattern in alphas},
-    )
+    default = _number(config, "lora_alpha")
+    alphas = {pattern: _number(patterns, pattern) for pattern in patterns}
+    by_root = config.get("use_rslora") is True
+
+    def scale(module: str, rank: int) -> float:
+        matching = (alpha for pattern, alpha in alphas.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+        return next(matching, default) / (math.sqrt(rank) if by_root else rank)
+
+    return scale
 
 
-def _mlx_scales(config: Mapping[str, Any]) -> _Scales:
+def _mlx_scale(config: Mapping[str, Any]) -> _Scale:
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise UnsupportedModelError(f"the adapter has fine_tune_type {quote(kind)}; headrace applies lora")
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise CheckpointError(f"{CONFIG_FILE} has no lora_parameters")
-    return _Scales(_number(parameters, "scale"), 0.0, False, {})
+    scale = _number(parameters, "scale")
+    return lambda _module, _rank: scale
 
 
 def _number(values: Mapping[str, Any], key: str) -> float:
@@ -155,15 +141,15 @@ def _number(values: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scales: _Scales) -> LowRank:
+def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scale_of: _Scale) -> LowRank:
     if names.keys() != {"a", "b"}:
         raise CheckpointError(f"the adapter has one factor of {quote(module)}, not both")
     a, b = (tensors[names[part]] for part in ("a", "b"))
     transposed = names["a"].endswith("lora_a")
     if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in FLOATS or b.dtype not in FLOATS:
         raise UnsupportedModelError(f"the adapter's factors of {quote(module)} are no matrices of floats")
-    columns, rank = a.shape if transposed else a.shape[::-1]
-    other_rank, rows = b.shape if transposed else b.shape[::-1]
+    rank = a.shape[1] if transposed else a.shape[0]
+    other_rank = b.shape[0] if transposed else b.shape[1]
     if rank != other_rank or not rank:
         raise CheckpointError(f"the adapter's factors of {quote(module)} have ranks {rank} and {other_rank}")
-    return LowRank(names["a"], names["b"], scales.of(module, rank), rank, rows, columns, transposed)
+    return LowRank(names["a"], names["b"], scale_of(module, rank), transposed)
