@@ -51,6 +51,7 @@ _SHARED_EXPERTS = Key("expert_shared_count", default=0, minimum=0, maximum=1 << 
 _NORMALIZED = Key("expert_weights_norm", "flag", default=False)
 _EXPERT_SCALE = Key("expert_weights_scale", "number", default=0.0, zero=1.0)
 _TAPS = Key("ssm.conv_kernel", maximum=64)
+_GROUPS = Key("ssm.group_count", maximum=HEADS)
 _STATE = Key("ssm.state_size", maximum=HEADS)
 _STEP_RANK = Key("ssm.time_step_rank", maximum=HEADS)
 
@@ -82,15 +83,23 @@ KEYS = {
     "q_lora_rank": Key("attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20, zero=None),
     "rope_local_base_freq": Key("rope.freq_base_swa", "positive", default=10_000.0),
     "sliding_window": Key("attention.sliding_window"),
-    # Recurrent state
+    # Recurrent state; of Mamba-2 and of gated delta networks, the rank of steps is the number of heads
     "conv_L_cache": Key("shortconv.l_cache", maximum=64),
     "conv_kernel": _TAPS,
     "linear_conv_kernel_dim": _TAPS,
     "mamba_d_conv": _TAPS,
     "linear_key_head_dim": _STATE,
     "mamba_d_state": _STATE,
+    "ssm_state_size": _STATE,
     "state_size": _STATE,
+    "linear_num_key_heads": _GROUPS,
+    "mamba_n_groups": _GROUPS,
+    "n_groups": _GROUPS,
+    "linear_num_value_heads": _STEP_RANK,
     "mamba_dt_rank": _STEP_RANK,
+    "mamba_n_heads": _STEP_RANK,
+    "mamba_num_heads": _STEP_RANK,
+    "num_heads": _STEP_RANK,
     "time_step_rank": _STEP_RANK,
     "full_attention_interval": Key("full_attention_interval", default=4),
     # Factors

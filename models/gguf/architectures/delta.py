@@ -33,16 +33,14 @@ _DELTA = "linear_attn"
 
 def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Config:
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
-    keys = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=HEADS)
-    values = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=HEADS)
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
     if values % keys or inner % values or rotated > config["head_dim"] or rotated % 2:
         raise CheckpointError("the sizes of the GGUF's delta network do not fit each other")
     interval = config["full_attention_interval"]
     share = rotated / config["head_dim"]
     return {
-        "linear_num_key_heads": keys,
-        "linear_num_value_heads": values,
         "linear_value_head_dim": inner // values,
         "partial_rotary_factor": share,
         "layer_types": [
@@ -121,7 +119,10 @@ _REST = {
         "ffn_gate_inp_shexp": Part("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
     },
 }  # fmt: skip
-_KEYS = ("intermediate_size", "linear_key_head_dim", "linear_conv_kernel_dim", "full_attention_interval")
+_KEYS = (
+    "intermediate_size", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_conv_kernel_dim", "full_attention_interval",
+)  # fmt: skip
 _CONSTANTS = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
 _QWEN35 = Architecture(
     "Qwen3_5ForConditionalGeneration", "qwen3_5_text",

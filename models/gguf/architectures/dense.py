@@ -40,8 +40,7 @@ GRANITE_KEYS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 def granite(metadata: Metadata, _file: Contents, config: Config) -> Config:
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
-    usual = config["head_dim"] ** -0.5 if metadata.architecture == "minicpm" else None
-    return {"attention_multiplier": metadata.positive("{arch}.attention.scale", usual)}
+    return {"attention_multiplier": metadata.positive("{arch}.attention.scale", config["head_dim"] ** -0.5)}
 
 
 def _phi3(metadata: Metadata, _file: Contents, config: Config) -> Config:

@@ -7,14 +7,16 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
 
-def _lfm2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _lfm2(metadata: Metadata, _file: Contents, _config: Config) -> Config:
     if metadata.integer("{arch}.attention.sliding_window", 0):
         raise UnsupportedModelError("an LFM2 with a sliding window is not supported")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
-    types = {"layer_types": ["full_attention" if count else "conv" for count in kv_heads]}
-    if config["model_type"] == "lfm2_moe":
-        return types
-    return types | {"block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"]}
+    return {"layer_types": ["full_attention" if count else "conv" for count in kv_heads]}
+
+
+def _dense(metadata: Metadata, file: Contents, config: Config) -> Config:
+    sizes = {"block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"]}
+    return _lfm2(metadata, file, config) | sizes
 
 
 def _groups(*mlp_names: str) -> dict[str, dict[str, Part]]:
@@ -48,7 +50,7 @@ ROWS = {
         constants={
             **_CONSTANTS, "block_auto_adjust_ff_dim": False, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
         },
-        entries=_lfm2, epsilon="norm_eps", head_counts=True,
+        entries=_dense, epsilon="norm_eps", head_counts=True,
     ),
     "lfm2moe": Architecture(
         "Lfm2MoeForCausalLM", "lfm2_moe", _groups(), _TABLES,

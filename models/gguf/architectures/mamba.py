@@ -6,7 +6,8 @@ no positions, so its interleaved rows of Q and K need no order.
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
 from headrace.models.gguf.architectures.blocks import NORMS, attention, experts, mlp, tables, ungated_mlp
-from headrace.models.gguf.keys import HEADS, KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
+from headrace.models.gguf.architectures.dense import GRANITE_KEYS
+from headrace.models.gguf.keys import KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.sizes import stated
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -14,12 +15,12 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LONGEST_STEP = 1e30  # steps are not limited
 
 
-def _mixer(at: str, *, norm: bool = True, bias: bool = True) -> dict[str, Part]:
-    """Return the tensors of a Mamba-2 layer. norm, bias: all files have one."""
+def _mixer(at: str, *, norm: bool = True) -> dict[str, Part]:
+    """Return the tensors of a Mamba-2 layer. norm: all files have one."""
     return {
         "ssm_in": Part(f"{at}.in_proj", "all hidden"),
         "ssm_conv1d": Part(f"{at}.conv1d", "mixed kernel", stored="mixed kernel 1", plain=True),
-        "ssm_conv1d.bias": Part(f"{at}.conv1d", "mixed", "bias", optional=not bias),
+        "ssm_conv1d.bias": Part(f"{at}.conv1d", "mixed", "bias", optional=True),
         "ssm_dt.bias": Part(at, "mamba_heads", "dt_bias"),
         "ssm_a.": Part(at, "mamba_heads 1", "A_log", values="log", stored="mamba_heads", plain=True),
         "ssm_d.": Part(at, "mamba_heads 1", "D", stored="mamba_heads", plain=True),
@@ -28,29 +29,28 @@ def _mixer(at: str, *, norm: bool = True, bias: bool = True) -> dict[str, Part]:
     }
 
 
-Keys = tuple[str, str, str, str, str, str]
-"""Entries of a config: heads, their size, groups, states of a channel, taps of the convolution, and its bias."""
-_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_conv_bias")
+_KEYS = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_CONV_BIAS = "ssm_conv1d.bias"
+# Entries for the same size in several classes
+_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_heads")
+_GROUPS = ("mamba_n_groups", "n_groups")
 
 
-def _mamba(metadata: Metadata, file: Contents, keys: Keys = _KEYS) -> Config:
-    """Return the entries of Mamba-2 layers."""
-    heads = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=HEADS)
+def _head_size(metadata: Metadata, config: Config) -> int:
+    """Return the size of a head of Mamba-2. Raises CheckpointError for sizes that do not fit each other."""
+    heads = stated(config, *_HEADS)
+    groups = stated(config, *_GROUPS)
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
-    groups = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=HEADS)
     if inner % heads or heads % groups:
         raise CheckpointError(f"{heads} Mamba heads of {inner} in {groups} groups do not fit")
-    state = KEYS["state_size"].read(metadata)
-    kernel = KEYS["conv_kernel"].read(metadata)
-    bias = file.has("ssm_conv1d.bias")
-    return dict(zip(keys, (heads, inner // heads, groups, state, kernel, bias), strict=True))
+    return inner // heads
 
 
 def _mamba_sizes(config: Config) -> dict[str, int]:
     """Return the sizes of Mamba-2 layers."""
-    heads = stated(config, "mamba_n_heads", "mamba_num_heads", "num_heads")
+    heads = stated(config, *_HEADS)
     inner = heads * stated(config, "mamba_d_head", "mamba_head_dim", "head_dim")
-    groups = stated(config, "mamba_n_groups", "n_groups")
+    groups = stated(config, *_GROUPS)
     mixed = inner + 2 * groups * stated(config, "mamba_d_state", "ssm_state_size", "state_size")
     return {
         "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups,
@@ -58,11 +58,14 @@ def _mamba_sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _granite(metadata: Metadata, file: Contents, _config: Config) -> Config:
+def _granite(metadata: Metadata, _file: Contents, config: Config) -> Config:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     if metadata.flag("{arch}.rope.scaling.finetuned", True):  # llama.cpp's default
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
-    config = _mamba(metadata, file) | {"layer_types": ["attention" if count else "mamba" for count in kv_heads]}
+    config = {
+        "mamba_d_head": _head_size(metadata, config),
+        "layer_types": ["attention" if count else "mamba" for count in kv_heads],
+    }
     if not has_experts(metadata):
         inner = KEYS["intermediate_size"].read(metadata)
         return config | {"intermediate_size": inner, "shared_intermediate_size": inner, "num_local_experts": 0}
@@ -76,23 +79,20 @@ _SPARSE = "block_sparse_moe"
 _GRANITE_HYBRID = Architecture(
     "GraniteMoeHybridForCausalLM", "granitemoehybrid",
     {
-        "layer": NORMS, "mamba": _mixer("mamba", bias=False), "attention": attention(), "dense": mlp(),
+        "layer": NORMS, "mamba": _mixer("mamba"), "attention": attention(), "dense": mlp(),
         "sparse": {
             **experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"),
             "ffn_gate_shexp": Part(f"{_SHARED}.input_linear", "shared hidden", below="ffn_up_shexp"),
             "ffn_down_shexp": Part(f"{_SHARED}.output_linear", "hidden shared"),
         },
     },
-    tables(), keys=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    tables(), keys=(*_KEYS, "attention_multiplier", *GRANITE_KEYS), by_tensor={"mamba_conv_bias": _CONV_BIAS},
     constants={
         "mamba_proj_bias": False, "time_step_limit": [0.0, _LONGEST_STEP], "attention_bias": False, "mlp_bias": False,
         "position_embedding_type": "nope",
     },
     entries=_granite, head_counts=True, sizes=_mamba_sizes,
 )  # fmt: skip
-
-
-_NEMOTRON_KEYS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias")
 
 
 def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Config:
@@ -103,7 +103,8 @@ def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Config:
     letters = ["*" if kv else ("E" if mixed else "-") if ff else "M" for kv, ff in zip(kv_heads, inner, strict=True)]
     if "output.weight" not in file.shapes:
         raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
-    config = _mamba(metadata, file, _NEMOTRON_KEYS) | {
+    config = {
+        "mamba_head_dim": _head_size(metadata, config),
         "hybrid_override_pattern": "".join(letters[: config["num_hidden_layers"]]),
         "intermediate_size": max(max(inner), 1),
     }
@@ -135,7 +136,7 @@ def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
 _MIXER = "mixer"
 _NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
     "norms": {"attn_norm": Part("norm", "hidden")},
-    "M": _mixer(_MIXER, bias=False),
+    "M": _mixer(_MIXER),
     "*": attention(_MIXER),
     "-": ungated_mlp(f"{_MIXER}.up_proj", f"{_MIXER}.down_proj"),
     "E": {
@@ -154,7 +155,8 @@ _NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
     },
 }
 _NEMOTRON_H = Architecture(
-    "NemotronHForCausalLM", "nemotron_h", _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"), keys=(),
+    "NemotronHForCausalLM", "nemotron_h", _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"),
+    keys=("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel"), by_tensor={"use_conv_bias": _CONV_BIAS},
     epsilon="layer_norm_epsilon", entries=_nemotron, head_counts=True, layer="backbone.layers.{}",
     kinds=_nemotron_kinds, sizes=_nemotron_sizes,
     constants={
@@ -164,12 +166,11 @@ _NEMOTRON_H = Architecture(
 )  # fmt: skip
 
 
-def _falcon(metadata: Metadata, file: Contents, _config: Config) -> Config:
-    mamba = _mamba(metadata, file)
-    normed = file.has("ssm_norm.weight")
-    if normed and mamba["mamba_n_groups"] > 1:
+def _falcon(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    if config["mamba_rms_norm"] and config["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
-    return mamba | {"mamba_d_ssm": mamba["mamba_n_heads"] * mamba["mamba_d_head"], "mamba_rms_norm": normed}
+    size = _head_size(metadata, config)
+    return {"mamba_d_head": size, "mamba_d_ssm": config["mamba_n_heads"] * size}
 
 
 # llama.cpp's converter folds all multipliers into the weights.
@@ -179,10 +180,11 @@ _FALCON_H1 = Architecture(
     {
         "layer": {
             "attn_norm": NORMS["attn_norm"], "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
-            **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
+            **attention(), **_mixer("mamba", norm=False), **mlp("feed_forward"),
         },
     },
-    tables("model.final_layernorm"), entries=_falcon, sizes=_mamba_sizes,
+    tables("model.final_layernorm"), keys=("intermediate_size", *_KEYS), entries=_falcon, sizes=_mamba_sizes,
+    by_tensor={"mamba_conv_bias": _CONV_BIAS, "mamba_rms_norm": "ssm_norm.weight"},
     constants={
         "mamba_norm_before_gate": False, "mamba_proj_bias": False, "mlp_bias": False, "attention_bias": False,
         "projectors_bias": False, **{f"{name}_multiplier": 1.0 for name in _ONES}, "mlp_multipliers": [1.0] * 2,
@@ -201,20 +203,20 @@ def _check_epsilon(config: Config) -> None:
         raise UnsupportedModelError(f"a {config['model_type']} with norms of epsilon {epsilon} is not supported")
 
 
-def _mamba2(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Config:
     _check_epsilon(config)
-    keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias")
-    mamba = _mamba(metadata, file, keys)
-    if mamba["n_groups"] != 1:
+    if config["n_groups"] != 1:
         raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
-    return mamba | {"intermediate_size": mamba["num_heads"] * mamba["head_dim"]}
+    size = _head_size(metadata, config)
+    return {"head_dim": size, "intermediate_size": config["num_heads"] * size}
 
 
 _MAMBA2 = Architecture(
-    "Mamba2ForCausalLM", "mamba2", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
-    tables("backbone.norm_f", "backbone.embeddings"), keys=("time_step_rank",), epsilon="layer_norm_epsilon",
-    constants={"use_bias": False, "time_step_limit": [0.0, _LONGEST_STEP]}, entries=_mamba2, attends=False,
-    layer="backbone.layers.{}", sizes=_mamba_sizes,
+    "Mamba2ForCausalLM", "mamba2", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER)}},
+    tables("backbone.norm_f", "backbone.embeddings"), epsilon="layer_norm_epsilon",
+    keys=("num_heads", "time_step_rank", "n_groups", "state_size", "conv_kernel"),
+    by_tensor={"use_conv_bias": _CONV_BIAS}, constants={"use_bias": False, "time_step_limit": [0.0, _LONGEST_STEP]},
+    entries=_mamba2, attends=False, layer="backbone.layers.{}", sizes=_mamba_sizes,
 )  # fmt: skip
 
 
