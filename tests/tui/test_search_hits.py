@@ -28,6 +28,11 @@ def listed(it: Driver) -> OptionList:
     return it.app.screen.query_one("#sessions", OptionList)
 
 
+def has_sessions(it: Driver) -> bool:
+    """Return whether the sessions screen is open and lists sessions or hits."""
+    return isinstance(it.app.screen, SessionsScreen) and listed(it).highlighted is not None
+
+
 async def go_elsewhere(it: Driver) -> str:
     """Ask something, then begin a new session; the id of the old one."""
     await it.ask("mill")
@@ -126,6 +131,7 @@ def test_a_session_deleted_elsewhere_is_reported_and_leaves_the_list(play, home:
             deleted = await go_elsewhere(it)
             here = it.state.conversation.session.id
             await it.write(command)
+            await it.until(lambda: has_sessions(it))
             delete_elsewhere(home, deleted)
             await it.press(key)
             await it.until(lambda deleted=deleted: f"there is no session {deleted}" in it.text())
@@ -133,6 +139,7 @@ def test_a_session_deleted_elsewhere_is_reported_and_leaves_the_list(play, home:
             assert isinstance(it.app.screen, SessionsScreen)
             assert it.state.conversation.session.id == here
             await it.press("escape")
+            await it.until(lambda: not isinstance(it.app.screen, SessionsScreen))
 
     play(scenario)
 
