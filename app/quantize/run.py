@@ -14,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.report import mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
 from headrace.app.output.document import Document
@@ -29,6 +28,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.bit_choice import Option, choose
+from headrace.models.loading.forcing import Forced
 from headrace.models.loading.load import load_model, load_resolved
 from headrace.models.loading.mixed_quantization import Part, quantizable_parts, write_mixed
 from headrace.models.network.decoder import Decoder

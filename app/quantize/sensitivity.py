@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from headrace.app.bench.quality.divergence import Divergence, divergence
-from headrace.app.bench.quality.forcing import CHUNK, Forced
 from headrace.app.bench.stats import fmean
 from headrace.app.output.progress import NumberedStages
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.bit_choice import Option
+from headrace.models.loading.divergence import Divergence, divergence
+from headrace.models.loading.forcing import CHUNK, Forced
 from headrace.models.loading.importance import record_importance
 from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
 from headrace.models.network.decoder import Decoder

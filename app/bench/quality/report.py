@@ -15,12 +15,12 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from headrace.app.bench.measure.document import device_document, model_document
-from headrace.app.bench.quality.divergence import Divergence
 from headrace.app.bench.quality.text import SHIPPED
 from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.bench.stats import bootstrap_of, fmean
 from headrace.app.output.document import Document
 from headrace.app.versions import versions
+from headrace.models.loading.divergence import Divergence
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.telemetry import quantile

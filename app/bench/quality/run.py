@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.quality.divergence import Divergence, divergence
-from headrace.app.bench.quality.forcing import Forced, Scores
 from headrace.app.bench.quality.report import document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
+from headrace.models.loading.divergence import Divergence, divergence
+from headrace.models.loading.forcing import Forced, Scores
 from headrace.models.loading.kv_twin import with_kv
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.activations import with_activations

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headrace.app.bench.quality.divergence import Divergence
-from headrace.app.bench.quality.forcing import Scores
 from headrace.app.bench.quality.text import SCORED
+from headrace.models.loading.divergence import Divergence
+from headrace.models.loading.forcing import Scores
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 

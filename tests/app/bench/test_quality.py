@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.text import passages, read_text
 from headrace.app.cli.bench.command import bench
+from headrace.models.loading.forcing import Forced
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError

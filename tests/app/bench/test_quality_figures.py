@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 
-from headrace.app.bench.quality.divergence import Divergence
 from headrace.app.bench.quality.report import BLOCK, figures, mean_figure, tail_figure
+from headrace.models.loading.divergence import Divergence
 
 
 def simulated(seed: int, tokens: int, likeness: float) -> list[float]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.bench.quality.divergence import Divergence, divergence
+from headrace.models.loading.divergence import Divergence, divergence
 
 ROWS = 7
 VOCABULARY = 257
