@@ -307,7 +307,9 @@ def load(
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     resolved = resolve(_model_name(name), progress=progress)
     _warn_of_slow_kernels()
-    options = LoadOptions(context=context, requantize=requantize, kv=kv_format, activations=rounding, force=force)
+    options = LoadOptions(
+        context=context, requantize=requantize, kv=kv_format, activations=rounding, force=force, progress=progress
+    )
     return Model(resolved.name, lambda: load_resolved(resolved, **options))
 
 

@@ -131,8 +131,15 @@ def batch(arguments: BatchArguments) -> int:
         if remaining:
             kv = arguments.kv or settings.chat.kv
             rounding = arguments.activations or settings.chat.activations
-            force = arguments.force
-            loaded = load_noted(resolved, context=context, kv=kv, activations=rounding, force=force, hosts=hosts)
+            loaded = load_noted(
+                resolved,
+                context=context,
+                kv=kv,
+                activations=rounding,
+                force=arguments.force,
+                hosts=hosts,
+                quiet=arguments.quiet,
+            )
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
             _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))

@@ -92,23 +92,27 @@ def load_noted(
     activations: str = "16",
     force: bool,
     hosts: "HostsChoice | None" = None,
+    quiet: bool = False,
 ) -> "LoadedModel":
     """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
 
-    hosts: machines that share it.
+    hosts: machines that share it. quiet: draw no progress.
     """
     from headrace.app.config.load_options import activations_choice, kv_choice
     from headrace.app.hosts.load import load_model
+    from headrace.app.output.progress import drawn_progress
 
-    loaded = load_model(
-        resolved,
-        hosts,
-        context=context,
-        requantize=requantize,
-        kv=kv_choice(kv),
-        activations=activations_choice(activations),
-        force=force,
-    )
+    with drawn_progress(quiet=quiet) as progress:
+        loaded = load_model(
+            resolved,
+            hosts,
+            context=context,
+            requantize=requantize,
+            kv=kv_choice(kv),
+            activations=activations_choice(activations),
+            force=force,
+            progress=progress,
+        )
     for note in loaded.notes:
         say(note, err=True)
     return loaded

@@ -61,7 +61,7 @@ def kv_option(command: Command) -> Command:
 
 def activations_option(command: Command) -> Command:
     """Add --activations to a click command."""
-    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if possible [16, or the settings']."
+    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if that changes little [16, or the settings']."
     choices = click.Choice(ACTIVATION_NAMES)
     return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
 

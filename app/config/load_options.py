@@ -1,13 +1,12 @@
 """Names of K/V formats and of widths of rounded activations, as options of loading.
 
-"auto" is the best K/V format that fits in memory, and 8 bits if the network supports them.
+"auto" is the best K/V format that fits in memory, and 8 bits if their measured divergence is small.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.models.loading.load import KVChoice
-    from headrace.models.network.activations import ActivationsChoice
+    from headrace.models.loading.load import ActivationsChoice, KVChoice
 
 PACKED = frozenset({"q8", "k8v4", "q4"})
 KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx

@@ -118,7 +118,15 @@ class EngineHost:
         progress("loading weights", 0, None)
         kv = kv_choice(spec.kv)
         rounding = activations_choice(spec.activations)
-        loaded = load_model(resolved, spec.hosts, context=spec.context, kv=kv, activations=rounding, force=spec.force)
+        loaded = load_model(
+            resolved,
+            spec.hosts,
+            context=spec.context,
+            kv=kv,
+            activations=rounding,
+            force=spec.force,
+            progress=progress,
+        )
         draft = _draft(spec, loaded, progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 

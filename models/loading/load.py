@@ -23,12 +23,14 @@ from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
+from headrace.models.loading.activation_choice import choose_activations
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults, recommended_sampling
-from headrace.models.network.activations import ActivationsChoice, with_activations
+from headrace.models.network.activations import with_activations
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.stored_kv import stored_kv
+from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
+ActivationsChoice = int | Literal["auto"]
+"""Bits of prompts' activations, 16 or 8. "auto": 8 if they are faster and the measured divergence is small."""
 _Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
 
@@ -82,6 +86,7 @@ class LoadOptions(TypedDict, total=False):
     kv: KVChoice
     activations: ActivationsChoice
     force: bool
+    progress: Progress
 
 
 def load_resolved(
@@ -107,6 +112,7 @@ def load_model(
     kv: KVChoice = None,
     activations: ActivationsChoice = 16,
     force: bool = False,
+    progress: Progress = silent,
     place: "Place | None" = None,
     adapter: Path | None = None,
 ) -> LoadedModel:
@@ -115,7 +121,8 @@ def load_model(
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
     requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
-    adapter: a folder with low-rank changes of the weights (`models.checkpoint.adapter`).
+    adapter: a folder with low-rank changes of the weights (`models.checkpoint.adapter`). progress: called while "auto"
+    activations are measured, once for each model.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -144,25 +151,35 @@ def load_model(
         limit = fitting_context(weights, layers, working, limit, asked=context is not None)
     # Both read megabytes from disk and release the interpreter lock, so they overlap.
     with (
-        run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
+        run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer,
         memory_errors(weights),
         convert_read_errors(),
         memory.reading_weights(),
     ):
-        network = with_activations(make(), activations)
+        network = make()
         mx.eval(network.arrays)
         mx.synchronize()
+    tokenizer = read_tokenizer()
+    note = None
+    if activations != "auto":
+        network = with_activations(network, activations)
+    elif place is not None:
+        note = "activations stay in 16 bits: several machines share the model"
+    else:
+        with memory_errors(weights):
+            network, note = choose_activations(network, tokenizer, checkpoint, requantize, longest, progress)
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,
         network=network,
         kind="mlx-lm" if config is None else "headrace",
-        tokenizer=tokenizer(),
+        tokenizer=tokenizer,
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
         notes=[
             *_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
             *(_kv_note(stored, wanted, limit) if kv == "auto" else ()),
+            *([] if note is None else [note]),
         ],
         kv=network.kv_format,
     )

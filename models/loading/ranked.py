@@ -75,7 +75,7 @@ def load_ranked(
             "context": options.get("context"),
             "requantize": None if requantize is None else (requantize.bits, requantize.group_size),
             "kv": kv.name if isinstance(kv, KVFormat) else kv,
-            "activations": activations,
+            "activations": 16 if activations == "auto" else activations,
             "force": options.get("force", False),
         }
     )

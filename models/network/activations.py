@@ -1,18 +1,13 @@
 """Bits of rounded activations: 16, or 8 for a prompt's rows, on the native kernels (docs/kernels.md)."""
 
-from typing import Literal
-
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import long_rope
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network
 
-ActivationsChoice = int | Literal["auto"]
-"""16, 8, or "auto": 8 if the network supports it."""
 
-
-def with_activations(network: Network, wanted: ActivationsChoice) -> Network:
+def with_activations(network: Network, wanted: int) -> Network:
     """Return a network that shares every weight with `network`, and rounds a prompt's activations to `wanted` bits.
 
     Raises UsageError, with the reason, if they cannot be rounded to 8.
@@ -22,16 +17,15 @@ def with_activations(network: Network, wanted: ActivationsChoice) -> Network:
     if wanted == 16:
         assert isinstance(network, Decoder)
         return network.with_activations(16)
-    reason = _unsupported(network)
-    if reason is None:
-        assert isinstance(network, Decoder)
-        return network.with_activations(8)
-    if wanted == "auto":
-        return network
-    raise UsageError(f"activations cannot be rounded to 8 bits here: {reason}", "--activations 16 always works")
+    reason = unsupported(network)
+    if reason is not None:
+        raise UsageError(f"activations cannot be rounded to 8 bits here: {reason}", "--activations 16 always works")
+    assert isinstance(network, Decoder)
+    return network.with_activations(8)
 
 
-def _unsupported(network: Network) -> str | None:
+def unsupported(network: Network) -> str | None:
+    """Return why a prompt's activations cannot be rounded to 8 bits; None if they can."""
     if not isinstance(network, Decoder):
         return "mlx-lm's model classes round to 16"
     if network.ops.name != "native":

@@ -265,7 +265,10 @@ def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedMode
 
 def _load(name: str | None, options: Options) -> tuple[LoadedModel, BackgroundCheck]:
     resolved = _resolved(name)
-    loaded = load_resolved(resolved, **_load_options(options, options.kv[0] if len(options.kv) == 1 else "f16"))
+    load_options = _load_options(options, options.kv[0] if len(options.kv) == 1 else "f16")
+    with drawn_progress() as progress:
+        load_options["progress"] = progress
+        loaded = load_resolved(resolved, **load_options)
     return loaded, BackgroundCheck(resolved)
 
 

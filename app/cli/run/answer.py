@@ -64,6 +64,7 @@ def run_answer(arguments: RunArguments) -> int:
         activations=arguments.activations or settings.chat.activations,
         force=arguments.force,
         hosts=chosen_hosts(arguments.hosts, arguments.split),
+        quiet=arguments.quiet,
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)
     keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files

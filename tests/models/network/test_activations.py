@@ -80,4 +80,3 @@ def test_networks_without_rounded_layers_are_refused(tmp_path: Path, case: str) 
     network = load_decoder(_made(tmp_path, variant, bits), reference if case == "reference" else native)
     with pytest.raises(UsageError, match="8 bits"):
         with_activations(network, 8)
-    assert with_activations(network, "auto") is network

@@ -255,6 +255,7 @@ def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> 
     assert differences(wanted, {**alone(job), "tokens": wanted["tokens"]}) > 0
     assert differences(two.ask(**job, activations=8, kind="pipeline", shares=[1, 1]), wanted) == 0
     assert two.ask(**job, activations=8, kind="tensor", shares=[1, 1])["error"] == "UsageError"
+    assert differences(two.ask(**job, activations="auto", kind="pipeline", shares=[1, 1]), alone(job)) == 0
 
 
 def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: Path) -> None:

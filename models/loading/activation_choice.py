@@ -1,0 +1,103 @@
+"""Choice of 8-bit activations for prompts by their measured KL divergence, which is kept on disk for each model.
+
+The networks of both widths share every weight. A text of the package goes through both, as a prompt, and the
+predictions of the one with 8 bits are compared with those of the other.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.loading.forcing import Forced
+from headrace.models.network.activations import unsupported, with_activations
+from headrace.models.registry.progress import Progress
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime import ops
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import ASSETS, cache_dir
+from headrace.runtime.network import Network
+
+MAX_KL = 0.001
+"""Nats per token: the largest mean divergence from 16 bits at which "auto" takes 8."""
+_FASTER_SETS = ("avx512", "avx2", "neon")  # instruction sets that multiply bytes faster than 16-bit integers
+_TOKENS = 256
+_CHARACTERS = 8 * _TOKENS  # of the text: enough for as many tokens
+_VERSION = 1  # of the measurement and of the rounding; a change makes stored values void
+
+
+def choose_activations(
+    network: Network,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    requantize: Quantization | None,
+    context: int,
+    progress: Progress,
+) -> tuple[Network, str | None]:
+    """Return the network with 8-bit activations if they are faster and MAX_KL allows them, and a note for the user.
+
+    network: with activations in 16 bits; returned as it is if they stay.
+    checkpoint: files of its weights, by which the measurement is kept.
+    requantize: how these weights were quantized while they were loaded.
+    context: the model's maximum, in tokens.
+    progress: called while the divergence is measured, once for each model.
+    The note is None if 8 bits were chosen by an earlier measurement.
+    """
+    reason = unsupported(network) or _no_gain()
+    if reason is not None:
+        return network, f"activations stay in 16 bits: {reason}"
+    coarse = with_activations(network, 8)
+    ids = tokenizer.encode_prompt(_text())[: min(_TOKENS, context)]
+    key = _key(checkpoint, requantize, ids)
+    stored = read_cache(_cache_file())
+    kl = stored.get(key)
+    note = None
+    if not isinstance(kl, float):
+        kl = _measured_kl(network, coarse, ids, lambda: progress("measuring 8-bit activations", 0, None))
+        write_cache(_cache_file(), stored | {key: kl})
+        note = f"activations in 8 bits: a measured KL divergence of {kl:.2g} nats, at most {MAX_KL}"
+    if kl <= MAX_KL:
+        return coarse, note
+    return network, f"activations stay in 16 bits: 8 have a KL divergence of {kl:.2g} nats, over {MAX_KL}"
+
+
+def _no_gain() -> str | None:
+    instruction_set = ops.native.status().instruction_set
+    return None if instruction_set in _FASTER_SETS else f"8 are not faster on the {instruction_set} kernels"
+
+
+def _measured_kl(fine: Network, coarse: Network, ids: Sequence[int], tick: Callable[[], None]) -> float:
+    """Return the mean KL divergence of `coarse` from `fine` in nats, over a prompt of these tokens."""
+    from headrace.models.loading.divergence import divergence  # late: imports numpy
+
+    both = [Forced(network, len(ids), tick) for network in (fine, coarse)]
+    for forced in both:
+        forced.begin([])
+    total = 0.0
+    for reference, other in zip(*(forced.score(ids, "prefill") for forced in both), strict=True):
+        no_targets = mx.zeros(reference.shape[0], mx.uint32)  # of a perplexity, which is not needed
+        total += sum(divergence(reference, other, no_targets).kl)
+    for forced in both:
+        forced.end()
+    return total / len(ids)
+
+
+def _text() -> str:
+    return (ASSETS / "quality_text.txt").read_text(encoding="utf-8")[:_CHARACTERS]
+
+
+def _key(checkpoint: Checkpoint, requantize: Quantization | None, ids: Sequence[int]) -> str:
+    """Hash the identity of the weights' files and the tokens."""
+    adapter = checkpoint.adapter
+    files = checkpoint.files if adapter is None else [*checkpoint.files, adapter.file]
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    content = [_VERSION, stats, checkpoint.config, str(requantize), list(ids)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "activations.json"
