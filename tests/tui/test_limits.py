@@ -22,6 +22,13 @@ from tests.app.scripted_engine import CARD, COST, record, summary
 READING_S = COST.step_bytes(0) / 54e9
 
 
+def answer(metrics: LiveMetrics, **figures: float) -> None:
+    """Add an answer of 20 tokens, a tenth of a second each, that has ended. figures: of its summary."""
+    metrics.submitted()
+    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
+    metrics.finished(Finished("stop", replace(summary(1, 0, 20), **figures)))
+
+
 @pytest.mark.parametrize(
     ("compute_flops", "roof"),
     [
@@ -49,9 +56,7 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
     limit_of_f5 = step_limit(nbytes, flops, 54e9, machine.flops_per_second)
     assert row.tokens_per_second == pytest.approx(1 / limit_of_f5.seconds)
 
-    metrics.submitted()
-    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    metrics.finished(Finished("stop", summary(1, 0, 20)))
+    answer(metrics)
     assert metrics.figures.limit is not None
     assert metrics.figures.limit.roof == roof
     assert metrics.figures.roofline_rate == pytest.approx(most, rel=0.01)
@@ -78,10 +83,7 @@ def test_a_later_measurement_leaves_the_figures_of_an_answer_as_they_are() -> No
     metrics = LiveMetrics()
     model, machine = facts(CARD)
     metrics.ready(model, replace(machine, measured_gb_s=54.0, memory_gb_s=None, compute_flops=None, peak_flops=None))
-    metrics.submitted()
-    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    ended = summary(1, 0, 20)
-    metrics.finished(Finished("stop", ended))
+    answer(metrics)
 
     def figures() -> list[object]:
         return [metrics.figures.roofline_rate, metrics.roofline_rate, metrics.mbu, metrics.memory, metrics.limits]
@@ -100,7 +102,5 @@ def test_an_answer_above_the_measured_bandwidth_corrects_its_limit() -> None:
     metrics = LiveMetrics()
     model, machine = facts(CARD)
     metrics.ready(model, replace(machine, measured_gb_s=20.0, memory_gb_s=None, compute_flops=None, peak_flops=None))
-    metrics.submitted()
-    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    metrics.finished(Finished("stop", replace(summary(1, 0, 20), achieved_gb_s=25.0, mbu=1.0)))
+    answer(metrics, achieved_gb_s=25.0, mbu=1.0)
     assert metrics.limits.measured_gb_s == 25.0
