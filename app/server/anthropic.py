@@ -4,6 +4,7 @@ Source of the shapes: Anthropic's API reference, sections Messages, Streaming an
 """
 
 import json
+from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
@@ -52,13 +53,13 @@ def read_call(body: Body) -> Call:
     )
 
 
-def read_messages(body: Body) -> list[dict[str, Any]]:
+def read_messages(body: Body) -> list[dict[str, object]]:
     """Return the conversation, texts of one role in a row as one message. Raises ApiError."""
     given = items(body, "messages", MAX_MESSAGES)
     if not given:
         raise refused("messages must be a list with at least one message", "messages")
     system = _system(body.get("system"))
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
     for index, value in enumerate(given):
         for message in _messages(value, f"messages[{index}]", in_history=index != newest):
@@ -87,7 +88,7 @@ def _text(block: object, where: str, *, in_history: bool = False) -> str:
     raise refused(f"{where} must be a text block, not {shown(block)}", where.partition("[")[0])
 
 
-def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any]]:
+def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, object]]:
     """Return a message; results of tools before the text beside them."""
     if not isinstance(value, dict):
         raise refused(f"{where} must be an object, not {shown(value)}", "messages")
@@ -121,7 +122,7 @@ def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any
     return [*results, *written]
 
 
-def _result(block: Body, identifier: str, where: str) -> dict[str, Any]:
+def _result(block: Body, identifier: str, where: str) -> dict[str, object]:
     """Return the message of a tool's result."""
     content = block.get("content")
     if isinstance(content, list):
@@ -157,7 +158,7 @@ class MessageForm:
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._started = False
         self._call = call
-        self._own: dict[str, Any] = {}
+        self._own: dict[str, object] = {}
         self._blocks: list[str] = []  # kinds, the last one open in a stream
         self._open = False
 
@@ -184,10 +185,10 @@ class MessageForm:
         """Return the error as an event."""
         return named("error", error.anthropic())
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the message."""
         answer = self._answer
-        content: list[dict[str, Any]] = []
+        content: list[dict[str, object]] = []
         if answer.reasoning:
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.content or not (answer.reasoning or answer.calls):
@@ -203,7 +204,13 @@ class MessageForm:
         reused = event.reused if isinstance(event, Prefill) else 0
         fed = event.total + 1 if isinstance(event, Prefill) else 0
         usage = {"input_tokens": fed, "cache_read_input_tokens": reused, "cache_creation_input_tokens": 0}
-        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, **self._own}
+        message: dict[str, object] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            **self._own,
+        }
         document = {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
         return named("message_start", document)
 
@@ -222,13 +229,13 @@ class MessageForm:
             opened = self._close() + self._open_block(kind, {"type": kind, kind: "", **more})
         return opened + self._delta({"type": f"{kind}_delta", kind: part.text})
 
-    def _open_block(self, kind: str, block: dict[str, Any]) -> bytes:
+    def _open_block(self, kind: str, block: dict[str, object]) -> bytes:
         self._blocks.append(kind)
         self._open = True
         index = len(self._blocks) - 1
         return named("content_block_start", {"type": "content_block_start", "index": index, "content_block": block})
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
+    def _delta(self, delta: Mapping[str, object]) -> bytes:
         index = len(self._blocks) - 1
         return named("content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta})
 
@@ -262,5 +269,5 @@ class MessageForm:
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
 
-def _tool_use(call: CallPart) -> dict[str, Any]:
+def _tool_use(call: CallPart) -> dict[str, object]:
     return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name}

@@ -4,7 +4,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -126,7 +125,7 @@ def _model(served: Served) -> Endpoint:
     return endpoint
 
 
-async def _model_objects(models: ServedModels) -> list[dict[str, Any]]:
+async def _model_objects(models: ServedModels) -> list[dict[str, object]]:
     """Return the documents of all models. Loads none but that of the start."""
     first = models.first
     documents = [model_object(first.card or await first.loaded(), first.state)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.commands import Generate
@@ -11,7 +10,7 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.sampling.params import SEEDS
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -43,7 +42,7 @@ class Call:
     tools: ToolUse | None = None
     explain: bool = False
     steps: bool = False
-    echo: Mapping[str, Any] = field(default_factory=dict)
+    echo: Mapping[str, object] = field(default_factory=dict)
     custom: frozenset[str] = frozenset()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 

@@ -4,7 +4,6 @@ Messages never have a path, a traceback or a key: unexpected errors become one g
 """
 
 import traceback
-from typing import Any
 
 from headrace.app.engine.events import Abandoned, ContextFull, Event, Failed, one_line
 from headrace.runtime.config import environment
@@ -50,14 +49,14 @@ class ApiError(Exception):
         """The headers of its response."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
-    def openai(self) -> dict[str, Any]:
+    def openai(self) -> dict[str, object]:
         """Return the error document of OpenAI's API."""
         kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         fault = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind.get(self.status, fault), "param": self.param, "code": self.code}
         return {"error": error}
 
-    def anthropic(self) -> dict[str, Any]:
+    def anthropic(self) -> dict[str, object]:
         """Return the error document of Anthropic's API."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}

@@ -1,13 +1,11 @@
 """The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not."""
 
-from typing import Any
-
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.events import Event, Prefill
 from headrace.app.server.call import Call
 
 
-def prefix_of(call: Call, event: Event) -> dict[str, Any]:
+def prefix_of(call: Call, event: Event) -> dict[str, object]:
     """Return the `headrace` object of a response: its `prefix` and `prompt`. Empty for other events, or unasked."""
     if not call.explain or not isinstance(event, Prefill) or event.reuse is None:
         return {}
@@ -36,5 +34,5 @@ def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
     return f"{cached}; no earlier request goes on like this one"
 
 
-def _figures(reuse: PromptReuse) -> dict[str, Any]:
+def _figures(reuse: PromptReuse) -> dict[str, object]:
     return {name: value for name, value in reuse.document().items() if name != "prefetched"}

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -12,7 +12,7 @@ from headrace.app.server.errors import ApiError, refused
 from headrace.runtime.config.value_types import Flag, ValueType, read_value, shown
 
 T = TypeVar("T")
-Body = Mapping[str, Any]
+Body = Mapping[str, object]
 MAX_BODY = 32 << 20  # bytes
 _MOST_READ = 8 * MAX_BODY
 BODY_S = 30.0  # for all of a body to arrive
@@ -22,7 +22,7 @@ MAX_CHOICES = 16
 _LEAST_TOP_P = 1e-6
 
 
-async def read_body(request: Request) -> dict[str, Any]:
+async def read_body(request: Request) -> dict[str, object]:
     """Return the body's JSON object. Raises ApiError for a body that is too large, too slow or no JSON object."""
     announced = request.headers.get("content-length", "0")
     size = int(announced[:20]) if announced.isdecimal() else 0
@@ -48,7 +48,7 @@ async def read_body(request: Request) -> dict[str, Any]:
     return parse_object(bytes(data))
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> dict[str, object]:
     """Return a JSON object. Raises ApiError for anything else."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
@@ -65,7 +65,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> NoReturn:
     raise refused(f"the body is not JSON: {name} is not a number")
 
 
@@ -116,7 +116,7 @@ def refuse(body: Body, names: Collection[str], neutral: Mapping[str, float] | No
             raise refused(f"{name} is not supported", name)
 
 
-def _meant(option: str, value: Any) -> Any:
+def _meant(option: str, value: object) -> object:
     """Return an option's value as headrace knows it; None for unset.
 
     Negative seeds are random and negative lengths unlimited for llama.cpp, -1 keeps all tokens for vLLM's top_k. A
@@ -132,7 +132,7 @@ def _meant(option: str, value: Any) -> Any:
 
 
 def answer_options(
-    body: Body, aliases: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
+    body: Body, aliases: Mapping[str, str] | None = None, more: Mapping[str, object] | None = None
 ) -> AnswerOptions:
     """Return the answer options among the fields. aliases: other names of options. more: options from other fields.
 

@@ -1,8 +1,8 @@
 """Interface of an endpoint's answers: events in, server-sent events or one document out."""
 
 import json
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from headrace.app.engine.events import Event
 from headrace.app.server.errors import ApiError
@@ -30,22 +30,22 @@ class Form(Protocol):
         """Return the end of a stream in which an error occurred."""
         ...
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the whole answer, after its last event."""
         ...
 
 
-def data(documents: Iterable[Any]) -> bytes:
+def data(documents: Iterable[object]) -> bytes:
     """Return server-sent events without names."""
     return b"".join(b"data: " + json_bytes(document) + b"\n\n" for document in documents)
 
 
-def named(name: str, document: dict[str, Any]) -> bytes:
+def named(name: str, document: Mapping[str, object]) -> bytes:
     """Return one server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + json_bytes(document) + b"\n\n"
 
 
-def json_bytes(document: Any) -> bytes:
+def json_bytes(document: object) -> bytes:
     """Return compact JSON. Lone surrogates, which UTF-8 cannot have, are escaped."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.registry.adapters import name_with, split_adapter
@@ -77,7 +76,7 @@ def _context(directory: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def model_list(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def model_list(models: Sequence[dict[str, object]]) -> dict[str, object]:
     """Return the list of models."""
     return {
         "object": "list",
@@ -89,17 +88,17 @@ def model_list(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def model_object(card: ModelCard, state: str) -> dict[str, Any]:
+def model_object(card: ModelCard, state: str) -> dict[str, object]:
     """Return a model that has been loaded. state: of its engine."""
     return _object(card.name, card.context_limit, state, {"size": card.weight_bytes, "kv": card.kv})
 
 
-def installed_object(model: InstalledModel, state: str) -> dict[str, Any]:
+def installed_object(model: InstalledModel, state: str) -> dict[str, object]:
     """Return a model that has not been loaded yet; its context may be limited by the memory."""
     return _object(model.name, model.context, state, {"size": model.weight_bytes})
 
 
-def _object(name: str, context: int | None, state: str, meta: dict[str, Any]) -> dict[str, Any]:
+def _object(name: str, context: int | None, state: str, meta: dict[str, object]) -> dict[str, object]:
     """Return one model. context: tokens of prompt and answer together; None: unknown."""
     return {
         "id": name,

@@ -88,7 +88,7 @@ class ChatForm:
         """model: the name of the one that answers."""
         self._call = call
         self._answers = [AnswerParts() for _ in range(call.choices)]
-        self._own: dict[str, Any] = {}
+        self._own: dict[str, object] = {}
         self._about = {"id": f"chatcmpl-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def begin(self) -> bytes:
@@ -128,7 +128,7 @@ class ChatForm:
             chunks.append(self._chunk(choice, {}, finish_reason=_finish_reason(answer)))
         return data(chunks)
 
-    def _delta(self, part: Part) -> dict[str, Any] | None:
+    def _delta(self, part: Part) -> dict[str, object] | None:
         """Return the `delta` of a part; None for a piece of a custom tool's JSON, whose text comes at the end."""
         if not isinstance(part, CallPart):
             return {"content" if part.kind == "content" else "reasoning_content": part.text}
@@ -149,7 +149,7 @@ class ChatForm:
         """Return the error as an object of the stream, and the end mark."""
         return data([error.openai()]) + b"data: [DONE]\n\n"
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the chat completion."""
         with_logprobs = self._call.logprobs is not None
         choices = [
@@ -159,22 +159,22 @@ class ChatForm:
         extra = {"headrace": self._own} if self._own else {}
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **extra}
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, object]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
 
-    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def _chunk(self, index: int, delta: dict[str, Any], **more: object) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
         usage = {"usage": None} if self._call.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         ends = [answer.end for answer in self._answers if answer.end is not None]
         return request_usage([end.summary for end in ends], sum(end.thinking_tokens for end in ends))
 
 
-def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_logprobs: bool) -> dict[str, Any]:
+def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_logprobs: bool) -> dict[str, object]:
     """Return one choice of the document."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
@@ -188,7 +188,7 @@ def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_log
     }
 
 
-def _call(call: CallPart, custom: frozenset[str]) -> dict[str, Any]:
+def _call(call: CallPart, custom: frozenset[str]) -> dict[str, object]:
     if call.name in custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": custom_input(call.arguments)}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -67,7 +67,7 @@ class CompletionForm:
         self._texts: list[list[str]] = [[] for _ in range(call.choices)]
         self._tokens: list[list[TokenReport]] = [[] for _ in range(call.choices)]
         self._ends: dict[int, Finished] = {}
-        self._own: dict[str, Any] = {}
+        self._own: dict[str, object] = {}
         created = int(time.time())
         self._head = {"id": f"cmpl-{token_hex(12)}", "object": "text_completion", "created": created, "model": model}
 
@@ -104,7 +104,7 @@ class CompletionForm:
         """Return the error as an object of the stream, and the end mark."""
         return data([error.openai()]) + b"data: [DONE]\n\n"
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the text completion."""
         choices = [
             {
@@ -119,17 +119,17 @@ class CompletionForm:
         extra = {"headrace": self._own} if self._own else {}
         return {**self._head, "choices": choices, "usage": self._usage(), **extra}
 
-    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, text: str, logprobs: object, reason: str | None = None) -> dict[str, object]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice]}
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         summaries = [self._ends[index].summary for index in sorted(self._ends)]
         of_each_prompt = summaries[:: self._call.count]
         return request_usage(summaries, prompt_tokens=sum(summary.prompt_tokens for summary in of_each_prompt))
 
 
-def _reports(tokens: "list[TokenReport] | Any", position: int) -> dict[str, Any]:
+def _reports(tokens: list[TokenReport], position: int) -> dict[str, object]:
     """Return the `logprobs` object of some tokens; position: of the first in the text, in characters."""
     offsets = []
     for token in tokens:

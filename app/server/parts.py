@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
@@ -36,7 +36,7 @@ class CallPart:
     first: bool = True
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         """The arguments as an object. Text that a limit cut becomes its only field, as in a history."""
         return object_of(self.arguments)
 

@@ -37,7 +37,7 @@ from headrace.runtime.config.value_types import OneOf, Text, shown
 from headrace.runtime.engine.request import Finished
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
-_ECHOED: dict[str, Any] = {
+_ECHOED: dict[str, object] = {
     "instructions": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
     "text": {"format": {"type": "text"}},
 }  # fmt: skip
@@ -68,14 +68,14 @@ def read_call(body: Body) -> Call:
     )
 
 
-def read_input(body: Body) -> list[dict[str, Any]]:
+def read_input(body: Body) -> list[dict[str, object]]:
     """Return the conversation: the instructions, then the items of the input. Raises ApiError."""
     given = body.get("input")
     entries = [{"role": "user", "content": given}] if isinstance(given, str) else items(body, "input", MAX_MESSAGES)
     if not entries:
         raise refused("input must be a text or a list with at least one item", "input")
     instructions = read(body, "instructions", Text())
-    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
     reasoning = ""
     newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])
     for index, entry in enumerate(entries):
@@ -121,14 +121,14 @@ def read_input(body: Body) -> list[dict[str, Any]]:
     return name_results(join_system(messages))
 
 
-def _own_message(messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:
     """Return the last message if it is the assistant's, or a new one behind it."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
-def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, Any]:
+def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, object]:
     role = entry.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise refused(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}", "input")
@@ -160,7 +160,7 @@ class ResponseForm:
         self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
         self._open = False
         self._number = 0
-        self._own: dict[str, Any] = {}
+        self._own: dict[str, object] = {}
 
     def begin(self) -> bytes:
         """Return the first events."""
@@ -191,7 +191,7 @@ class ResponseForm:
         failure = {**self._response("failed"), "error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=failure)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the response."""
         return self._response(self._status())
 
@@ -199,7 +199,7 @@ class ResponseForm:
         end = self._answer.end
         return "incomplete" if end is not None and end.reason == "length" else "completed"
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: str) -> dict[str, object]:
         options = self._call.options
         end = self._answer.end
         return {
@@ -234,10 +234,10 @@ class ResponseForm:
         return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=[])
 
     def _open_item(self, kind: str, name: str) -> bytes:
-        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        more: dict[str, object] = {"role": "assistant"} if kind == "message" else {"summary": []}
         begin = "msg" if kind == "message" else "rs"
         item = {"id": f"{begin}_{token_hex(12)}", "type": kind, "status": "in_progress", **more, "content": []}
-        part: dict[str, Any] = {"type": name, "text": ""}
+        part: dict[str, object] = {"type": name, "text": ""}
         part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
         index = len(self._output)
         self._open = True
@@ -291,19 +291,19 @@ class ResponseForm:
             events += self._event("response.content_part.done", **index, part=part)
         return events + self._event("response.output_item.done", output_index=index["output_index"], item=item)
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> dict[str, object]:
         """Return the place of the last item, and of its content if it has parts."""
         item = self._output[-1]
         content = {"content_index": 0} if "content" in item else {}
         return {"item_id": item["id"], "output_index": len(self._output) - 1, **content}
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, **fields: object) -> bytes:
         document = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
         return named(name, document)
 
 
-def _usage(end: Finished) -> dict[str, Any]:
+def _usage(end: Finished) -> dict[str, object]:
     usage = request_usage([end.summary], end.thinking_tokens)
     return {
         "input_tokens": usage["prompt_tokens"],

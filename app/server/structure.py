@@ -6,7 +6,6 @@ OpenAI's `response_format`, the Responses API's `text.format`, Anthropic's `outp
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.app.answer.response_format import read_response_format
 from headrace.app.server.errors import refused
@@ -17,7 +16,7 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 _OPTIONS = {"json": "schema", "regex": "regex"}
 
 
-def format_options(body: Body) -> dict[str, Any]:
+def format_options(body: Body) -> dict[str, object]:
     """Return the options that a chat or completion asks for. Raises ApiError and UsageError."""
     options = {} if body.get("response_format") is None else read_response_format(body["response_format"])
     wanted = {name: value for name, value in mapping(body, "structured_outputs").items() if value is not None}
@@ -32,7 +31,7 @@ def format_options(body: Body) -> dict[str, Any]:
     return options
 
 
-def flat_format(value: Mapping[str, Any]) -> dict[str, Any]:
+def flat_format(value: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a format with the schema beside its type: `text.format`, `output_config.format`."""
     if not value:
         return {}

@@ -66,7 +66,7 @@ def custom_input(arguments: str) -> str:
 
 
 def _openai_tools(body: Body) -> ToolUse | None:
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, object]] = []
     for tool in items(body, "tools", MAX_TOOLS):
         match _kind(tool):
             case "function":
@@ -86,7 +86,7 @@ def message_tools(body: Body) -> ToolUse | None:
     """Return the tools of Anthropic's form that the client runs."""
     tools = [_of_schema(tool) for tool in items(body, "tools", MAX_TOOLS) if _kind(tool) in (None, "custom")]
     given = mapping(body, "tool_choice")
-    choice: Any = {"any": "required", "none": "none"}.get(str(given.get("type")), "auto")
+    choice: object = {"any": "required", "none": "none"}.get(str(given.get("type")), "auto")
     if given.get("type") == "tool":
         choice = {"type": "function", "function": {"name": given.get("name")}}
     elif given.get("type", "auto") not in ("auto", "any", "none"):
@@ -94,7 +94,7 @@ def message_tools(body: Body) -> ToolUse | None:
     return read_tools(tools, choice, not given.get("disable_parallel_tool_use"))
 
 
-def _allowed(tools: list[Any], choice: Any) -> tuple[list[Any], Any]:
+def _allowed(tools: list[Any], choice: object) -> tuple[list[Any], object]:
     """Return the tools that a `tool_choice` of type allowed_tools leaves, and its mode; else both as they are.
 
     Both of OpenAI's forms: the list stands within the choice, or in an object of its own.
@@ -133,7 +133,7 @@ def _custom(tool: Body) -> Body:
     return mapping(tool, "custom") if "custom" in tool else tool
 
 
-def _of_custom(tool: Body) -> dict[str, Any]:
+def _of_custom(tool: Body) -> dict[str, object]:
     """Return a tool that takes a text as a function with one parameter. A grammar of its text is described only."""
     custom = _custom(tool)
     about = [str(custom.get("description") or "")]
@@ -145,6 +145,6 @@ def _of_custom(tool: Body) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _of_schema(tool: Body) -> dict[str, Any]:
+def _of_schema(tool: Body) -> dict[str, object]:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": function | {key: tool[key] for key in ("description",) if tool.get(key)}}

@@ -1,7 +1,6 @@
 """Token counts and times of a request's answers, as OpenAI's `usage` object and our `timings`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.app.answer.usage import openai_usage
 from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
@@ -9,7 +8,7 @@ from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
 
 def request_usage(
     summaries: Sequence[Summary], thinking_tokens: int = 0, prompt_tokens: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the `usage` of all choices of one request, with the `timings` of the first.
 
     prompt_tokens: of all prompts; None: the choices have one prompt, which counts once.
@@ -25,7 +24,7 @@ def request_usage(
     }
 
 
-def timings(summary: Summary) -> dict[str, Any]:
+def timings(summary: Summary) -> dict[str, object]:
     """Return an answer's times and speeds, under the names of `run --json`."""
     return {
         "queue_s": summary.queue_s,
