@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from headrace.app.answer.phrases import sampling_text, summary_phrases
 from headrace.app.output.sanitise import sanitise
@@ -106,12 +105,12 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
+def to_document(session: Session, messages: Sequence[Message]) -> dict[str, object]:
     """Return all branches as a flat list with `parent_id`s. Times are seconds since the epoch."""
     return {"session": asdict(session), "messages": [_message_document(message) for message in messages]}
 
 
-def _message_document(message: Message) -> dict[str, Any]:
+def _message_document(message: Message) -> dict[str, object]:
     metrics = message.metrics.document() if message.metrics is not None else None
     return asdict(message) | {"metrics": metrics}
 

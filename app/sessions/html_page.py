@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -73,7 +72,7 @@ def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, f
     )
 
 
-def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, Any]:
+def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, object]:
     said = split_thinking(message.content)
     steps = steps_of(message) if message.role == "assistant" else None
     shown = steps if steps is not None and steps.latencies_s else None
@@ -90,7 +89,7 @@ def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, Any]:
     }
 
 
-def _rendered(text: str) -> Any:
+def _rendered(text: str) -> object:
     """Return Markdown as HTML that needs no escaping; "" for blank text."""
     return Markup(parser().render(sanitise(text))) if text.strip() else ""
 

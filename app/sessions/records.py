@@ -44,7 +44,7 @@ class Message:
     model: str | None = None
     metrics: Summary | None = None
     attachments: tuple[Attachment, ...] = ()
-    sampling: Mapping[str, Any] | None = None
+    sampling: Mapping[str, object] | None = None
     system: str | None = None
     damaged: tuple[str, ...] = ()
 

@@ -30,7 +30,7 @@ class _Row:
     """One row, read column by column. damaged: columns with invalid values."""
 
     def __init__(self, row: sqlite3.Row) -> None:
-        self._values: dict[str, Any] = dict(zip(row.keys(), row, strict=False))
+        self._values: dict[str, object] = dict(zip(row.keys(), row, strict=False))
         self.damaged: list[str] = []
 
     def text(self, name: str) -> str:
@@ -55,13 +55,13 @@ class _Row:
     def role(self, name: str) -> Role:
         return self._checked(name, _role, "assistant")
 
-    def json(self, name: str, read: Callable[[Any], T], default: T) -> T:
+    def json(self, name: str, read: Callable[[object], T], default: T) -> T:
         """Return `read` of the JSON in this column; the default for NULL and for a column missing in an old file."""
         if self._values.get(name) is None:
             return default
         return self._checked(name, lambda value: read(_parsed(value)), default)
 
-    def _checked(self, name: str, read: Callable[[Any], T], default: T) -> T:
+    def _checked(self, name: str, read: Callable[[object], T], default: T) -> T:
         try:
             return read(self._values.get(name))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
@@ -145,31 +145,31 @@ def readable(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> object:
     if not isinstance(value, str) or not is_sound(value):
         raise TypeError
     return json.loads(value)
 
 
-def _number(value: Any, largest: float) -> float:
+def _number(value: object, largest: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= largest:
         raise ValueError
     return float(value)
 
 
-def _id(value: Any) -> int:
+def _id(value: object) -> int:
     if type(value) is not int or not 0 < value <= _LARGEST:
         raise ValueError
     return value
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if value not in (0, 1):
         raise ValueError
     return bool(value)
 
 
-def _role(value: Any) -> Role:
+def _role(value: object) -> Role:
     if value == "user":
         return "user"
     if value != "assistant":
@@ -177,14 +177,14 @@ def _role(value: Any) -> Role:
     return "assistant"
 
 
-def _settings(value: Any) -> dict[str, Any]:
+def _settings(value: object) -> dict[str, object]:
     """Return settings of finite numbers, texts, lists of texts and logit biases."""
     if not isinstance(value, dict) or not all(map(_is_setting, value, value.values())):
         raise ValueError
     return value
 
 
-def _is_setting(name: str, value: Any) -> bool:
+def _is_setting(name: str, value: object) -> bool:
     if value is None:
         return _is_text(name)
     if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS"
@@ -198,11 +198,11 @@ def _is_setting(name: str, value: Any) -> bool:
     return _is_text(name) and (isinstance(value, bool) or _is_finite(value) or _is_text(value))
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and is_sound(value)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2.0**64
 
 
@@ -221,7 +221,7 @@ def _largest(figure: float) -> float:
     return _LARGEST if isinstance(figure, int) else _MAX_FLOAT
 
 
-def _completed(value: dict[str, Any]) -> dict[str, Any]:
+def _completed(value: dict[str, Any]) -> dict[str, object]:
     """Return an earlier version's metrics as a summary; unknown fields are None, or 0 if they cannot be None."""
     prefill, decode = (value[name] and _number(value[name], _MAX_FLOAT) for name in _RATES)
     fed = value["prompt_tokens"] - value["reused_tokens"] - 1
@@ -231,7 +231,7 @@ def _completed(value: dict[str, Any]) -> dict[str, Any]:
     return unknown | times | {"prefill_tokens": fed} | value
 
 
-def _draft(value: Any) -> Draft:
+def _draft(value: object) -> Draft:
     draft = typed(Draft, value)
     texts = [draft.text, *draft.pastes, *draft.pastes.values()]
     if not all(map(_is_text, texts)) or "" in draft.pastes:
@@ -239,7 +239,7 @@ def _draft(value: Any) -> Draft:
     return draft
 
 
-def _attachments(value: Any) -> tuple[Attachment, ...]:
+def _attachments(value: object) -> tuple[Attachment, ...]:
     attachments = typed(tuple[Attachment, ...], value)
     if not all(_is_text(attachment.name) and _is_text(attachment.text) for attachment in attachments):
         raise ValueError

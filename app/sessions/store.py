@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.app.answer.answer_steps import AnswerSteps, unpacked
 from headrace.app.sessions.database import APPENDED, Database
@@ -78,7 +77,12 @@ class SessionStore:
     # --- sessions ------------------------------------------------------------------------------------------
 
     def create(
-        self, *, model: str | None = None, system: str = "", sampling: Mapping[str, Any] | None = None, title: str = ""
+        self,
+        *,
+        model: str | None = None,
+        system: str = "",
+        sampling: Mapping[str, object] | None = None,
+        title: str = "",
     ) -> Session:
         """Create an empty session."""
         now = time.time()
@@ -147,7 +151,7 @@ class SessionStore:
     def set_system(self, session_id: str, system: str) -> Session:
         return self._change(session_id, system=system)
 
-    def set_sampling(self, session_id: str, sampling: Mapping[str, Any]) -> Session:
+    def set_sampling(self, session_id: str, sampling: Mapping[str, object]) -> Session:
         return self._change(session_id, sampling=json.dumps(dict(sampling)))
 
     def set_draft(self, session_id: str, draft: Draft) -> Session:
@@ -178,7 +182,7 @@ class SessionStore:
         model: str | None = None,
         attachments: Sequence[Attachment] = (),
         partial: bool = False,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, object] | None = None,
         system: str | None = None,
     ) -> Message:
         """Add a message below `parent_id` (None: a first message) and make it the active leaf.
@@ -257,7 +261,7 @@ class SessionStore:
         parent_id: int,
         model: str | None,
         *,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, object] | None = None,
         system: str | None = None,
     ) -> Message:
         """Add an empty, partial answer for `grow` and `finish`."""

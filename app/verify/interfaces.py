@@ -101,7 +101,7 @@ class Interfaces:
         return [self._reported(*pair) for pair in zip(bodies, expected, strict=True)]
 
     def _by_server(self, address: HTTPAddress, expected: Sequence[Trace], parallel: int) -> list[Trace]:
-        def ask(prompt: str) -> Any:
+        def ask(prompt: str) -> object:
             connection = address.connection(_WAIT_S)
             try:
                 return json.loads(address.ask(connection, "/v1/chat/completions", self._body(prompt)).read())
@@ -111,7 +111,7 @@ class Interfaces:
         with ThreadPoolExecutor(parallel) as threads:
             return [self._reported(*pair) for pair in zip(threads.map(ask, self._prompts), expected, strict=True)]
 
-    def _body(self, prompt: str) -> dict[str, Any]:
+    def _body(self, prompt: str) -> dict[str, object]:
         report = {"logprobs": True, "top_logprobs": TOP}
         return {"messages": [{"role": "user", "content": prompt}], **self._options, **report}
 
@@ -153,7 +153,7 @@ class Interfaces:
                 process.communicate()
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
+def _flags(options: Mapping[str, object]) -> list[str]:
     """Return options of `load` as those of a command."""
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
@@ -23,7 +22,9 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
     return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
 
 
-def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, Any]) -> Document:
+def verify_interfaces(
+    load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, object]
+) -> Document:
     """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before the checks load it."""
     loaded = load()
     expected = expectation(loaded)

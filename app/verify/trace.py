@@ -36,7 +36,7 @@ class Trace:
             self.tokens += event.tokens
             self.logprobs += event.logprobs
 
-    def see(self, cache: Any) -> None:
+    def see(self, cache: object) -> None:
         """Digest the committed entries of a paged cache before its release; packed ones by full block."""
         if not isinstance(cache, BlockTable):
             return
