@@ -68,7 +68,7 @@ def check_types(config: Mapping[str, Any]) -> None:
         check_types(text)
 
 
-def _check_rope(name: str, section: Mapping[str, Any]) -> None:
+def _check_rope(name: str, section: Mapping[str, object]) -> None:
     kinds = [section[kind] for kind in _LAYER_KINDS if kind in section]
     if kinds:
         for kind in kinds:
@@ -91,7 +91,7 @@ def _check_rope(name: str, section: Mapping[str, Any]) -> None:
 
 
 def _check(
-    config: Mapping[str, Any], key: str, holds: Callable[[Any], bool], what: str, section: str | None = None
+    config: Mapping[str, object], key: str, holds: Callable[[object], bool], what: str, section: str | None = None
 ) -> None:
     value = config.get(key)
     if value is not None and not holds(value):
@@ -99,7 +99,7 @@ def _check(
         raise CheckpointError(f"config.json: {name} must be {what}, not {value!r:.60}")
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1 and abs(value) < 2**31
 
 
@@ -111,7 +111,7 @@ def _number_of(value: Any) -> bool:
     return _whole(value) and value >= 0
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1e30
 
 
@@ -119,14 +119,14 @@ def _share(value: Any) -> bool:
     return _positive(value) and value <= 1
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
 
 
-def _each(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _each(holds: Callable[[object], bool]) -> Callable[[object], bool]:
     """Accept lists of such values too."""
 
-    def held(value: Any) -> bool:
+    def held(value: object) -> bool:
         return all(entry is None or holds(entry) for entry in value) if isinstance(value, list) else holds(value)
 
     return held

@@ -8,7 +8,6 @@ headrace.json   "gguf": {"NAME.gguf": {"bytes": size, "mtime_ns": time}}, the fi
 import stat
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES, MAX_RANK, are_counts, quote, read_strict_object
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
@@ -23,7 +22,7 @@ def file_facts(file: Path) -> dict[str, int]:
     return {"bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}
 
 
-def read_link(root: Path, origin: dict[str, Any] | None) -> tuple[list[Path], dict[str, TensorInfo]]:
+def read_link(root: Path, origin: dict[str, object] | None) -> tuple[list[Path], dict[str, TensorInfo]]:
     """Return the GGUF files that the directory `root` links to, and their tensors as converted.
 
     origin: headrace.json. Raises CheckpointError for a file that has changed or gone away since it was installed.
@@ -38,7 +37,7 @@ def read_link(root: Path, origin: dict[str, Any] | None) -> tuple[list[Path], di
     return paths, {name: _tensor(name, entry, paths[0]) for name, entry in listed.items()}
 
 
-def _unchanged(root: Path, name: str, facts: Any) -> Path:
+def _unchanged(root: Path, name: str, facts: object) -> Path:
     if "/" in name or name in {"", ".", ".."} or "\0" in name:
         raise CheckpointError(f"headrace.json: {quote(name)} leaves the model directory")
     link = root / name
@@ -54,7 +53,7 @@ def _unchanged(root: Path, name: str, facts: Any) -> Path:
     return link
 
 
-def _tensor(name: str, entry: Any, file: Path) -> TensorInfo:
+def _tensor(name: str, entry: object, file: Path) -> TensorInfo:
     dtype = entry.get("dtype") if isinstance(entry, dict) else None
     shape = entry.get("shape") if isinstance(entry, dict) else None
     width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None

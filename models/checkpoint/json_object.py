@@ -17,7 +17,7 @@ MAX_PARTS = 800_000  # a shard header with a hundred thousand tensors has 700,00
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # an escape or bytes, alone or in a pair
 
 
-def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
+def repeated_key(pairs: Iterable[tuple[str, object]]) -> str | None:
     """Return the first repeated key, or None. Parsers differ in the value they use."""
     seen: set[str] = set()
     for key, _ in pairs:
@@ -27,7 +27,7 @@ def repeated_key(pairs: Iterable[tuple[str, Any]]) -> str | None:
     return None
 
 
-def check_unicode(content: bytes, value: Any) -> None:
+def check_unicode(content: bytes, value: object) -> None:
     """Raise UnicodeEncodeError, a ValueError, if a string in `value`, parsed from `content`, has a lone surrogate."""
     if _SURROGATE.search(content):
         json.dumps(value, ensure_ascii=False).encode()

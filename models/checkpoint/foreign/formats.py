@@ -39,7 +39,7 @@ _WEIGHTS = ("weight", "proj", "expert")  # parts of the names of weight matrices
 _HINT = "look for the original in bf16, or for an MLX or GGUF conversion of it"
 
 
-def recognise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign | None:
+def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign | None:
     """Return the foreign quantization of a checkpoint, or None.
 
     Raises UnsupportedModelError for an unknown method, CheckpointError for tensors that contradict it.
@@ -60,13 +60,13 @@ def recognise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> F
     return recognised
 
 
-def _is_nvfp4(section: Mapping[str, Any]) -> bool:
+def _is_nvfp4(section: Mapping[str, object]) -> bool:
     inner = section.get("quantization")
     settings = inner if isinstance(inner, Mapping) else section
     return section.get("quant_method") == "modelopt" and settings.get("quant_algo") == "NVFP4"
 
 
-def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+def _read(method: str, section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
     if method in ("gptq", "awq"):
         return _gptq_awq(method, section, tensors)
     if method == "compressed-tensors":
@@ -83,7 +83,7 @@ def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorI
     raise _unsupported(method)
 
 
-def _compressed(section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
     """Recognise compressed-tensors (https://github.com/vllm-project/compressed-tensors) from its `config_groups`."""
     kind = section.get("format")
     sparsity = section.get("sparsity_config")
@@ -278,7 +278,7 @@ def _check(
         raise CheckpointError(f"{parts['data']}: {columns} columns cannot be in {groups} groups")
 
 
-def _block_size(value: Any) -> tuple[int, ...]:
+def _block_size(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)):

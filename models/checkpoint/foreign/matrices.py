@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
@@ -53,12 +53,12 @@ class Foreign:
             return f"stored as {self.method}, which MLX's affine groups hold exactly"
         return f"stored as {self.method}, which is dequantized exactly and requantized to 8 bits"
 
-    def quantization(self) -> dict[str, Any]:
+    def quantization(self) -> dict[str, object]:
         """Return MLX's `quantization` section for the converted matrices."""
         kinds = {name.removesuffix(".weight"): m for name, m in self.matrices.items() if m.bits is not None}
         usual = Counter((m.bits, m.group_size) for m in kinds.values()).most_common(1)
         bits, group = usual[0][0] if usual else (REQUANTIZED_BITS, REQUANTIZED_GROUPS[0])
-        section: dict[str, Any] = {"bits": bits, "group_size": group, "mode": "affine"}
+        section: dict[str, object] = {"bits": bits, "group_size": group, "mode": "affine"}
         for module, m in kinds.items():
             if (m.bits, m.group_size) != (bits, group):
                 section[module] = {"bits": m.bits, "group_size": m.group_size}
