@@ -17,7 +17,9 @@ from headrace.models.gguf.target import Order, Values
 
 Config = dict[str, Any]
 Sizes = Mapping[str, int]
-Orders = Mapping[str, Order]
+OrderOf = Callable[[Config], Order]
+"""Order of rows or of blocks of columns, from the text part of the config."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of every tensor in the file."""
 
@@ -41,16 +43,17 @@ class Contents(NamedTuple):
 class Part:
     """Destination of one tensor of a layer.
 
-    shape: names of the sizes in the file, slowest axis first. leaf: parameter of the module. rows, columns: names of
-    orders. values: change of the numbers. stored: shape of an unquantized tensor in the network, if another. plain:
-    never quantized in the network. optional: some files lack it. source: the tensor's name, if it is not the key.
+    shape: names of the sizes in the file, slowest axis first. leaf: parameter of the module. rows, columns: their order
+    in the network, None for that of the file; blocks of columns. values: change of the numbers. stored: shape of an
+    unquantized tensor in the network, if another. plain: never quantized in the network. optional: some files lack it.
+    source: the tensor's name, if it is not the key.
     """
 
     module: str
     shape: str
     leaf: str = "weight"
-    rows: str = ""
-    columns: str = ""
+    rows: OrderOf | None = None
+    columns: OrderOf | None = None
     values: Values = "same"
     stored: str = ""
     plain: bool = False
@@ -125,7 +128,6 @@ class Architecture:
     kinds: Callable[[Config], list[tuple[str, ...]]] | None = None  # groups of each layer, if it has others
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # group -> (a tensor, group without it)
     sizes: Callable[[Config], Sizes] = lambda _: {}  # beyond those of `sizes_of`
-    orders: Callable[[Config], Orders] = lambda _: {}  # of rows and of blocks of columns
     made: Callable[[Metadata, Config], dict[str, Vector]] = lambda *_: {}  # parameters from metadata
     drafts: DraftLayer | None = None  # the layer that drafts tokens, in files that have one
     ignored: tuple[str, ...] = ()  # tensors of layers that the model does not read

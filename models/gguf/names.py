@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from math import prod
 
 from headrace.models.architectures.read import biased_modules
-from headrace.models.gguf.architecture import Architecture, Config, Orders, Part, Parts, Shapes, Sizes
+from headrace.models.gguf.architecture import Architecture, Config, OrderOf, Part, Parts, Shapes, Sizes
 from headrace.models.gguf.sizes import sizes_of
-from headrace.models.gguf.target import Target, unfused
+from headrace.models.gguf.target import Order, Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BY_ROUTER = ("ffn_gate_inp", "dense")
@@ -46,7 +46,7 @@ class _Names:
         self._config = config
         self._present = present
         self._sizes = {**sizes_of(config), **row.sizes(config)}
-        self._orders = row.orders(config)
+        self._orders: dict[OrderOf, Order] = {}
         self._biased = biased_modules(config)
 
     def targets(self) -> Iterator[Target]:
@@ -80,10 +80,7 @@ class _Names:
 
     def _of_parts(self, parts: Parts, block: str, at: str) -> Iterator[Target]:
         """Yield the targets of parts. block: prefix of the file's tensors. at: prefix of modules."""
-        made = {
-            named(key): target_of(part, block + named(part.source or key), at, self._sizes, self._orders)
-            for key, part in parts.items()
-        }
+        made = {named(key): self._target(part, block + named(part.source or key), at) for key, part in parts.items()}
         optional = {made[named(key)].source for key, part in parts.items() if part.optional}
         for target in unfused(made, self._present):
             missing = [source for source in target.sources if source not in self._present]
@@ -91,6 +88,31 @@ class _Names:
                 raise CheckpointError(f"tensor {missing[0]} is missing")
             if not missing:
                 yield target
+
+    def _target(self, part: Part, source: str, at: str) -> Target:
+        """Return the target of the tensor `source`. at: prefix of its module."""
+        block = source.rpartition(".")[0].rpartition(".")[0]
+        return Target(
+            source=source,
+            module=(at + part.module).removesuffix("."),
+            leaf=part.leaf,
+            shape=shape_of(part.shape, self._sizes),
+            rows=self._order(part.rows),
+            columns=self._order(part.columns),
+            values=part.values,
+            stored=shape_of(part.stored, self._sizes) if part.stored else None,
+            plain=part.plain,
+            below=f"{block}.{named(part.below)}" if part.below else "",
+            index=part.index,
+        )
+
+    def _order(self, of: OrderOf | None) -> Order | None:
+        """Return an order; layers share it."""
+        if of is None:
+            return None
+        if of not in self._orders:
+            self._orders[of] = of(self._config)
+        return self._orders[of]
 
     def _kinds(self, config: Config) -> list[tuple[str, ...]]:
         """Return the groups of each layer."""
@@ -109,24 +131,6 @@ class _Names:
 def named(key: str) -> str:
     """Return a tensor's name from its key: `attn_q` is a weight, and a dot at the end stands for no suffix."""
     return key.removesuffix(".") if "." in key else f"{key}.weight"
-
-
-def target_of(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> Target:
-    """Return the target of the tensor `source`. at: prefix of its module."""
-    block = source.rpartition(".")[0].rpartition(".")[0]
-    return Target(
-        source=source,
-        module=(at + part.module).removesuffix("."),
-        leaf=part.leaf,
-        shape=shape_of(part.shape, sizes),
-        rows=orders[part.rows] if part.rows else None,
-        columns=orders[part.columns] if part.columns else None,
-        values=part.values,
-        stored=shape_of(part.stored, sizes) if part.stored else None,
-        plain=part.plain,
-        below=f"{block}.{named(part.below)}" if part.below else "",
-        index=part.index,
-    )
 
 
 def shape_of(axes: str, sizes: Sizes) -> tuple[int, ...]:

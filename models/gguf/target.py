@@ -49,9 +49,9 @@ class Target:
         return (self.source, self.below) if self.below else (self.source,)
 
 
-def interleaved(heads: int, rows: int) -> Order:
+def interleaved(heads: int, head_dim: int) -> Order:
     """Return the rows in Hugging Face order. GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ..."""
-    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)  # (H, D / 2, 2)
+    return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)  # (H, D / 2, 2)
 
 
 def unfused(wanted: Mapping[str, Target], present: Collection[str]) -> Iterator[Target]:

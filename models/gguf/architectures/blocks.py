@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from headrace.models.gguf.architecture import Architecture, Config, DraftLayer, Orders, Part, Parts
+from headrace.models.gguf.architecture import Architecture, Config, DraftLayer, Part, Parts
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
-from headrace.models.gguf.target import interleaved
+from headrace.models.gguf.target import Order, interleaved
 
 NORMS = {"attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden")}
 POST_NORMS = {
@@ -24,20 +24,21 @@ NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm"
 def attention(
     at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, permuted: bool = False
 ) -> dict[str, Part]:
-    """Return the projections of attention. gate: 2 if queries come with gates. permuted: rows as `permuted_heads`."""
-    queries, keys = ("queries", "keys") if permuted else ("", "")
+    """Return the projections of attention. gate: 2 if queries come with gates. permuted: rows as Llama's."""
     return {
-        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=queries),
-        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows=keys),
+        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=_permuted_queries if permuted else None),
+        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows=_permuted_keys if permuted else None),
         "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
         "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
     }
 
 
-def permuted_heads(config: Config) -> Orders:
-    """Return the rows of queries and keys that llama.cpp's converter interleaves, as those of Llama."""
-    counts = {"queries": config["num_attention_heads"], "keys": config["num_key_value_heads"]}
-    return {name: interleaved(count, count * config["head_dim"]) for name, count in counts.items()}
+def _permuted_queries(config: Config) -> Order:
+    return interleaved(config["num_attention_heads"], config["head_dim"])
+
+
+def _permuted_keys(config: Config) -> Order:
+    return interleaved(config["num_key_value_heads"], config["head_dim"])
 
 
 def biases(parts: Parts, *keys: str, optional: bool = False) -> dict[str, Part]:

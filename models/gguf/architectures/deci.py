@@ -1,13 +1,14 @@
 """DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place."""
 
 from dataclasses import replace
+from functools import partial
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Orders, Part, Parts
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Parts
 from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables
 from headrace.models.gguf.keys import WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
-from headrace.models.gguf.target import interleaved
+from headrace.models.gguf.target import Order, interleaved
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _FFN_STEP = 256
@@ -72,17 +73,14 @@ class _Groups(dict[str, Parts]):
         if name == "mlp":
             return {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=size)}
         projections = attention(permuted=True)
-        for key, rows in (("attn_k", f"keys {size}"), ("attn_v", "")):
-            projections[key] = replace(projections[key], shape=f"{size}*head hidden", rows=rows)
-        return {"attn_norm": NORMS["attn_norm"], **projections}
+        shape = f"{size}*head hidden"
+        keys = replace(projections["attn_k"], shape=shape, rows=partial(_permuted_keys, int(size)))
+        values = replace(projections["attn_v"], shape=shape)
+        return {"attn_norm": NORMS["attn_norm"], **projections, "attn_k": keys, "attn_v": values}
 
 
-def _orders(config: Config) -> Orders:
-    heads = config["num_attention_heads"]
-    head_dim = config["head_dim"]
-    groups = {block["attention"]["n_heads_in_group"] for block in config["block_configs"]} - {None}
-    counts = {"queries": heads} | {f"keys {heads // group}": heads // group for group in groups}
-    return {name: interleaved(count, count * head_dim) for name, count in counts.items()}
+def _permuted_keys(kv_heads: int, config: Config) -> Order:
+    return interleaved(kv_heads, config["head_dim"])
 
 
 _LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": Part("self_attn.linear", "hidden hidden")}
@@ -90,6 +88,6 @@ ROWS = {
     "deci": Architecture(
         "DeciLMForCausalLM", "nemotron-nas", _Groups(linear=_LINEAR), tables(), keys=(), entries=_deci,
         constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None}, head_counts=True,
-        scales_rope=True, rope_tensors=(ROPE_FACTORS,), whole_heads=True, kinds=_kinds, orders=_orders,
+        scales_rope=True, rope_tensors=(ROPE_FACTORS,), whole_heads=True, kinds=_kinds,
     ),
 }  # fmt: skip

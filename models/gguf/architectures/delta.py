@@ -7,10 +7,11 @@ files store -exp(A_log).
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Orders, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Part
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
     LATENTS,
@@ -25,6 +26,7 @@ from headrace.models.gguf.architectures.blocks import (
 )
 from headrace.models.gguf.keys import HEADS, SECTIONS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.target import Order
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
@@ -65,33 +67,50 @@ def _sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _tiled(config: Config) -> Orders:
-    """Return the orders that group tiled value heads."""
+def _tiled_heads(config: Config) -> Order:
+    """Return the tiled head of each grouped head of values."""
     keys = config["linear_num_key_heads"]
-    values = config["linear_num_value_heads"]
-    key_rows = 2 * keys * config["linear_key_head_dim"]
+    return np.arange(config["linear_num_value_heads"]).reshape(-1, keys).T.reshape(-1)
+
+
+def _tiled_rows(config: Config) -> Order:
     size = config["linear_value_head_dim"]
-    heads = np.arange(values).reshape(-1, keys).T.reshape(-1)  # tiled head of each grouped head
-    rows = (heads[:, None] * size + np.arange(size)).reshape(-1)
-    return {"heads": heads, "rows": rows, "mixed": np.concatenate([np.arange(key_rows), key_rows + rows])}
+    rows: Order = _tiled_heads(config)[:, None] * size + np.arange(size)
+    return rows.reshape(-1)
 
 
-def _by_key_head(config: Config) -> Orders:
-    """Return the rows of Qwen3-Next's joined projections, which are stored by key head: q, k, v, z and b, a."""
+def _tiled_channels(config: Config) -> Order:
+    """Return the rows of queries and keys as they are, then those of tiled values."""
+    key_rows = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return np.concatenate([np.arange(key_rows), key_rows + _tiled_rows(config)])
+
+
+def _by_key_head(config: Config) -> list[Order]:
+    """Return the rows of q, k, v and z in Qwen3-Next's joined projection, which is stored by key head."""
     keys = config["linear_num_key_heads"]
-    values = config["linear_num_value_heads"]
     key = config["linear_key_head_dim"]
-    per_key = values // keys
-    value = per_key * config["linear_value_head_dim"]
+    value = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
     rows = np.arange(keys * (2 * key + 2 * value)).reshape(keys, -1)
-    q, k, v, z = np.split(rows, np.cumsum([key, key, value]), axis=1)
-    b, a = np.split(np.arange(2 * values).reshape(keys, -1), 2, axis=1)
-    mixed = np.concatenate([part.reshape(-1) for part in (q, k, v)])
-    return {"qkv": mixed, "z": z.reshape(-1), "b": b.reshape(-1), "a": a.reshape(-1)}
+    return [part.reshape(-1) for part in np.split(rows, np.cumsum([key, key, value]), axis=1)]
 
 
-def _delta(heads: str = "", rows: str = "", mixed: str = "") -> dict[str, Part]:
-    """Return the tensors of a delta network; arguments: orders of value heads, of their rows, and with keys before."""
+def _joined_channels(config: Config) -> Order:
+    return np.concatenate(_by_key_head(config)[:3])
+
+
+def _joined_gates(config: Config) -> Order:
+    return _by_key_head(config)[3]
+
+
+def _joined_scalars(part: int, config: Config) -> Order:
+    """Return the rows of b (part 0) or a (part 1) in their joined projection, which is stored by key head."""
+    rows = np.arange(2 * config["linear_num_value_heads"]).reshape(config["linear_num_key_heads"], 2, -1)
+    return rows[:, part].reshape(-1)
+
+
+def _delta(*, tiled: bool = False) -> dict[str, Part]:
+    """Return the tensors of a delta network. tiled: heads of values are stored tiled."""
+    heads, rows, mixed = (_tiled_heads, _tiled_rows, _tiled_channels) if tiled else (None, None, None)
     return {
         "attn_qkv": Part(f"{_DELTA}.in_proj_qkv", "mixed hidden", rows=mixed),
         "attn_gate": Part(f"{_DELTA}.in_proj_z", "value_rows hidden", rows=rows),
@@ -106,8 +125,8 @@ def _delta(heads: str = "", rows: str = "", mixed: str = "") -> dict[str, Part]:
 
 
 _NEXT = _delta()
-_B = Part(f"{_DELTA}.in_proj_b", "2*values hidden", rows="b", source="ssm_ba")
-_A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows="a", source="ssm_ba")
+_B = Part(f"{_DELTA}.in_proj_b", "2*values hidden", rows=partial(_joined_scalars, 0), source="ssm_ba")
+_A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows=partial(_joined_scalars, 1), source="ssm_ba")
 _APART = {key: part for key, part in _NEXT.items() if key not in ("ssm_beta", "ssm_alpha")}
 _JOINED = {key: part for key, part in _APART.items() if key not in ("attn_qkv", "attn_gate")}
 _REST = {
@@ -126,9 +145,8 @@ _KEYS = (
 _CONSTANTS = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
 _QWEN35 = Architecture(
     "Qwen3_5ForConditionalGeneration", "qwen3_5_text",
-    {**_REST, "linear_attention": _delta("heads", "rows", "mixed")}, tables(), keys=_KEYS, constants=_CONSTANTS,
-    entries=_qwen35, sizes=_sizes, orders=_tiled, wrapped="qwen3_5",
-    unread=SECTIONS,
+    {**_REST, "linear_attention": _delta(tiled=True)}, tables(), keys=_KEYS, constants=_CONSTANTS,
+    entries=_qwen35, sizes=_sizes, wrapped="qwen3_5", unread=SECTIONS,
     drafts=DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
 )  # fmt: skip
 _QWEN35_MOE = replace(
@@ -187,13 +205,13 @@ ROWS = {
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_MOE,
     "qwen3next": replace(
-        _QWEN35_MOE, orders=_by_key_head, otherwise={"linear_attention": ("attn_qkv", "joined_delta")},
+        _QWEN35_MOE, otherwise={"linear_attention": ("attn_qkv", "joined_delta")},
         groups={
             **_REST, "linear_attention": {**_APART, "b": _B, "a": _A},
             "joined_delta": {
                 **_JOINED, "b": _B, "a": _A,
-                "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows="qkv", source="ssm_in"),
-                "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows="z", source="ssm_in"),
+                "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows=_joined_channels, source="ssm_in"),
+                "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows=_joined_gates, source="ssm_in"),
             },
         },
     ),

@@ -14,7 +14,6 @@ from headrace.models.gguf.architectures.blocks import (
     equal_layers,
     head_norms,
     mlp,
-    permuted_heads,
     tables,
     ungated_mlp,
 )
@@ -98,11 +97,11 @@ def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
 
 
 _LLAMA = equal_layers(
-    "LlamaForCausalLM", "llama", PERMUTED, by_tensor=LLAMA_BIASES, orders=permuted_heads,
+    "LlamaForCausalLM", "llama", PERMUTED, by_tensor=LLAMA_BIASES,
 )  # fmt: skip
 _GRANITE = equal_layers(
     "GraniteForCausalLM", "granite", PERMUTED, keys=("intermediate_size", *GRANITE_KEYS), constants=_NO_BIASES,
-    entries=granite, orders=permuted_heads, whole_heads=True,
+    entries=granite, whole_heads=True,
 )  # fmt: skip
 _QWEN2 = equal_layers(
     "Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True}
@@ -116,7 +115,7 @@ ROWS: dict[str, Architecture] = {
     "internlm2": _LLAMA,
     "exaone": equal_layers("LlamaForCausalLM", "llama", PLAIN, by_tensor=LLAMA_BIASES),
     "smollm3": equal_layers(
-        "SmolLM3ForCausalLM", "smollm3", PERMUTED, by_tensor=LLAMA_BIASES, orders=permuted_heads,
+        "SmolLM3ForCausalLM", "smollm3", PERMUTED, by_tensor=LLAMA_BIASES,
         constants={"no_rope_layer_interval": 4, "use_sliding_window": False},
     ),
     "granite": _GRANITE,
@@ -142,7 +141,7 @@ ROWS: dict[str, Architecture] = {
         constants={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     ),
     "mistral3": equal_layers(
-        "Ministral3ForCausalLM", "ministral3", PERMUTED, entries=_ministral, orders=permuted_heads
+        "Ministral3ForCausalLM", "ministral3", PERMUTED, entries=_ministral
     ),
     "cohere2": equal_layers(
         "Cohere2ForCausalLM", "cohere2", {**_ATTN_NORM, **attention(), **mlp()}, epsilon="layer_norm_eps",
@@ -182,7 +181,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "arcee": Architecture(
         "ArceeForCausalLM", "arcee", {"layer": {**NORMS, **attention(permuted=True), **ungated_mlp()}}, tables(),
-        scales_rope=True, rope_tensors=(ROPE_FACTORS,), orders=permuted_heads,
+        scales_rope=True, rope_tensors=(ROPE_FACTORS,),
         constants={**_NO_BIASES, "rope_scaling": None, "hidden_act": "relu2"},
     ),
 }  # fmt: skip

@@ -17,7 +17,6 @@ from headrace.models.gguf.architectures.blocks import (
     experts,
     head_norms,
     mlp,
-    permuted_heads,
     shared_expert,
     tables,
 )
@@ -280,14 +279,13 @@ _UNCORRECTED = {key: part for key, part in _ERNIE.groups["sparse"].items() if ke
 # Architecture `llama` with experts
 MIXTRAL = equal_layers(
     "MixtralForCausalLM", "mixtral", _mixture(experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), permuted=True),
-    keys=(), experts=_LOCAL, by_tensor=LLAMA_BIASES, orders=permuted_heads, whole_heads=True,
+    keys=(), experts=_LOCAL, by_tensor=LLAMA_BIASES, whole_heads=True,
 )  # fmt: skip
 ROWS: dict[str, Architecture] = {
     "granitemoe": equal_layers(
         "GraniteMoeForCausalLM", "granitemoe",
         _mixture(experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"), permuted=True), keys=GRANITE_KEYS,
-        experts=_LOCAL, constants={"attention_bias": False, "mlp_bias": False}, entries=granite,
-        orders=permuted_heads, whole_heads=True,
+        experts=_LOCAL, constants={"attention_bias": False, "mlp_bias": False}, entries=granite, whole_heads=True,
     ),
     "qwen2moe": equal_layers(
         "Qwen2MoeForCausalLM", "qwen2_moe",
@@ -370,7 +368,7 @@ ROWS: dict[str, Architecture] = {
         "DeepseekForCausalLM", "deepseek",
         {"layer": {**NORMS, **attention(permuted=True)}, "dense": mlp(), "sparse": _GATE}, tables(),
         keys=("n_shared_experts", "first_k_dense_replace", "intermediate_size"), experts=_ROUTED,
-        constants={"moe_layer_freq": 1, "attention_bias": False}, orders=permuted_heads, whole_heads=True, untied=True,
+        constants={"moe_layer_freq": 1, "attention_bias": False}, whole_heads=True, untied=True,
     ),
     "exaone-moe": Architecture(
         "ExaoneMoEForCausalLM", "exaone_moe",
