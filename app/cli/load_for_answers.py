@@ -14,7 +14,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
-    from headrace.app.hosts.choice import HostsChoice
+    from headrace.app.config.load_options import HostsChoice
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import files, model_names
-from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
-from headrace.app.hosts.choice import SPLITS, HostsChoice
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice
 from headrace.runtime.errors import UsageError
 
 Command = Callable[..., Any]
@@ -70,8 +69,8 @@ def hosts_options(command: Command) -> Command:
     """Add --hosts and --split to a click command."""
     split = click.option(
         "--split",
-        type=click.Choice(SPLITS),
-        metavar="|".join(SPLITS),
+        type=click.Choice(SPLIT_NAMES),
+        metavar="|".join(SPLIT_NAMES),
         help="Way to divide the model among --hosts [auto, by prediction].",
     )
     hosts = click.option(

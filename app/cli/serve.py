@@ -115,7 +115,8 @@ def serve(arguments: ServeArguments) -> int:
     settings = load_settings()
     draft = chosen_draft(arguments.draft, settings.chat.draft, None)
     model = arguments.first_model or chosen_model(None, settings)
-    _check_installed(name for name in arguments.models or () if name != model)
+    if arguments.models:
+        _check_installed(name for name in arguments.models if name != model)
     for name in (model, draft):
         agree_to_copy(name, quiet=arguments.quiet)
     spec = ModelSpec(
@@ -208,10 +209,13 @@ def _end_with(parent: int) -> None:
 
 def _check_installed(names: Iterable[str]) -> None:
     """Raise ModelNotFoundError for a name that no installed model has."""
-    from headrace.app.server.models import installed_models
+    from headrace.app.server.models import installed_models, named
+    from headrace.models.registry.adapters import split_adapter
 
+    installed = installed_models()
     for name in names:
-        if not installed_models([name]):
+        base, _ = split_adapter(name)
+        if named(base, installed) is None:
             raise ModelNotFoundError(f"{name} is not installed", f"`headrace models pull {name}` fetches it")
 
 

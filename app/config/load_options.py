@@ -1,8 +1,10 @@
-"""Names of K/V formats and of widths of rounded activations, as options of loading.
+"""Options of loading by their names: K/V format, bits of activations, hosts. Imports neither MLX nor models.
 
-"auto" is the best K/V format that fits in memory, and 8 bits if their measured divergence is small.
+"auto" is the best K/V format that fits in memory, 8 bits if their measured divergence is small, and the split that is
+predicted as fastest.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +13,15 @@ if TYPE_CHECKING:
 PACKED = frozenset({"q8", "k8v4", "q4"})
 KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx
 ACTIVATION_NAMES = ("16", "8", "auto")
+SPLIT_NAMES = ("tensor", "pipeline", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChoice:
+    """Machines that share a model. hosts: a hostfile or names, as after --hosts. split: one of SPLIT_NAMES."""
+
+    hosts: str
+    split: str = "auto"
 
 
 def kv_choice(name: str) -> "KVChoice":

@@ -6,6 +6,7 @@ A client belongs to one thread. `state` and `card` change only in `poll` and `st
 from dataclasses import replace
 from typing import Literal, Protocol
 
+from headrace.app.config.load_options import HostsChoice
 from headrace.app.engine.commands import (
     Cancel,
     CountTokens,
@@ -34,7 +35,6 @@ from headrace.app.engine.events import (
 )
 from headrace.app.engine.link import LOST_RANK, EngineLink
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.hosts.choice import HostsChoice
 from headrace.runtime.errors import EngineError
 
 _LAST_S = 1.0  # for an idle engine to write the last chat's K/V to disk

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.hosts.choice import HostsChoice
+from headrace.app.config.load_options import HostsChoice
 from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 

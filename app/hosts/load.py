@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from headrace.app.hosts.choice import HostsChoice
+from headrace.app.config.load_options import HostsChoice
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 

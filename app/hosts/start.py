@@ -16,10 +16,9 @@ from contextlib import closing, suppress
 
 import mlx.core as mx
 
-from headrace.app.hosts.choice import HostsChoice
-from headrace.app.hosts.facts import Facts, give_files, machine_facts, own_versions
+from headrace.app.config.load_options import HostsChoice
+from headrace.app.hosts.facts import Facts, give_files, machine_facts, model_digest, own_versions
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
-from headrace.app.hosts.model_digest import model_digest
 from headrace.app.hosts.probe import Measured, measure_link
 from headrace.app.hosts.processes import AT_ONCE_S, END_S, RankProcess, end_all
 from headrace.app.hosts.split_choice import chosen_split

@@ -23,8 +23,7 @@ from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
-from headrace.app.config.load_options import activations_choice, kv_choice
-from headrace.app.hosts.choice import HostsChoice
+from headrace.app.config.load_options import HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
 from headrace.app.output.document import Document

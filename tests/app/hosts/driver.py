@@ -13,7 +13,7 @@ import time
 
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.hosts.choice import HostsChoice
+from headrace.app.config.load_options import HostsChoice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import say_lost, start_ranks
 from headrace.models.registry.resolve import resolve

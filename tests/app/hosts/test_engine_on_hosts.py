@@ -7,10 +7,10 @@ import psutil
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.config.load_options import HostsChoice
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Delta, Died, Done, Event, Failed, Ready
-from headrace.app.hosts.choice import HostsChoice
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
 

@@ -19,9 +19,8 @@ import pytest
 
 from headrace.app.hosts import examine as examination
 from headrace.app.hosts import processes, start
-from headrace.app.hosts.facts import own_versions
+from headrace.app.hosts.facts import model_digest, own_versions
 from headrace.app.hosts.hostfile import Host, Hosts
-from headrace.app.hosts.model_digest import model_digest
 from headrace.app.hosts.probe import Measured, answer_probe, measure_link
 from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
 from headrace.app.hosts.start import Ranks, described_model
