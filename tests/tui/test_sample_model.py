@@ -1,9 +1,10 @@
 """The welcome text of the sample model: what it is, and the model to fetch in its place."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
+from headrace.app.engine.events import Event
 from headrace.app.predict.uses import Recommendation
 from headrace.app.tui.screens.dialogs import Choose
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
@@ -11,6 +12,18 @@ from tests.tui.conftest import Driver
 
 RECOMMENDED = Recommendation("qwen3.5-4b", 3_050_000_000, 70.4, is_limit=False)
 SAMPLE = replace(CARD, name="smollm2-135m", is_sample=True)
+
+
+@dataclass
+class SlowFetch(ScriptedEngine):
+    """An engine whose downloads do not end before the test lets them."""
+
+    arrived: bool = False
+
+    def _poll_pull(self) -> list[Event]:
+        if self._pull is not None and not self.arrived:
+            self._pull = (self._pull[0], 0)
+        return super()._poll_pull()
 
 
 @pytest.mark.parametrize(
@@ -53,9 +66,12 @@ def test_enter_on_an_empty_line_fetches_the_recommended_model_after_a_question(p
         assert len(it.engine.specs) == 1
         await it.press("enter", "y")
         await it.until(lambda: "qwen3.5-4b is loaded once it is here: downloading" in it.text())
+        assert it.engine.state == "ready"
+        engine.arrived = True
         await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
 
-    play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED)))
+    engine = SlowFetch(card_to_load=replace(SAMPLE, recommended=RECOMMENDED))
+    play(scenario, engine)
 
 
 def test_the_sample_stays_loaded_where_the_recommended_model_cannot_be_fetched(play) -> None:
