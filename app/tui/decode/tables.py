@@ -25,6 +25,7 @@ _TURNS = (
     ("end", 11),
 )
 _EIGHTHS = "▁▂▃▄▅▆▇█"
+_HITS_SHOWN = 12  # answers whose prefix hits matter more than words
 _LEAST_WORDS = 8  # cells of last words that are worth showing
 _WORDS: dict[RowPhase, str] = {
     "waiting": "… waiting",
@@ -95,12 +96,11 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
     room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
     if (blocks := batch.blocks) is None:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
-    own, shared, cached, free = (
-        Content.assemble((mark, style), (f" {count:,} {name}", "$quiet"))
-        for (count, mark, style), name in zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True)
-    )
-    head = Content.assemble(("blocks ", "$quiet"), own)
-    legend = fitting([head, free, shared, cached, Content.styled(room, "$quiet")], width)
+    pieces = [Content.styled("blocks", "$quiet")]
+    for (count, mark, style), name in zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True):
+        if count:  # of the others there is no mark in the grid
+            pieces.append(Content.assemble((mark, style), (f" {count:,} {name}", "$quiet")))
+    legend = fitting([*pieces, Content.styled(room, "$quiet")], width)
     return [*lines, legend, _block_grid(blocks, width)]
 
 
@@ -127,7 +127,10 @@ def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
     if not known:
         return []
     cached = sum(turn.reused_tokens for turn in known) / sum(turn.prompt_tokens for turn in known)
+    short = f"prefix hits {percent(cached)}  "
     text = f"prefix hits {percent(cached)} of the prompt tokens of {len(known)} answers  "
+    if len(text) + min(len(known), _HITS_SHOWN) > width:
+        text = short
     shares = [turn.reused_tokens / turn.prompt_tokens for turn in known[-max(0, width - len(text)) :]]
     marks = "".join(_EIGHTHS[round(min(1.0, share) * (len(_EIGHTHS) - 1))] for share in shares)
     return [Content.assemble((text, "$quiet"), (marks, "$primary")).truncate(width)]
