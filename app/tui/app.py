@@ -161,6 +161,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
             state.metrics.loading("starting the engine", None)
         gc.freeze()  # the app's own objects live as long as the process
         gc.set_threshold(20_000)
+        gc.enable()  # off since the command began
         self.run_worker(self.poller.run())
 
     def post_display_hook(self) -> None:
