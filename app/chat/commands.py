@@ -1,8 +1,22 @@
-"""Slash commands: names, arguments, help lines, parsing."""
+"""Slash commands: the table of names, arguments and help lines, parsing, and what needs no screen.
 
+Each surface has a function for each command that it offers: `app/tui/screens/chat_actions.py`,
+`app/line_chat/loop.py`. Functions here change a conversation and return the line to show.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from headrace.app.answer.options import GRAMMARS, AnswerOptions
+from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parameters import read_parameter, write_parameter
+from headrace.app.config.grammar_file import is_schema, read_grammar_file
+from headrace.app.sessions.records import Message, Role
 from headrace.runtime.errors import UsageError
+
+Function = TypeVar("Function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +37,21 @@ class Command:
         return self.name, *self.aliases
 
     @property
+    def usage(self) -> str:
+        """Return the command as it is typed."""
+        return f"/{self.name} {self.argument}".rstrip()
+
+    @property
+    def title(self) -> str:
+        """Return the help as the title of an action."""
+        first = self.help.partition(";")[0].partition(",")[0]
+        return first[:1].upper() + first[1:]
+
+    @property
     def about(self) -> str:
         """Return the help with the aliases."""
         aliases = ", ".join(f"/{alias}" for alias in self.aliases)
         return f"{self.help}; also {aliases}" if aliases else self.help
-
-    @property
-    def takes_argument(self) -> bool:
-        return bool(self.argument)
 
     @property
     def needs_argument(self) -> bool:
@@ -39,34 +60,34 @@ class Command:
 
 
 COMMANDS = (
-    Command("help", "keys and commands", key="F1", aliases=("?",)),
+    Command("help", "show the keys and commands", key="F1", aliases=("?",)),
     Command("model", "switch the model, or pick one", "[NAME]", key="F5", aliases=("models",)),
-    Command("system", "the system prompt; alone: all parameters", "[TEXT]"),
+    Command("system", "set the system prompt; alone: all parameters", "[TEXT]"),
     Command("set", "set a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6", aliases=("settings",)),
     Command("queue", "edit the queued messages"),
-    Command("schema", "answers fit a JSON schema; `object` for any object, `off`", "[FILE]"),
-    Command("preset", "a system prompt with settings; save NAME keeps one", "[NAME]"),
+    Command("schema", "make answers fit a JSON schema; `object` for any object, `off`", "[FILE]"),
+    Command("preset", "apply a system prompt with settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+B", aliases=("retry", "regenerate")),
     Command("again", "2 to 8 more answers in one batch; take one", "N"),
     Command("continue", "continue a stopped answer", key="Ctrl+G"),
-    Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
+    Command("edit", "edit your last message, or the answer; a new branch", "[answer]"),
     Command("summary", "edit the summary of messages left out, or undo", "[undo]"),
-    Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
-    Command("branch", "the next branch, or the one before", "[back]"),
-    Command("tree", "all branches of this conversation"),
-    Command("compare", "two answers side by side; MODEL, PRESET, NAME=VALUE", "[WITH]", key="Ctrl+S"),
+    Command("editor", "write in your editor; $VISUAL or $EDITOR", key="F9"),
+    Command("branch", "go to the next branch, or the one before", "[back]"),
+    Command("tree", "show all branches of this conversation"),
+    Command("compare", "compare two answers side by side; MODEL, PRESET, NAME=VALUE", "[WITH]", key="Ctrl+S"),
     Command("delete", "remove the last message, for good"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),
-    Command("messages", "select a message; its keys are listed by F1", key="Ctrl+Up"),
-    Command("find", "words in this conversation", "[WORDS]", key="Ctrl+F"),
+    Command("messages", "select a message; F1 lists its keys", key="Ctrl+Up"),
+    Command("find", "find words in this conversation", "[WORDS]", key="Ctrl+F"),
     Command("new", "start a new session", key="Ctrl+N", aliases=("clear", "reset")),
-    Command("sessions", "resume, rename, delete, export", key="F4"),
+    Command("sessions", "open another session; resume, rename, delete, export", key="F4"),
     Command("search", "search all sessions", "[WORDS]"),
     Command("rename", "rename this session", "TITLE"),
-    Command("export", "this session into a .md, .html or .json file", "[FILE]"),
-    Command("stats", "the decode view in full", key="F2"),
+    Command("export", "export this session; a .md, .html or .json file", "[FILE]"),
+    Command("stats", "open the decode view in full", key="F2"),
     Command("think", "show or hide thinking sections", key="Ctrl+T"),
     Command("guesses", "mark accepted and rejected draft tokens", key="F12"),
     Command("restart", "start the engine again", key="F8"),
@@ -92,12 +113,22 @@ class Invocation:
     rest: str
     command: Command | None
 
-    @property
-    def argument(self) -> str:
-        """Return the argument. Raises UsageError for a command that takes none."""
-        if self.rest and self.command is not None and not self.command.takes_argument:
+    def function(self, functions: Mapping[str, Function]) -> Function:
+        """Return the command's function, to be called with `rest`.
+
+        functions: those of a surface, by the commands' names. Raises UsageError for an unknown command, one that the
+        surface does not have, and a missing or a needless argument.
+        """
+        command = self.command
+        if command is None:
+            raise unknown_command(self.name)
+        if command.name not in functions:
+            raise UsageError(f"/{self.name} needs the chat on a full screen", "/help lists the others")
+        if self.rest and not command.argument:
             raise UsageError(f"/{self.name} takes no argument; //{self.name} … is sent as a message")
-        return self.rest
+        if command.needs_argument and not self.rest:
+            raise UsageError(f"/{self.name} {command.argument}", command.about)
+        return functions[command.name]
 
 
 def parse_command(text: str) -> Invocation | None:
@@ -141,3 +172,101 @@ def matching(prefix: str) -> list[Command]:
     aliased = [command for command in COMMANDS if any(alias.startswith(prefix) for alias in command.aliases)]
     containing = [command for command in COMMANDS if prefix in command.name]
     return list(dict.fromkeys([*exact, *starting, *aliased, *containing]))
+
+
+# -- commands that need no screen --------------------------------------------------------------------------------------
+
+_LATER = "from the next answer on"
+
+
+def set_system(conversation: Conversation, text: str) -> str:
+    """Set the system prompt; `none` removes it."""
+    conversation.branch.set_system("" if text == "none" else text)
+    return f"system prompt set, {_LATER}"
+
+
+def set_parameter(conversation: Conversation, assignment: str) -> str:
+    """Set `NAME VALUE` or `NAME=VALUE`, or return the value of `NAME`. Raises UsageError."""
+    name, _, value = assignment.replace("=", " ", 1).partition(" ")
+    if value.strip():
+        conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
+        return f"{name}: {value.strip()}, {_LATER}"
+    read_parameter(name, "")  # raises for an unknown name
+    shown = write_parameter(name, conversation.session.sampling)
+    return f"{name}: {shown or 'not set'}; in effect: {sampling_in_effect(conversation.effective)}"
+
+
+def set_schema(conversation: Conversation, argument: str) -> str:
+    """Set the JSON schema of the answers: a file's, a written one, or `off`; return it without an argument.
+
+    Raises UsageError.
+    """
+    if not argument:
+        schema = conversation.session.sampling.get("schema")
+        return "no schema" if schema is None else f"schema: {schema:.200}"
+    if argument == "off":
+        conversation.branch.set_sampling(dict.fromkeys(GRAMMARS))
+        return f"no schema, {_LATER}"
+    options = AnswerOptions.read({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
+    options.grammar_source()  # refused now, not at the next message
+    conversation.branch.set_sampling(dict.fromkeys(GRAMMARS) | options.stored())
+    return f"schema set, {_LATER}"
+
+
+def preset_names() -> Sequence[str]:
+    """Return the names of the presets."""
+    from headrace.app.config.presets import load_presets  # not imported at the start
+
+    return list(load_presets())
+
+
+def use_preset(conversation: Conversation, argument: str) -> str:
+    """Apply preset `NAME`, `save NAME` or `delete NAME`. Raises UsageError."""
+    from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
+
+    session = conversation.session
+    verb, _, name = argument.partition(" ")
+    if name.strip() and verb == "save":
+        save_preset(name.strip(), Preset(session.system, session.sampling))
+        return f"preset {name.strip()} saved: this session's system prompt and settings"
+    if name.strip() and verb == "delete":
+        delete_preset(name.strip())
+        return f"preset {name.strip()} deleted"
+    presets = load_presets()
+    if argument not in presets:
+        raise UsageError(f"no preset called {argument!r}", "one of " + ", ".join(presets) if presets else None)
+    conversation.branch.set_system(presets[argument].system)
+    conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(presets[argument].sampling))
+    return f"preset {argument} applied, {_LATER}"
+
+
+def switch_branch(conversation: Conversation, direction: str) -> None:
+    """Activate the next alternative at the last fork, or with `back` the one before; the first follows the last.
+
+    Raises UsageError if there is none.
+    """
+    for message in reversed(conversation.messages):
+        branches = conversation.branch.alternatives(message.id)
+        if len(branches.ids) > 1:
+            step = -1 if direction == "back" else 1
+            if not 0 <= branches.shown + step < len(branches.ids):
+                step = -step * (len(branches.ids) - 1)
+            conversation.switch_branch(message.id, step)
+            return
+    raise UsageError("there are no branches yet", "/regen and /edit make them")
+
+
+def message_to_edit(conversation: Conversation, which: str) -> Message:
+    """Return the last user message, or with `answer` the last answer. Raises UsageError."""
+    role: Role = "assistant" if which == "answer" else "user"
+    message = next((message for message in reversed(conversation.messages) if message.role == role), None)
+    if message is None:
+        raise UsageError("there is nothing to edit yet")
+    return message
+
+
+def undo_trimming(conversation: Conversation) -> str:
+    """Undo the latest change of the messages left out."""
+    conversation.undo_trimming()
+    left = conversation.branch.not_sent
+    return f"{left} messages are left out" if left else "all messages are sent again"

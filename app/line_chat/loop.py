@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 
 from headrace.app.chat.attachments import parse_message, unquoted
-from headrace.app.chat.command_actions import (
+from headrace.app.chat.commands import (
+    COMMANDS,
+    message_text,
     message_to_edit,
+    parse_command,
     preset_names,
     set_parameter,
     set_schema,
@@ -18,7 +21,6 @@ from headrace.app.chat.command_actions import (
     undo_trimming,
     use_preset,
 )
-from headrace.app.chat.commands import COMMANDS, Invocation, message_text, parse_command, unknown_command
 from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
 from headrace.app.chat.parameters import PARAMETERS, write_parameter
 from headrace.app.line_chat.chat import LineChat
@@ -75,29 +77,16 @@ def _handle(chat: LineChat, text: str) -> None:
     """Carry out a line: a slash command, or a message to send. Raises HeadraceError."""
     invocation = parse_command(text)
     if invocation is not None:
-        _carry_out(chat, invocation)
+        invocation.function(_ACTIONS)(chat, invocation.rest)
     elif text.strip():
         chat.answer(lambda: chat.conversation.send(chat.attached + message_text(text)))
         chat.attached = ""
 
 
-def _carry_out(chat: LineChat, invocation: Invocation) -> None:
-    """Carry out a slash command. Raises HeadraceError, for one that is unknown or needs a screen, too."""
-    command = invocation.command
-    if command is None:
-        raise unknown_command(invocation.name)
-    action = _ACTIONS.get(command.name)
-    if action is None:
-        raise UsageError(f"/{invocation.name} needs the chat on a full screen", "/help lists the others")
-    if command.needs_argument and not invocation.argument:
-        raise UsageError(f"/{invocation.name} {command.argument}")
-    action(chat, invocation.argument)
-
-
 def _help(chat: LineChat, _: str) -> None:
     for command in COMMANDS:
         if command.name in _ACTIONS:
-            chat.say(f"/{command.name} {command.argument}".rstrip() + f": {command.about}")
+            chat.say(f"{command.usage}: {command.about}")
     chat.say("Lines pasted at once are one message. A leading // stands for one slash.")
     chat.say('A trailing \\ begins another line; so does Enter between """ and """.')
     chat.say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")

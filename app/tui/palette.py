@@ -9,35 +9,6 @@ from textual.content import Content
 
 from headrace.app.chat.commands import COMMANDS
 
-_TITLES = {  # of commands that work without an argument
-    "help": "Show the keys and commands",
-    "model": "Switch the model",
-    "system": "Edit the system prompt",
-    "set": "Change the parameters",
-    "editor": "Write in your editor",
-    "schema": "Make answers fit a JSON schema",
-    "queue": "Edit the queued messages",
-    "preset": "Apply or save a preset",
-    "regen": "Answer the last question again",
-    "compare": "Compare two answers side by side",
-    "continue": "Continue the stopped answer",
-    "edit": "Edit your last message",
-    "summary": "Edit the summary",
-    "branch": "Go to the next branch",
-    "copy": "Copy the last answer",
-    "links": "Open a link of the last answer",
-    "messages": "Select a message",
-    "find": "Find in this conversation",
-    "new": "Start a new session",
-    "sessions": "Open another session",
-    "search": "Search all sessions",
-    "export": "Export this session",
-    "stats": "Open the decode view in full",
-    "think": "Show or hide thinking",
-    "guesses": "Mark draft tokens",
-    "restart": "Restart the engine",
-    "quit": "Quit",
-}
 _BESIDE_COMMANDS = (  # title, key, help, action
     ("Widen or close the decode panel", "F3", "the panel beside the chat", "screen.panel"),
     ("Search the history of the prompt", "Ctrl+R", "earlier messages and commands", "screen.search_history"),
@@ -75,8 +46,7 @@ class AppCommands(Provider):
         for command in COMMANDS:
             if not command.needs_argument:
                 about = f"/{command.name}: {command.about}"
-                title = _TITLES.get(command.name, command.name.capitalize())
-                yield _Entry(title, command.key, about, partial(self._run, f"app.command({command.name!r})"))
+                yield _Entry(command.title, command.key, about, partial(self._run, f"app.command({command.name!r})"))
         for title, key, about, action in _BESIDE_COMMANDS:
             if action not in _CHAT_ONLY or hasattr(self.screen, "action_panel"):
                 yield _Entry(title, key, about, partial(self._run, action))

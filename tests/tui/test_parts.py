@@ -425,7 +425,7 @@ def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None
 
 
 def test_commands_and_messages_are_distinguished() -> None:
-    assert parse_command("/set temperature 1").argument == "temperature 1"  # type: ignore[union-attr]
+    assert parse_command("/set temperature 1").rest == "temperature 1"  # type: ignore[union-attr]
     assert parse_command("/nope").command is None  # type: ignore[union-attr]
     for text in ("hello", "//quit", "/etc/hosts is empty", "/usr", "a /quit", "/?!", "/quit\nnow"):
         invocation = parse_command(text)

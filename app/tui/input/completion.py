@@ -103,7 +103,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         ]
         choices = [
             Candidate(
-                f"/{command.name}" + (" " if command.takes_argument else ""),
+                f"/{command.name}" + (" " if command.argument else ""),
                 len(before),
                 run=not command.needs_argument,
             )

@@ -18,7 +18,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.copy_actions import copy_selection
+from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar

@@ -3,12 +3,18 @@
 from collections.abc import Callable
 
 from headrace.app.chat.attachments import unquoted
+from headrace.app.chat.commands import (
+    Invocation,
+    preset_names,
+    set_parameter,
+    set_schema,
+    set_system,
+    use_preset,
+)
 from headrace.app.sessions.records import Message
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.compare_actions import CompareActions
-from headrace.app.tui.screens.copy_actions import CopyActions
 from headrace.app.tui.screens.message_actions import MessageActions
-from headrace.app.tui.screens.model_actions import ModelActions
 from headrace.app.tui.transcript.context_mark import MARK
 from headrace.runtime.errors import UsageError
 
@@ -19,7 +25,6 @@ class ChatActions:
     def __init__(self, view: ChatView) -> None:
         self._view, self._state = view, view.state
         self.messages = MessageActions(view)
-        self._copying = CopyActions(view)
         self.commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._run("app.show_keys"),
             "stats": lambda _: self._run("app.decode_view"),
@@ -34,25 +39,27 @@ class ChatActions:
             "search": self._search,
             "rename": self._rename,
             "export": lambda name: self._state.export_session(self._state.conversation.session.id, unquoted(name)),
+            "model": self.switch_model,
+            "system": self._system,
+            "set": self._set,
+            "schema": lambda text: self._state.notify(set_schema(self._state.conversation, text)),
+            "preset": self._preset,
             **self.messages.commands,
-            **self._copying.commands,
-            **ModelActions(view).commands,
             **CompareActions(view).commands,
         }
 
-    def carry_out(self, name: str, argument: str) -> None:
-        """Carry out the slash command of this name."""
-        self.commands[name](argument)
+    def carry_out(self, invocation: Invocation) -> None:
+        invocation.function(self.commands)(invocation.rest)
 
     def act(self, action: str, message: Message) -> None:
         """Carry out a key on a selected message."""
         on_summary = message.id == MARK
         if action == "copy":
-            self._copying.copy_message(message)
+            self.messages.copy_message(message)
         elif action == "copy_code":
-            self._copying.copy_code(message)
+            self.messages.copy_code(message)
         elif action == "open_link":
-            self._copying.open_link(message)
+            self.messages.open_link(message)
         elif action == "undo":
             if on_summary:
                 self.messages.edit_summary("undo")
@@ -95,6 +102,59 @@ class ChatActions:
         self._view.screen.app.push_screen(SessionsScreen(self._state, words), opened)
 
     def _rename(self, title: str) -> None:
-        if not title:
-            raise UsageError("/rename TITLE")
         self._state.conversation.branch.rename(title)
+
+    # -- model and settings, from the next answer on -------------------------------------------------------------------
+
+    def switch_model(self, name: str) -> None:
+        """Switch to a model, after a question if it has to be downloaded; without a name, open the picker."""
+        from headrace.app.chat.download_plan import download_plan
+        from headrace.app.chat.model_names import check_model_name  # not imported at the start
+        from headrace.app.tui.screens.models_screen import ModelsScreen, fetch_question
+
+        app = self._view.screen.app
+        if not name:
+            app.push_screen(
+                ModelsScreen(self._state),
+                lambda chosen: self._view.attempt(lambda: self.switch_model(chosen)) if chosen else None,
+            )
+            return
+        check_model_name(name)
+        if (plan := download_plan(name)) is None:
+            self._state.use_model(name)
+            return
+
+        def answered(answer: str | None) -> None:
+            if answer == "fetch":
+                self._view.attempt(lambda: self._state.fetch_and_use(name))
+
+        app.push_screen(fetch_question(plan), answered)
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._state.notify(set_system(self._state.conversation, text))
+        else:
+            self._edit_parameters("system")
+
+    def _set(self, assignment: str) -> None:
+        """Set `NAME VALUE`, show `NAME`, or open the parameters' screen."""
+        if assignment:
+            self._state.notify(set_parameter(self._state.conversation, assignment))
+        else:
+            self._edit_parameters("filter")
+
+    def _edit_parameters(self, begin_at: str) -> None:
+        from headrace.app.tui.screens.parameters_screen import ParametersScreen
+
+        screen = ParametersScreen(self._state.conversation, self._state.engine.card, begin_at=begin_at)
+        self._view.screen.app.push_screen(screen)
+
+    def _preset(self, argument: str) -> None:
+        """Apply `NAME`, `save NAME` or `delete NAME`; without an argument, let the user pick."""
+        if argument:
+            self._state.notify(use_preset(self._state.conversation, argument))
+            self._state.presets_changed()
+        elif not (names := preset_names()):
+            self._state.notify("there are no presets yet; /preset save NAME keeps this session's settings")
+        else:
+            self._view.pick("which preset?", names, lambda number: self._preset(names[number]), always=True)

@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
-from headrace.app.chat.commands import parse_command, unknown_command
+from headrace.app.chat.commands import parse_command
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
@@ -24,7 +24,7 @@ from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
-from headrace.app.tui.screens.copy_actions import copy_selection
+from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice, QueuedMessages
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.transcript.transcript import Transcript
@@ -165,7 +165,7 @@ class ChatScreen(Screen[None]):
 
     def run_command(self, name: str, argument: str) -> None:
         """Carry out a slash command; show its error as a notification."""
-        self.view.attempt(lambda: self.actions.carry_out(name, argument))
+        self.view.attempt(lambda: self.actions.commands[name](argument))
 
     def on_text_area_changed(self) -> None:
         self.view.prefetch.typed()
@@ -184,10 +184,8 @@ class ChatScreen(Screen[None]):
         try:
             if invocation is None:
                 self.actions.messages.send(text)
-            elif invocation.command is None:
-                raise unknown_command(invocation.name)
             else:
-                self.actions.carry_out(invocation.command.name, invocation.argument)
+                self.actions.carry_out(invocation)
         except HeadraceError as error:
             self.state.show_error(error)
             self.view.asked_about_disk = False

@@ -30,7 +30,7 @@ class CompareActions:
         try:
             number = int(count)
         except ValueError:
-            raise UsageError(f"/again takes a number, not {count}" if count else "/again N", "as in /again 4") from None
+            raise UsageError(f"/again takes a number, not {count}", "as in /again 4") from None
         candidates = Candidates(self._state.conversation, number)
         self._state.metrics.begin_batch(candidates.ids)
         self._open(AgainScreen(self._state, candidates))

@@ -25,8 +25,8 @@ from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.copy_actions import copy_selection
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice, QueuedMessages
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar

@@ -91,7 +91,7 @@ _KEYS = (
 
 _KEY_CELLS = _GAP + max(
     *(len(key) for _, keys in _KEYS for key, _ in keys),
-    *(len(f"/{command.name} {command.argument}".rstrip()) for command in COMMANDS),
+    *(len(command.usage) for command in COMMANDS),
 )
 
 
@@ -163,7 +163,7 @@ def _explained(figures: Sequence[Explanation], width: int) -> Content:
 def _commands(width: int) -> Content:
     lines = [Content.styled("commands", "bold $text-primary")]
     for command in COMMANDS:
-        lines.append(_entry(f"/{command.name} {command.argument}".rstrip(), command.about, command.key, width))
+        lines.append(_entry(command.usage, command.about, command.key, width))
     return Content("\n").join(lines)
 
 

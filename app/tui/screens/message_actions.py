@@ -1,18 +1,26 @@
-"""Commands that send, edit, regenerate, remove and trim messages."""
+"""Commands that send, edit, regenerate, remove, trim and copy messages."""
+
+from typing import Any
 
 from textual.app import SuspendNotSupported
+from textual.screen import Screen
 
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.command_actions import message_to_edit, switch_branch, undo_trimming
-from headrace.app.chat.commands import message_text
+from headrace.app.chat.commands import message_text, message_to_edit, switch_branch, undo_trimming
+from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
+from headrace.app.tui.input.browser import open_address
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
+from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.runtime.errors import UsageError
+
+_SHOWN = 60  # characters of a code block's first line
 
 
 class MessageActions:
-    """Act on the branch that the chat shows."""
+    """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen."""
 
     def __init__(self, view: ChatView) -> None:
         self._view, self._state = view, view.state
@@ -27,6 +35,8 @@ class MessageActions:
             "branch": self._switch_branch,
             "tree": self._show_tree,
             "delete": self._remove_last,
+            "copy": self._copy_answer,
+            "links": self._open_answer_link,
         }
 
     def send(self, text: str) -> None:
@@ -49,8 +59,6 @@ class MessageActions:
 
     def _attach_file(self, path: str) -> None:
         """Check that a file can be attached, and leave the command in the prompt above the message."""
-        if not path:
-            raise UsageError("/file PATH")
         line = f"/file {path}\n"
         _, attachments = parse_message(line)
         self._view.prompt.put(line)
@@ -153,3 +161,60 @@ class MessageActions:
     def _require_idle(self) -> None:
         if self._state.conversation.phase != "idle":
             raise UsageError("an answer is in progress; Esc stops it")
+
+    # -- copies and links ----------------------------------------------------------------------------------------------
+
+    def _copy_answer(self, what: str) -> None:
+        if what == "code":
+            self.copy_code(self._last_answer())
+        else:
+            self._state.copy(sanitise(self._last_answer().content), "the answer")
+
+    def copy_message(self, message: Message) -> None:
+        self._state.copy(sanitise(message.content), "the message")
+
+    def copy_code(self, message: Message) -> None:
+        """Copy a message's code block; ask which if there are several."""
+        blocks = code_blocks(sanitise(message.content))
+        if not blocks:
+            raise UsageError("this message has no code block")
+        names = [_first_line(block) for block in blocks]
+        self._view.pick("copy which code block?", names, lambda n: self._state.copy(blocks[n], "the code block"))
+
+    def _open_answer_link(self, _: str) -> None:
+        self.open_link(self._last_answer())
+
+    def open_link(self, message: Message) -> None:
+        """Open a link in the browser, after the user saw and chose its whole address."""
+        addresses = web_addresses(sanitise(message.content))
+        if not addresses:
+            raise UsageError("this message has no link")
+        self._view.pick("open which link in the browser?", addresses, lambda n: self._open(addresses[n]), always=True)
+
+    def _last_answer(self) -> Message:
+        messages = self._state.conversation.messages
+        answer = next((message for message in reversed(messages) if message.role == "assistant"), None)
+        if answer is None:
+            raise UsageError("there is no answer yet")
+        return answer
+
+    def _open(self, address: str) -> None:
+        if open_address(address):
+            self._state.notify(f"opened {address}")
+        else:
+            self._state.copy(address, "the address: no browser can be opened from here")
+
+
+def copy_selection(screen: Screen[Any], state: ChatState) -> bool:
+    """Copy the text selected with the mouse; return whether there was any."""
+    if not (selected := screen.get_selected_text()):
+        return False
+    state.copy(selected, "the selection")
+    screen.clear_selection()
+    return True
+
+
+def _first_line(block: str) -> str:
+    lines = block.strip().splitlines() or [""]
+    first = lines[0] if len(lines[0]) <= _SHOWN else lines[0][: _SHOWN - 1] + "…"
+    return first if len(lines) == 1 else f"{first}  ({len(lines)} lines)"
