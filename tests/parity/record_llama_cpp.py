@@ -1,13 +1,13 @@
 """Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
 converter to them where llama.cpp is not installed.
 
-    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | only VARIANT...]
+    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | adapters | only VARIANT...]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
 `tests/support/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the
 default model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
 `llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants to what
-is there.
+is there, and `adapters` those of models with an adapter.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 import gguf
 import llama_cpp
 
-from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
+from tests.models.gguf.build import VARIANTS, add_vocabulary, write_adapter, write_gguf
 from tests.models.gguf.build_layered import LAYERED, write_layered
 from tests.support.corpus import NASTY
 
@@ -40,6 +40,7 @@ ALIASES = (
     "bailingmoe2", "llada-moe", "joyai-llm", "hy_v4", "talkie", "jina-es", "jina-de", "jina-v2-es", "modern-bert",
     "jina-v5-nano", "mellum2", "trillion", "granite-docling", "jais", "poro-chat", "gpt3-finnish",
 )  # fmt: skip
+ADAPTED = ("llama", "qwen3", "gemma3", "phi3")
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
 STEPS = 6
@@ -50,6 +51,10 @@ EDITED = [*PROMPT[:10], 5, 6, 11]
 def main() -> None:
     if sys.argv[1:] == ["layered"]:
         record_layered()
+        return
+    if sys.argv[1:] == ["adapters"]:
+        known = json.loads(ANSWERS.read_text())
+        ANSWERS.write_text(as_lines({**known, "adapters": adapter_logits()}) + "\n")
         return
     if sys.argv[1:2] == ["only"]:
         record_only(sys.argv[2:])
@@ -68,6 +73,7 @@ def main() -> None:
         "edited": EDITED,
         "logits": {variant: logits(variant) for variant in VARIANTS},
         "turns": {variant: turns(variant) for variant in VARIANTS},
+        "adapters": adapter_logits(),
         "tokens": tokens,
         "same_tokens": same_tokens(tokens),
     }
@@ -127,10 +133,16 @@ def token_ids(path: Path) -> dict[str, list[list[int]]]:
     }
 
 
-def logits(variant: str) -> list[float]:
+def adapter_logits() -> dict[str, list[float]]:
+    """Logits after `PROMPT` of models with an adapter."""
+    return {variant: logits(variant, adapted=True) for variant in ADAPTED}
+
+
+def logits(variant: str, *, adapted: bool = False) -> list[float]:
     """Logits after `PROMPT`, everything in float32."""
     with tempfile.TemporaryDirectory() as directory:
-        model = opened(Path(directory), variant)
+        adapter = write_adapter(Path(directory) / "lora.gguf", variant) if adapted else None
+        model = opened(Path(directory), variant, adapter)
         model.eval(PROMPT)
         return [round(float(x), 6) for x in model.scores[len(PROMPT) - 1][::EVERY]]
 
@@ -152,12 +164,13 @@ def greedy(model: llama_cpp.Llama, prompt: list[int]) -> list[int]:
     return said
 
 
-def opened(directory: Path, variant: str) -> llama_cpp.Llama:
+def opened(directory: Path, variant: str, adapter: Path | None = None) -> llama_cpp.Llama:
     write = write_layered if variant in LAYERED else write_gguf
     path = write(directory / "tiny.gguf", variant)
     return llama_cpp.Llama(
-        str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False
-    )
+        str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False,
+        lora_path=None if adapter is None else str(adapter),
+    )  # fmt: skip
 
 
 def as_lines(answers: dict[str, Any]) -> str:

@@ -78,12 +78,12 @@ def write_merged(directory: Path, base: Path, changes: Mapping[str, mx.array]) -
 
 
 def logits_after(network: Decoder, prompt: list[int]) -> mx.array:
-    """Return the logits of token 5 after a prompt."""
+    """Return the logits after a prompt, the last token of which is decoded."""
     kv = network.kv_backend(KVOptions(64))
     cache = kv.acquire([0])
-    for _ in prefill(network, kv, cache, prompt):
+    for _ in prefill(network, kv, cache, prompt[:-1]):
         pass
     kv_pass = one_pass(kv, cache, 1, "decode")
-    logits = network.logits(network.layers(network.embed(mx.array([[5]])), kv_pass))
+    logits = network.logits(network.layers(network.embed(mx.array([prompt[-1:]])), kv_pass))
     mx.eval(logits)
     return logits

@@ -253,20 +253,10 @@ def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
 
 
 def write_gguf(
-    path: Path,
-    variant: str,
-    *,
-    matrices: str = "F32",
-    experts: str | None = None,
-    seed: int = 0,
-    weights: Weights | None = None,
-    **changes: Any,
+    path: Path, variant: str, *, matrices: str = "F32", experts: str | None = None, seed: int = 0, **changes: Any
 ) -> Path:
-    """Write the variant with its matrices stored as the tensor type `matrices`, those of experts as `experts`.
-
-    weights: by GGUF name, in place of random ones.
-    """
-    tensors = weights or gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
+    """Write the variant with its matrices stored as the tensor type `matrices`, those of experts as `experts`."""
+    tensors = gguf_weights(variant, hf_weights(variant, seed, **changes), **changes)
     writer = header(path, variant, **changes)
     rng = np.random.default_rng(seed)
     for name, values in tensors.items():

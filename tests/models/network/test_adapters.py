@@ -38,7 +38,7 @@ def _network(directory: Path, adapter: Path | None = None) -> Decoder:
 
 
 def _logits(network: Decoder) -> mx.array:
-    return logits_after(network, PROMPT)
+    return logits_after(network, [*PROMPT, 5])
 
 
 def _distance(ours: mx.array, theirs: mx.array) -> float:
