@@ -105,6 +105,7 @@ def vocabulary_files() -> Iterator[tuple[str, Path]]:
             yield pre, vocabulary_file(Path(directory) / f"{pre}.gguf", "byte_level", pre=pre)
         for name, prefix in (("spm", False), ("spm-prefix", True)):
             yield name, vocabulary_file(Path(directory) / f"{name}.gguf", "sentencepiece", space_prefix=prefix)
+        yield "sarvam-moe", vocabulary_file(Path(directory) / "sarvam.gguf", "characters", pre="sarvam-moe")
 
 
 def same_tokens(tokens: dict[str, Any]) -> dict[str, str]:

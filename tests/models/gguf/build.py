@@ -13,10 +13,22 @@ from typing import Any
 import gguf
 import numpy as np
 
+from headrace.models.text.vocabulary import Vocabulary, merges_by_score
+
 HERE = Path(__file__).parent
 VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies.json").read_text()) | {
     "minimal": {"tokens": ["<s>", "</s>", "a", "b", "ab"], "types": [3, 3, 1, 1, 1], "merges": ["a b"]}
 }
+
+
+def _of_characters() -> dict[str, list[Any]]:
+    """The SentencePiece vocabulary with merges in place of scores."""
+    stored = VOCABULARIES["sentencepiece"]
+    merges = merges_by_score(Vocabulary(stored["tokens"], stored["types"]), stored["scores"])
+    return {"tokens": stored["tokens"], "types": stored["types"], "merges": [" ".join(pair) for pair in merges]}
+
+
+VOCABULARIES["characters"] = _of_characters()
 
 Weights = dict[str, np.ndarray]
 _PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe", "minicpm", "mistral3")  # rows of Q and K
@@ -365,8 +377,9 @@ def add_vocabulary(writer: gguf.GGUFWriter, name: str, *, pre: str = "smollm", s
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
         writer.add_token_merges(vocabulary["merges"])
-        writer.add_bos_token_id(0)
-        writer.add_eos_token_id(1)
+        bos = int(name == "characters")
+        writer.add_bos_token_id(bos)
+        writer.add_eos_token_id(bos + 1)
     else:
         writer.add_tokenizer_model("llama")
         writer.add_token_scores(vocabulary["scores"])

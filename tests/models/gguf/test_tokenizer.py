@@ -30,8 +30,10 @@ def metadata(vocabulary: str, **changes: Any) -> Metadata:
     """The tokenizer metadata of a frozen vocabulary; `changes` are keys without `tokenizer.ggml.`, None removes."""
     stored = VOCABULARIES[vocabulary]
     values: dict[str, Any] = {"tokens": stored["tokens"], "token_type": stored["types"]}
-    if vocabulary == "byte_level":
-        values |= {"model": "gpt2", "pre": "smollm", "merges": stored["merges"], "bos_token_id": 0, "eos_token_id": 1}
+    if "merges" in stored:
+        bos = int(vocabulary == "characters")
+        values |= {"model": "gpt2", "pre": "smollm", "merges": stored["merges"], "bos_token_id": bos}
+        values |= {"eos_token_id": bos + 1}
     else:
         values |= {"model": "llama", "scores": stored["scores"], "add_space_prefix": False}
     values |= changes
@@ -45,10 +47,16 @@ def build(vocabulary: str, **changes: Any) -> tuple[Tokenizer, SpecialIds]:
     return Tokenizer.from_str(document), special
 
 
+def vocabulary_of(case: str) -> str:
+    if case == "sarvam-moe":
+        return "characters"
+    return "sentencepiece" if case.startswith("spm") else "byte_level"
+
+
 def of_case(case: str) -> Tokenizer:
     if case.startswith("spm"):
         return build("sentencepiece", add_space_prefix=case == "spm-prefix")[0]
-    return build("byte_level", pre=case)[0]
+    return build(vocabulary_of(case), pre=case)[0]
 
 
 def differences(tokenizer: Tokenizer, case: str) -> list[tuple[str, str]]:
@@ -68,7 +76,7 @@ def test_token_ids_are_llama_cpps(case: str) -> None:
 
 
 def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others() -> None:
-    assert set(_BY_NAME) - OWN_WORDS | {"spm", "spm-prefix", "default-model"} == set(LLAMA_CPP)
+    assert set(_BY_NAME) - OWN_WORDS | {"spm", "spm-prefix", "sarvam-moe", "default-model"} == set(LLAMA_CPP)
     answers = [json.dumps(LLAMA_CPP[case]) for case in LLAMA_CPP.keys() - ALIKE]
     assert len(set(answers)) == len(answers)
     assert SAME_TOKENS.keys() == _SAME_AS.keys() - OWN_WORDS
@@ -122,7 +130,7 @@ def test_decoding_gives_the_text_back(case: str) -> None:
 def test_plain_text_never_becomes_a_control_token(case: str) -> None:
     tokenizer = of_case(case)
     tokenizer.encode_special_tokens = True
-    types = VOCABULARIES["sentencepiece" if case.startswith("spm") else "byte_level"]["types"]
+    types = VOCABULARIES[vocabulary_of(case)]["types"]
     for text in NASTY:
         assert all(types[index] != 3 for index in tokenizer.encode(text, add_special_tokens=False).ids)
 
