@@ -122,7 +122,11 @@ inline vi pairs(vi words, int step) {
   return _mm256_and_si256(shift_right(words, step * Bits), _mm256_set1_epi32(((1 << Bits) - 1) * 0x10001));
 }
 inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cast(int, *p)); }
-inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+inline vi dot_pairs(vi acc, vi a, vi b) {
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+  asm("" : "+x"(acc));  // GCC otherwise makes the products of several steps before it adds them, and spills them
+  return acc;
+}
 inline vi dot_pairs_with(vi acc, vi a, const float* pair) { return dot_pairs(acc, a, set1_word(pair)); }
 inline vi add_words(vi a, vi b) { return _mm256_add_epi32(a, b); }
 // Four bytes a dword, as in simd_avx512.h.

@@ -125,7 +125,11 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
   return (vi)vaddq_s32((int32x4_t)acc, vpaddq_s32(low, vmull_high_s16(x, y)));
 }
 #elif defined(__x86_64__)
-inline vi dot_pairs(vi acc, vi a, vi b) { return acc + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b); }
+inline vi dot_pairs(vi acc, vi a, vi b) {
+  acc += (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+  asm("" : "+x"(acc));  // as in simd_avx2.h
+  return acc;
+}
 #else
 inline vi dot_pairs(vi acc, vi a, vi b) {
   const vs low = ((vs)(a << 16) >> 16) * ((vs)(b << 16) >> 16), high = ((vs)a >> 16) * ((vs)b >> 16);
