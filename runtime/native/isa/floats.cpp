@@ -9,7 +9,7 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int64_t kSlab = 768;  // values of k, whole blocks and groups of every format
 constexpr int64_t kUnpacked = 8;  // unpacked weight rows of a slab: half of the L1
-constexpr int kTogether = kPanelVectors == 4 ? 6 : 2;  // activation rows whose sums fit the registers beside four weight rows
+constexpr int kTogether = kPanelVectors == 4 ? 6 : 3;  // activation rows whose sums fit the registers beside four weight rows
 
 // y[m * ldy + r * apart] (+)= the sum of acc[m][r].
 template <int M, int R>
