@@ -96,19 +96,13 @@ def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
     }
 
 
-_LLAMA = equal_layers(
-    "LlamaForCausalLM", "llama", PERMUTED, by_tensor=LLAMA_BIASES,
-)  # fmt: skip
+_LLAMA = equal_layers("LlamaForCausalLM", "llama", PERMUTED, by_tensor=LLAMA_BIASES)
 _GRANITE = equal_layers(
     "GraniteForCausalLM", "granite", PERMUTED, keys=("intermediate_size", *GRANITE_KEYS), constants=_NO_BIASES,
     entries=granite, whole_heads=True,
 )  # fmt: skip
-_QWEN2 = equal_layers(
-    "Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True}
-)  # fmt: skip
-_QWEN3 = equal_layers(
-    "Qwen3ForCausalLM", "qwen3", {**PLAIN, **head_norms()}, constants={"attention_bias": False}
-)  # fmt: skip
+_QWEN2 = equal_layers("Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True})
+_QWEN3 = equal_layers("Qwen3ForCausalLM", "qwen3", {**PLAIN, **head_norms()}, constants={"attention_bias": False})
 
 ROWS: dict[str, Architecture] = {
     "llama": _LLAMA,
@@ -140,9 +134,7 @@ ROWS: dict[str, Architecture] = {
         "SeedOssForCausalLM", "seed_oss", {**POST_NORMS, **attention(), **mlp()},
         constants={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     ),
-    "mistral3": equal_layers(
-        "Ministral3ForCausalLM", "ministral3", PERMUTED, entries=_ministral
-    ),
+    "mistral3": equal_layers("Ministral3ForCausalLM", "ministral3", PERMUTED, entries=_ministral),
     "cohere2": equal_layers(
         "Cohere2ForCausalLM", "cohere2", {**_ATTN_NORM, **attention(), **mlp()}, epsilon="layer_norm_eps",
         keys=("intermediate_size", "sliding_window", "logit_scale"), constants={"attention_bias": False},

@@ -306,9 +306,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM", "glm4_moe",
-        {
-            "layer": {**POST_NORMS, **attention(), **head_norms(optional=True)}, "dense": mlp(), "sparse": _GATE,
-        },
+        {"layer": {**POST_NORMS, **attention(), **head_norms(optional=True)}, "dense": mlp(), "sparse": _GATE},
         tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=SECTIONS, sigmoid=True,
         by_tensor={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"}, untied=True,
         rotates_part=True, drafts=NUMBERED_DRAFTS,
