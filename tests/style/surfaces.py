@@ -4,7 +4,7 @@
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from inspect import cleandoc
 from pathlib import Path
@@ -26,14 +26,21 @@ def help_texts() -> str:
 @cache
 def error_texts() -> str:
     """Return the message and hint of every error that is raised, sorted by class; {...} stands for a value."""
-    classes = _error_classes()
-    found: dict[str, set[str]] = {}
+    calls: list[tuple[str, ast.Call]] = []
+    bases: dict[str, set[str]] = {}  # of every class
     for path in _sources():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
-                parts = [text for argument in node.args if (text := _template(argument))]
-                if parts:
-                    found.setdefault(node.func.id, set()).add("\n    ".join(parts))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                calls.append((node.func.id, node))
+            elif isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
+    classes = _error_classes(bases)
+    found: dict[str, set[str]] = {}
+    for name, call in calls:
+        if name in classes:
+            parts = [text for argument in call.args if (text := _template(argument))]
+            if parts:
+                found.setdefault(name, set()).add("\n    ".join(parts))
     return "\n".join(f"{name}\n" + "".join(f"  {text}\n" for text in sorted(found[name])) for name in sorted(found))
 
 
@@ -57,13 +64,8 @@ def _sources() -> list[Path]:
     return sorted(path for layer in ("app", "models", "runtime") for path in (ROOT / layer).rglob("*.py"))
 
 
-def _error_classes() -> set[str]:
-    """The names of HeadraceError and of every class derived from it, and click's two for wrong usage."""
-    bases: dict[str, set[str]] = {}
-    for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
+def _error_classes(bases: Mapping[str, set[str]]) -> set[str]:
+    """Return the names of HeadraceError and of every class derived from it, and click's two for wrong usage."""
     known = {"HeadraceError"}
     while more := {name for name, of in bases.items() if of & known} - known:
         known |= more
