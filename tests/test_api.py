@@ -128,6 +128,7 @@ def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: p
     assert re.match(r" (stop|length) ", last)
 
 
+@pytest.mark.sampled
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("page", "word"), [("README.md", "sky"), ("docs/python.md", "tok/s"), ("docs/structured.md", " wrote Emma in ")]

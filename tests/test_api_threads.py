@@ -477,6 +477,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ENDS)
 def test_a_program_ends_silently(directory: Path, how: str) -> None:
     done = run(ENDS[how].replace("{name!r}", repr(str(directory))), directory)

@@ -50,6 +50,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert not heavy & imported_by(tmp_path, "--help")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command", ["chat", "run", "serve", "bench", "models", "sessions", "paths", "doctor", "completion"]
 )

@@ -91,6 +91,7 @@ def run_in(project: Path, command: list[str | Path], *, path: str | None) -> str
     return done.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", [None, "."])
 def test_a_project_has_its_own_modules_and_headrace(
     installed: Path, model: Path, project: Path, path: str | None
@@ -99,6 +100,7 @@ def test_a_project_has_its_own_modules_and_headrace(
     assert said.strip() == str(packages(installed) / "headrace" / "__init__.py")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", [None, "."])
 def test_the_command_runs_in_a_projects_folder(installed: Path, model: Path, project: Path, path: str | None) -> None:
     assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=path)

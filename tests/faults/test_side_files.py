@@ -105,6 +105,7 @@ def test_broken_side_files_are_one_line_or_ignored(directory: Path, name: str, p
     assert peak < 50e6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", ["[]", "{}", "1.5", "[[]]"])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "model.safetensors.index.json"])
 def test_millions_of_values_are_refused_before_they_are_made(tmp_path: Path, name: str, value: str) -> None:

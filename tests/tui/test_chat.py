@@ -415,6 +415,7 @@ def test_a_refused_message_stays_in_the_prompt(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -724,6 +725,7 @@ def test_dropped_turns_that_do_not_suffice_are_reported(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["d", "s", "n"])
 def test_an_engine_that_died_while_the_question_shows_starts_again(play, key: str) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))
@@ -779,6 +781,7 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(60, 20), (120, 40)])
 def test_a_failed_download_stays_in_its_row(play, size: tuple[int, int]) -> None:
     engine = ScriptedEngine(pull_failure="cannot fetch smollm2-135m: the network is unreachable")

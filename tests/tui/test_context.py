@@ -138,6 +138,7 @@ def test_a_miss_has_its_first_token_and_the_text_around_it() -> None:
     assert lines_of(metrics)[3] == "7 equal tokens were dropped from the cache"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
 def test_the_reason_of_a_miss_is_on_the_screen(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

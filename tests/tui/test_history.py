@@ -12,6 +12,7 @@ async def typed_before(it: Driver) -> None:
         await it.ask(text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(40, 15), (80, 24), (120, 40)])
 def test_the_history_is_searched_from_the_newest_entry(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
@@ -40,6 +41,7 @@ def test_the_history_is_searched_from_the_newest_entry(play, size: tuple[int, in
     play(scenario, size=size)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["escape", "ctrl+c", "ctrl+g"])
 def test_a_search_that_is_left_changes_nothing(play, key: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -112,6 +112,7 @@ def test_the_last_line_is_deleted_after_a_long_paste(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keys", [["f5", *["enter"] * 4], ["ctrl+p", *["enter"] * 5], ["f2", *["escape"] * 4]])
 def test_impatient_keys_close_one_screen_only(play, keys: list[str]) -> None:
     async def scenario(it: Driver) -> None:

@@ -124,6 +124,7 @@ def test_a_hit_in_the_middle_of_a_long_answer_comes_into_view(play) -> None:
     play(scenario, ScriptedEngine().script(Script([long])).script(Script(["Yes."])).script(Script(["It does."])))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", ["/sessions", "/search mill"])
 def test_a_session_deleted_elsewhere_is_reported_and_leaves_the_list(play, home: Path, command: str) -> None:
     async def scenario(it: Driver) -> None:

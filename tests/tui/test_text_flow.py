@@ -45,6 +45,7 @@ def answered(driver: Driver) -> bool:
     return (beside.answers[-1] if beside is not None else driver.app.state.conversation).phase == "idle"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("spare", "command"), [(0, ""), (2, ""), (0, "/again 2"), (0, "/compare temperature=1.2")])
 def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, spare: int, command: str

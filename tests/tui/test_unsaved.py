@@ -66,6 +66,7 @@ def test_an_answer_that_met_a_full_disk_is_stored_once_there_is_room(play) -> No
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (50, 20)])
 def test_a_system_prompt_and_a_preset_in_force_are_visible(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

@@ -15,6 +15,7 @@ from headrace.runtime.ops import Weight
 from tests.support.tiny import VARIANTS, load_decoder, write_model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_architecture_is_profiled_by_part(variant: str, tmp_path: Path) -> None:
     decoder = load_decoder(write_model(tmp_path / "model", variant))

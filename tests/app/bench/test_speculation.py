@@ -57,6 +57,7 @@ def test_workloads_are_planned_alone_and_together() -> None:
         plan_speculation(chosen_workloads([]), [0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_answers_are_whole_and_the_same(decoder: Decoder, batch: int, temperature: float) -> None:

@@ -19,6 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("models") / NAME)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command",
     [
@@ -33,6 +34,7 @@ def test_commands_escape_names(command: str, model: Path, tmp_path: Path) -> Non
     assert not DRIVES.search(done.stdout + done.stderr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", ["run hi -m", "predict -m", "models show", "bench -m"])
 @pytest.mark.parametrize(
     "change",

@@ -54,6 +54,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     assert done.stderr == b"headrace: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
 @pytest.mark.parametrize("mebibytes", [60, 150, 255, 260, 300, 400, 500])
 def test_a_small_address_space_is_one_line(mebibytes: int, model: Path, tmp_path: Path) -> None:

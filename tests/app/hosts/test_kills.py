@@ -43,6 +43,7 @@ def test_a_killed_follower_ends_the_run(run: Callable[[str], Run], phase: str) -
     assert not it.left_behind()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_rank_0_leaves_no_orphan(run: Callable[[str], Run], phase: str) -> None:
     it = run(phase)
@@ -51,6 +52,7 @@ def test_a_killed_rank_0_leaves_no_orphan(run: Callable[[str], Run], phase: str)
     assert not it.left_behind()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("phase", ["start", "join", "decode"])
 def test_a_stopped_follower_ends_the_run(run: Callable[[str], Run], phase: str) -> None:
     it = run(phase)

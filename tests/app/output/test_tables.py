@@ -94,6 +94,7 @@ def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> 
     assert "…" not in "\n".join(shown)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("width", WIDTHS)
 def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What fits follows the memory that is free: other tests must not change it between two of these tables.

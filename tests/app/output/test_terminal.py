@@ -39,6 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", ["run", "models", "fit"])
 def test_styles_stay_away_when_asked_to(command: str, home: Path) -> None:
     arguments = {"run": ["run", "hi", "-n", "4", "-m"], "models": ["models", "list"], "fit": ["fit"]}[command]

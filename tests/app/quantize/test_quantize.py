@@ -72,6 +72,7 @@ def headrace_logits(directory: Path, tokens: list[int]) -> mx.array:
     return network.logits(network.layers(network.embed(mx.array([tokens])), cache))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [2.6, 3.5, 4.5, 6.25, 8.5])
 def test_the_budget_of_bits_is_kept_and_used(measured: Path, tmp_path: Path, bits: float) -> None:
     found = document(measured, "--bits", bits, "-o", tmp_path / "out")
@@ -82,6 +83,7 @@ def test_the_budget_of_bits_is_kept_and_used(measured: Path, tmp_path: Path, bit
     assert bits - 0.3 < found["bits_per_weight"] <= bits
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["llama", "qwen3", "llama-biased"])
 def test_the_result_is_the_same_model_in_mlx_lm(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load

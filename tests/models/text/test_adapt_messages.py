@@ -166,6 +166,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str]]:
     return messages, words
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=40)
 @given(conversation=conversations(), tools=st.booleans())

@@ -207,6 +207,7 @@ def test_blocks_equal_contiguous_buffers() -> None:
     assert mx.array_equal(found[len(SPECS)], mx.concatenate([keys, values])[:, :, :done])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=["f32", "f16"])
 def test_the_reference_agrees(ops: Ops, dtype: mx.Dtype) -> None:
@@ -313,6 +314,7 @@ def logits(network: Decoder, blocks: Blocks, work: list[tuple[Sequence, list[int
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize(
     "variant", ["llama", "4 bits", "gemma3", "gpt-oss"]
