@@ -152,7 +152,16 @@ class Ops(Protocol):
 
 def select() -> Ops:
     """Return the fastest operations for MLX's default device. Raises UsageError for kernels that are not here."""
-    return _choose()[0]
+    wanted = environment.kernels()
+    if wanted == "reference" or mx.default_device().type != mx.DeviceType.cpu:
+        return reference
+    if wanted and native.status().instruction_set != wanted:
+        usable = ", ".join(native.instruction_sets()) or "none"
+        raise UsageError(
+            f"HEADRACE_KERNELS={wanted}: not compiled here, or not for this processor",
+            f"unset HEADRACE_KERNELS, or set one that runs here ({usable}) or `reference`",
+        )
+    return native if native.status().available else reference
 
 
 def describe() -> dict[str, str]:
@@ -160,33 +169,20 @@ def describe() -> dict[str, str]:
 
     "metal": stock MLX operations, and headrace's Metal kernels in place of some (`runtime.ops.metal`).
     """
-    ops, reason = _choose()
-    if (
-        mx.default_device().type != mx.DeviceType.cpu
-        and mx.metal.is_available()
-        and not environment.reference_kernels()
-    ):
-        metal_status = metal.status()  # not in `select`: it makes MLX's device
-        if metal_status.available:
-            return {"kernels": "metal", "reason": "Metal kernels, and stock MLX operations"}
-        reason += f"; no Metal kernels: {metal_status.reason}"
-    return {"kernels": ops.name, "reason": reason}
-
-
-def _choose() -> tuple[Ops, str]:
-    if environment.reference_kernels():
-        return reference, "HEADRACE_KERNELS=reference"
-    if mx.default_device().type != mx.DeviceType.cpu:
-        return reference, "stock MLX operations on the GPU"
-    status = native.status()
-    wanted = environment.kernels()
-    if wanted and status.instruction_set != wanted:
-        usable = ", ".join(native.instruction_sets()) or "none"
-        raise UsageError(
-            f"HEADRACE_KERNELS={wanted}: not compiled here, or not for this processor",
-            f"unset HEADRACE_KERNELS, or set one that runs here ({usable}) or `reference`",
-        )
-    if status.available:
+    ops = select()
+    if ops is native:
+        status = native.status()
         precision = "float32 throughout" if native.exact() else "activations in 16 bits"
-        return native, f"built for this machine: {status.instruction_set}, {status.threads} threads, {precision}"
-    return reference, status.reason or "the native kernels are not available"
+        reason = f"built for this machine: {status.instruction_set}, {status.threads} threads, {precision}"
+    elif environment.reference_kernels():
+        reason = "HEADRACE_KERNELS=reference"
+    elif mx.default_device().type == mx.DeviceType.cpu:
+        reason = native.status().reason or "the native kernels are not available"
+    else:
+        reason = "stock MLX operations on the GPU"
+        if mx.metal.is_available():
+            metal_status = metal.status()  # not in `select`: it makes MLX's device
+            if metal_status.available:
+                return {"kernels": "metal", "reason": "Metal kernels, and stock MLX operations"}
+            reason += f"; no Metal kernels: {metal_status.reason}"
+    return {"kernels": ops.name, "reason": reason}
