@@ -19,13 +19,13 @@ _NO_RESULT = "(no result)"
 _NOTHING_SAID = "..."  # the user's part before an answer that has none before it
 _PARAGRAPH = TemplateText("\n\n")  # keeps the origin of the texts that it joins
 
-CallsWriter = Callable[[Sequence[Mapping[str, Any]]], str]
+CallsWriter = Callable[[Sequence[Mapping[str, object]]], str]
 """Writes calls {"name": ..., "arguments": {...}} in the model's own form."""
 
 
 def adapt_messages(
     messages: Sequence[Message], rules: TemplateRules, write_calls: CallsWriter = write_json_calls
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return a conversation that the template shows wholly, with calls and results in their order.
 
     write_calls: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
@@ -43,7 +43,7 @@ def adapt_messages(
 # --- calls and results ---------------------------------------------------------------------------------------
 
 
-def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_objects(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return messages whose calls have their arguments as objects."""
     return [
         {**message, "tool_calls": [_with_object(call) for call in calls]}
@@ -53,14 +53,14 @@ def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_object(call: Mapping[str, object]) -> dict[str, object]:
     function = call.get("function")
-    inner: Mapping[str, Any] = function if isinstance(function, Mapping) else call
+    inner: Mapping[str, object] = function if isinstance(function, Mapping) else call
     changed = {**inner, "arguments": object_of(inner.get("arguments"))}
     return {**call, "type": "function", "function": changed}
 
 
-def object_of(arguments: object) -> dict[str, Any]:
+def object_of(arguments: object) -> dict[str, object]:
     """Return arguments as an object. Text that is none, such as one that was cut, becomes its only field."""
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -123,14 +123,14 @@ def _missing_result(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.get("id"), "name": name, "content": _NO_RESULT}
 
 
-def _result_as_user(message: Message) -> dict[str, Any]:
+def _result_as_user(message: Message) -> dict[str, object]:
     name = message.get("name") or message.get("tool_call_id") or "the function"
     return {"role": "user", "content": f"Result of {name}:\n{text_of(message)}"}
 
 
 def _adapt_calls(
-    messages: list[dict[str, Any]], rules: TemplateRules, write_calls: CallsWriter
-) -> list[dict[str, Any]]:
+    messages: list[dict[str, object]], rules: TemplateRules, write_calls: CallsWriter
+) -> list[dict[str, object]]:
     if not rules.takes_calls:
         messages = [_with_written_calls(message, write_calls) for message in messages]
         if not rules.takes_results or not rules.takes_tools:
@@ -226,7 +226,7 @@ def _split_calls(messages: list[dict[str, Any]], rules: TemplateRules) -> list[d
     return split
 
 
-def _with_content_of_calls(message: dict[str, Any], rules: TemplateRules) -> dict[str, Any]:
+def _with_content_of_calls(message: dict[str, object], rules: TemplateRules) -> dict[str, object]:
     """Return a message of calls alone with the content that the template wants there."""
     is_alone = bool(message.get("tool_calls")) and not text_of(message)
     return {**message, "content": rules.content_of_calls} if is_alone else message
@@ -246,7 +246,7 @@ def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
 # --- system messages -----------------------------------------------------------------------------------------
 
 
-def _join_first_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_first_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return messages with the system messages at their beginning as one: most templates take only one."""
     for message in messages:
         if message["role"] == "developer":
@@ -258,7 +258,7 @@ def _join_first_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": joined}, *messages[first:]]
 
 
-def _place_systems(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+def _place_systems(messages: list[dict[str, object]], rules: TemplateRules) -> list[dict[str, object]]:
     """Return messages whose system messages stand where the template shows them.
 
     Others become text of the next user message, or a user message of their own if an answer or nothing follows.
@@ -266,7 +266,7 @@ def _place_systems(messages: list[dict[str, Any]], rules: TemplateRules) -> list
     has_later = any(message["role"] == "system" for message in messages[1:])
     moves_later = has_later and not rules.takes_later_system
     moves_first = bool(messages) and messages[0]["role"] == "system" and not _takes_first(messages, rules)
-    placed: list[dict[str, Any]] = []
+    placed: list[dict[str, object]] = []
     waiting: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "system" and (moves_first if index == 0 else moves_later):
@@ -297,9 +297,9 @@ def _takes_first(messages: Sequence[Message], rules: TemplateRules) -> bool:
 # --- turns ---------------------------------------------------------------------------------------------------
 
 
-def _adapt_turns(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+def _adapt_turns(messages: list[dict[str, object]], rules: TemplateRules) -> list[dict[str, object]]:
     """Return messages in turns that the template takes: neighbours of one role joined, an answer never first."""
-    adapted: list[dict[str, Any]] = []
+    adapted: list[dict[str, object]] = []
     has_user = any(message["role"] == "user" for message in messages)
     takes_answer_first = rules.takes_answer_first if has_user else rules.takes_answer_alone
     for message in messages:
@@ -344,7 +344,7 @@ def _must_join(last: Message, message: Message, rules: TemplateRules, speaker: s
     return False
 
 
-def _fields(message: Message) -> dict[str, Any]:
+def _fields(message: Message) -> dict[str, object]:
     """Return the fields of a message that one before it takes over: thinking and calls."""
     return {
         key: message[key] for key in ("tool_calls", "reasoning_content", "thinking") if message.get(key) is not None

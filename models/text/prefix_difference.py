@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.runtime.kv.common_prefix import common_prefix
 
@@ -27,7 +27,7 @@ class PrefixDifference:
     earlier_token: str
     prompt_token: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return a JSON document."""
         return asdict(self)
 

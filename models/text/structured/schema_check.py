@@ -45,7 +45,7 @@ _LOOKAROUND = re.compile(r"\(\?<?[=!]")
 _ANY: tuple[object, ...] = (True, {}, None)
 
 
-def schema_text(schema: Mapping[str, Any] | bool, *, masks_spell_keys: bool = True) -> str:
+def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool = True) -> str:
     """Return a schema as JSON text for llguidance.
 
     masks_spell_keys: the masks of the answer forbid other spellings of a key (`json_scan`). Without them, the pattern
@@ -80,7 +80,7 @@ class _Rewriting:
         self._closes = closes
         self._stays_open = masks_spell_keys and not closes
 
-    def schema(self, schema: Any, place: str) -> Any:
+    def schema(self, schema: object, place: str) -> object:
         """Return a schema, and those within it, rewritten. Raises UsageError."""
         if not isinstance(schema, Mapping):
             return schema
@@ -93,7 +93,7 @@ class _Rewriting:
             changed["anyOf"] = _possible(options)
         return changed
 
-    def _within(self, key: str, value: Any, place: str) -> Any:
+    def _within(self, key: str, value: object, place: str) -> object:
         """Return the value of a keyword, rewritten if it is a schema or holds some."""
         if key in _NAMED and isinstance(value, Mapping):
             return {name: self.schema(each, f"{place}/{name}") for name, each in value.items()}
@@ -124,14 +124,14 @@ class _Rewriting:
             schema["additionalProperties"] = False
 
 
-def _joins(schema: Mapping[str, Any]) -> bool:
+def _joins(schema: Mapping[str, object]) -> bool:
     """Return whether an answer has to fit several parts of a schema, or one alone of several."""
     joined = schema.get("allOf", ())
     is_one = isinstance(joined, list | tuple) and len(joined) <= 1
     return "oneOf" in schema or not is_one or (bool(joined) and not schema.keys() <= _NOTES | {"allOf"})
 
 
-def _check(schema: Mapping[str, Any], place: str) -> None:
+def _check(schema: Mapping[str, object], place: str) -> None:
     """Raise UsageError for a keyword that cannot be honoured, or would be loosened."""
     if "x-guidance" in schema:
         raise _refusal(place, "x-guidance", "leave it out")
@@ -166,7 +166,7 @@ def _at(place: str) -> str:
     return "" if place == "#" else f"{place if len(place) <= _LONGEST_PLACE else f'...{place[-_LONGEST_PLACE:]}'}: "
 
 
-def _drop_notes(schema: dict[str, Any]) -> None:
+def _drop_notes(schema: dict[str, object]) -> None:
     """Leave out keywords that constrain nothing: formats without a rule of ours or llguidance's, and empty rules."""
     if schema.get("format") not in {*_FORMATS, *_KNOWN_FORMATS}:
         schema.pop("format", None)
@@ -182,7 +182,7 @@ def _write_dates(schema: dict[str, Any]) -> None:
         schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
 
 
-def _take_names(schema: dict[str, Any], place: str) -> None:
+def _take_names(schema: dict[str, object], place: str) -> None:
     """Write `propertyNames` of an enumeration or a pattern as the object's keys."""
     rule = schema.pop("propertyNames")
     others = schema.get("additionalProperties", True)
@@ -199,17 +199,17 @@ def _take_names(schema: dict[str, Any], place: str) -> None:
     schema["additionalProperties"] = False
 
 
-def _possible(options: list[Any]) -> list[Any]:
+def _possible(options: list[object]) -> list[object]:
     """Return the options without those of lookaround, which no answer can be checked against, if others stay."""
     possible = [each for each in options if not _looks_around(each)]
     return possible or options
 
 
-def _looks_around(option: Any) -> bool:
+def _looks_around(option: object) -> bool:
     return isinstance(option, Mapping) and _LOOKAROUND.search(str(option.get("pattern", ""))) is not None
 
 
-def _names(schema: Mapping[str, Any]) -> list[str]:
+def _names(schema: Mapping[str, object]) -> list[str]:
     """Return the keys that a schema names: its properties, and required ones."""
     named = schema.get("properties")
     required = schema.get("required")
@@ -217,7 +217,7 @@ def _names(schema: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
-def _is_object(schema: Mapping[str, Any]) -> bool:
+def _is_object(schema: Mapping[str, object]) -> bool:
     kinds = schema.get("type")
     return kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
 
@@ -241,7 +241,7 @@ def _literal(character: str) -> str:
     return f"\\x{{{ord(character):x}}}"
 
 
-def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
+def _walk(value: object) -> Iterator[tuple[int, str, object]]:
     """Yield every part of a JSON value: its depth, its key and itself."""
     waiting = [(0, "", value)]
     while waiting:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO
 from weakref import finalize
 
 SECONDS = 2  # of processor time for one grammar
@@ -46,7 +46,7 @@ class Trial:
                 self._pipes.requests.write(f"{self._vocabulary}\n")
                 self._pipes.requests.flush()
 
-    def check(self, grammar: str, limits: Mapping[str, Any]) -> None:
+    def check(self, grammar: str, limits: Mapping[str, object]) -> None:
         """Compile a grammar (llguidance's JSON, one line) within llguidance's limits. Raises TrialError."""
         self.start()
         with self._lock:

@@ -4,7 +4,6 @@ import ast
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 _LONGEST_LITERAL = 1 << 20  # characters
@@ -38,12 +37,12 @@ class Tool:
     """
 
     name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     strict: bool = False
     free: bool = False
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> Mapping[str, object]:
         """Schema of a call's arguments: no other than the named ones, unless the parameters have it."""
         if self.free:
             return {"type": "object"}
@@ -52,7 +51,7 @@ class Tool:
         return {"type": "object", **closed, **self.parameters}
 
     @property
-    def properties(self) -> Mapping[str, Any]:
+    def properties(self) -> Mapping[str, object]:
         """Schemas of the parameters, by name."""
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
@@ -67,7 +66,7 @@ class Tool:
         """Return whether a call has to have a parameter."""
         return parameter in self.required
 
-    def schema_of(self, parameter: str) -> dict[str, Any]:
+    def schema_of(self, parameter: str) -> dict[str, object]:
         """Return a parameter's schema, with the definitions that it may refer to."""
         schema = self.properties.get(parameter)
         shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
@@ -87,7 +86,7 @@ KINDS = frozenset(["string", "number", "boolean", "null", "array", "object"])
 _MAX_REFERENCES = 20  # from schema to schema
 
 
-def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> frozenset[str]:
     """Return the types that a value of a schema may have. document: the schema that references point into."""
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return KINDS
@@ -114,7 +113,7 @@ def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> fro
     return kinds or KINDS
 
 
-def referenced(reference: str, document: Mapping[str, Any]) -> object:
+def referenced(reference: str, document: Mapping[str, object]) -> object:
     """Return the schema that a reference names; None if the document has none there."""
     schema: object = document
     for key in reference.removeprefix("#").split("/")[1:]:
@@ -122,7 +121,7 @@ def referenced(reference: str, document: Mapping[str, Any]) -> object:
     return schema
 
 
-def part_of(schema: object, name: str | None, document: Mapping[str, Any], depth: int = 0) -> object:
+def part_of(schema: object, name: str | None, document: Mapping[str, object], depth: int = 0) -> object:
     """Return the schema of a property, or of a list's items if `name` is None; None if the schema tells nothing.
 
     document: the schema that references point into. depth: of references and choices so far.
@@ -170,7 +169,7 @@ class Reading:
     calls: tuple[ToolCall, ...] = ()
 
 
-def write_json_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+def write_json_calls(calls: Sequence[Mapping[str, object]]) -> str:
     """Return calls {"name": ..., "arguments": {...}} as JSON objects, one a line."""
     written = ({"name": call["name"], "arguments": call["arguments"]} for call in calls)
     return "\n".join(json.dumps(call, ensure_ascii=False) for call in written)
@@ -206,7 +205,7 @@ def may_be_text(tool: Tool | None, parameter: str) -> bool:
     return tool is None or parameter not in tool.properties or "string" in tool.kinds(parameter)
 
 
-def typed_value(tool: Tool | None, parameter: str, text: str) -> Any:
+def typed_value(tool: Tool | None, parameter: str, text: str) -> object:
     """Return the value of a parameter that is written as plain text.
 
     It is JSON, or a literal of Python's, if the schema allows a value of that type there; else it is the text itself.
@@ -215,7 +214,7 @@ def typed_value(tool: Tool | None, parameter: str, text: str) -> Any:
     return typed_text(tool.kinds(parameter) if tool is not None and is_known else KINDS, text)
 
 
-def typed_text(kinds: Set[str], text: str) -> Any:
+def typed_text(kinds: Set[str], text: str) -> object:
     """Return the value of one of some types that is written as plain text. See `typed_value`."""
     if kinds == {"string"}:
         return text
@@ -230,7 +229,7 @@ def typed_text(kinds: Set[str], text: str) -> Any:
     return value if kind_of(value) in kinds else text
 
 
-def _python_value(text: str) -> Any:
+def _python_value(text: str) -> object:
     """Return the value of True, False, None, or of a list or an object as Python writes it; else the text itself.
 
     Templates that print arguments without `tojson` write these.

@@ -8,7 +8,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, write_json_calls
 from headrace.models.text.tools.cut import cut_json_calls
@@ -77,7 +76,7 @@ class ToolForm(ABC):
         """
         return () if self.head is None else cut_json_calls(text, self.head)
 
-    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def write(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them, for templates that show none."""
         return write_json_calls(calls) if self.markup is None else self.markup.write(calls)
 
@@ -119,7 +118,7 @@ def ordered_rules(name: str, written: Mapping[str, str], required: Container[str
     return [*rules, f"first{last}:", f"later{last}:"]
 
 
-def schema_json(schema: Mapping[str, Any], *, any_space: bool = False) -> str:
+def schema_json(schema: Mapping[str, object], *, any_space: bool = False) -> str:
     """Return a schema for `%json`. any_space: white space of any length may stand between its parts."""
     form = {"whitespace_flexible": True} if any_space else _SPACED
     return json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)

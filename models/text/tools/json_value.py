@@ -1,14 +1,13 @@
 """JSON values at the beginning of a text that may still be growing."""
 
 import json
-from typing import Any
 
 
 class UnfinishedError(Exception):
     """The text may become a JSON value."""
 
 
-def leading_value(text: str, start: int = 0) -> tuple[Any, int]:
+def leading_value(text: str, start: int = 0) -> tuple[object, int]:
     """Return the object or list that begins at `start`, behind spaces, and the place behind it.
 
     Raises UnfinishedError, or ValueError for a text that begins otherwise.

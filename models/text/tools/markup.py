@@ -69,7 +69,7 @@ class Markup:
             parts += [call["name"], *self._written_arguments(call["arguments"])]
         return concatenate([*parts, TemplateText(self.end)])
 
-    def _written_arguments(self, arguments: Mapping[str, Any]) -> list[str]:
+    def _written_arguments(self, arguments: Mapping[str, object]) -> list[str]:
         """Return the texts from a name to the end of its arguments."""
         if self.key_begin is None:
             return [TemplateText(self.middle), json.dumps(arguments, ensure_ascii=False)]

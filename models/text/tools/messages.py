@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tools.use import ToolUse
@@ -15,14 +14,14 @@ EXAMPLE = {"name": "function_name", "arguments": {"parameter_name": "value"}}
 """The call that an offer shows in the model's form."""
 
 
-def with_offer(messages: Sequence[Mapping[str, Any]], tools: ToolUse, example: str) -> list[Mapping[str, Any]]:
+def with_offer(messages: Sequence[Mapping[str, object]], tools: ToolUse, example: str) -> list[Mapping[str, object]]:
     """Return messages whose system message offers the tools. example: a call as the model writes it."""
     functions = "\n".join(json.dumps(definition["function"], ensure_ascii=False) for definition in tools.definitions)
     offer = concatenate([_BEGIN, example, _END, functions])
     return [*messages[: _systems(messages)], {"role": "system", "content": offer}, *messages[_systems(messages) :]]
 
 
-def _systems(messages: Sequence[Mapping[str, Any]]) -> int:
+def _systems(messages: Sequence[Mapping[str, object]]) -> int:
     """Return the number of system messages at the beginning."""
     roles = ("system", "developer")
     return next((index for index, each in enumerate(messages) if each.get("role") not in roles), len(messages))

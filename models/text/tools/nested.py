@@ -158,7 +158,7 @@ class _ValueRules(ValueRules):
         "object": "element*",
     }
 
-    def __init__(self, mark: str, document: Mapping[str, Any]) -> None:
+    def __init__(self, mark: str, document: Mapping[str, object]) -> None:
         super().__init__(document)
         self.end = mark
 
@@ -189,7 +189,7 @@ class _ValueRules(ValueRules):
         self.rules += [f"{rule}: {rule}t{elements and f'{elements} {self.end}'}", *text_rules(f"{rule}t", self.end)]
 
 
-def _empty(kinds: Set[str]) -> Any:
+def _empty(kinds: Set[str]) -> object:
     """Return the value of two tags with nothing between, where it is no text."""
     if "array" in kinds:
         return []

@@ -109,11 +109,11 @@ def _end_of_list(text: str, start: int) -> int:
     raise UnfinishedError
 
 
-def _written(arguments: Mapping[str, Any]) -> str:
+def _written(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={_written_value(value)}" for name, value in arguments.items())
 
 
-def _written_value(value: Any) -> str:
+def _written_value(value: object) -> str:
     """Return a JSON value as Python, its texts in double quotes."""
     match value:
         case str():
@@ -180,7 +180,7 @@ def _call(text: str) -> ToolCall:
     head = _CALL.fullmatch(text)
     if head is None:
         raise ValueError("no call")
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for part in _parts(head["arguments"]):
         name, equals, value = part.partition("=")
         if not equals or not _PARAMETER.fullmatch(name.strip()):
@@ -189,7 +189,7 @@ def _call(text: str) -> ToolCall:
     return ToolCall(head["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> object:
     """Return a literal of Python's or JSON's as a JSON value. Raises ValueError."""
     match node:
         case ast.Name(id=name) if name in _CONSTANTS:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from headrace.models.text.recipients import MARK
@@ -98,7 +97,7 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     return FormOfTools(form, marks)
 
 
-def write_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
+def write_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, object]]) -> str:
     """Return calls {"name": ..., "arguments": {...}} in a model's form, for a template that shows none."""
     return form_of(tokenizer, ToolUse([])).form.write(calls)
 

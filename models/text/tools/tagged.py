@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.models.text.tools.call import Tool, ToolCall, kind_of, may_be_text, typed_value
 from headrace.models.text.tools.form import quoted, schema_json
@@ -115,7 +114,7 @@ def python_constants(kinds: Set[str]) -> str:
 _PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
-def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:
+def text_rules(rule: str, after: str, schema: object = None) -> list[str]:
     """Return the rules of a text up to `after`, which is Lark. A schema's pattern, or its lengths, are kept."""
     first, mark, rest = after.partition(" <[")
     pattern = _pattern(schema)
@@ -127,7 +126,7 @@ def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:
     return [f"{rule}: {rule}text", f"{rule}text[suffix={first}]: /{pattern}/"]
 
 
-def _pattern(schema: Any) -> str:
+def _pattern(schema: object) -> str:
     """Return the regular expression of a text in Lark, without its slashes."""
     about = schema if isinstance(schema, Mapping) else {}
     least = about.get("minLength", 0)

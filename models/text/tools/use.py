@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from headrace.models.text.tools.call import Tool
 
@@ -18,7 +17,7 @@ class ToolUse:
     parallel: an answer may have several calls.
     """
 
-    definitions: Sequence[Mapping[str, Any]]
+    definitions: Sequence[Mapping[str, object]]
     choice: str = "auto"
     parallel: bool = True
     tools: Mapping[str, Tool] = field(init=False)
@@ -55,7 +54,7 @@ class ToolUse:
         return list(self.tools.values()) if named is None else [named]
 
 
-def _nested(definition: Any) -> Any:
+def _nested(definition: object) -> object:
     """Return a definition in the form of chat completions; that of the Responses API has its fields at the top."""
     if not isinstance(definition, Mapping) or "function" in definition or "name" not in definition:
         return definition

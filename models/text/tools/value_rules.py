@@ -22,7 +22,7 @@ class ValueRules(ABC):
     separator = ""
     of_kind: Mapping[str, str]
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, object]) -> None:
         """document: the schema that references point into."""
         self.rules: list[str] = []
         self._document = document

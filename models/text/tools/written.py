@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import cut_tagged_calls
@@ -30,9 +29,9 @@ IDS = ("a1b2c3d4e", "f5g6h7i8j")
 _NAME = r"[A-Za-z0-9_.:/-]{1,128}?"
 _MAX_NAME = 128
 
-_SAMPLES: Mapping[str, Any] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
+_SAMPLES: Mapping[str, object] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
 
-Calls = Sequence[tuple[str, Mapping[str, Any]]]
+Calls = Sequence[tuple[str, Mapping[str, object]]]
 Write = Callable[[Calls], str | None]
 """Renders the calls of one message; returns the text that the model would have generated, without its end of turn."""
 
