@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +29,7 @@ from tests.support.patience import PATIENCE_S
 HEADRACE = (sys.executable, "-m", "headrace")
 _ENGINE = "/app/engine/start.py"
 _IMPORTED = (
-    "filelock", "httpx2", "jinja2.sandbox", "mlx.core", "mlx.nn", "mlx_lm.utils", "numpy", "rich.console", "starlette",
+    "filelock", "httpx2", "jinja2.sandbox", "mlx.core", "mlx.nn", "numpy", "rich.console", "starlette",
     "tokenizers", "tqdm.auto", "uvicorn", "yaml", "headrace.app.api", "headrace.app.bench.measure.run",
     "headrace.app.cli.batch", "headrace.app.cli.bench.command", "headrace.app.cli.commands", "headrace.app.cli.main",
     "headrace.app.cli.models", "headrace.app.cli.predict", "headrace.app.cli.process", "headrace.app.cli.run.answer",
@@ -38,11 +38,9 @@ _IMPORTED = (
     "headrace.app.engine.process", "headrace.app.server.serve", "headrace.models.loading.load",
     "headrace.runtime.engine.engine",
 )  # fmt: skip
-_IMPORTS_HUB = "mlx_lm.utils"  # imports huggingface_hub, which reads its variables then
 # Variables that the interpreter, the dynamic linker or an imported library reads at its start. TOKENIZERS_PARALLELISM
 # is none: it is read for each call, and each test process has it once it has loaded a tokenizer.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "LANG", "LC_")
-_READ_BY_HUB = ("HF_",)
 _FIRST_ENVIRONMENT = dict(os.environ)
 _STARTS_OTHERS = ("launch", "serve", "verify")  # commands that start a server or an engine
 _SHOWN = 4096  # bytes of the arguments and of the variables of a forked process that others can read
@@ -147,10 +145,7 @@ def _find_template(environment: Mapping[str, str]) -> "_Template | None":
         return None
     if _chosen(environment, _READ_AT_START) != _chosen(_FIRST_ENVIRONMENT, _READ_AT_START):
         return None
-    may_import_hub = _chosen(environment, _READ_BY_HUB) == _chosen(_FIRST_ENVIRONMENT, _READ_BY_HUB)
-    if _inherited is None:
-        return _start_template(imports_hub=may_import_hub)
-    return _inherited if may_import_hub or not _inherited.imports_hub else None
+    return _inherited or _start_template()
 
 
 def _chosen(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
@@ -161,12 +156,10 @@ def _chosen(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict
 class _Template:
     """A child process that has imported the modules, and forks siblings of it: children of this process.
 
-    It ends with its socket. imports_hub: it has imported what reads the variables of huggingface_hub, so that what it
-    forks cannot have others.
+    It ends with its socket.
     """
 
-    def __init__(self, connection: socket.socket, imports_hub: bool) -> None:
-        self.imports_hub = imports_hub
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()
 
@@ -186,12 +179,11 @@ _inherited: _Template | None = None  # of a process that was forked itself
 
 
 @functools.cache
-def _start_template(*, imports_hub: bool) -> _Template:
+def _start_template() -> _Template:
     """Start an interpreter that imports the modules."""
-    imported = [name for name in _IMPORTED if imports_hub or name != _IMPORTS_HUB]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        code = f"from tests.support.commands import serve; serve({theirs.fileno()}, {imports_hub}, {imported})"
+        code = f"from tests.support.commands import serve; serve({theirs.fileno()})"
         process = subprocess.Popen(
             [sys.executable, "-c", code + " " * _SHOWN],
             pass_fds=[theirs.fileno()],
@@ -202,7 +194,7 @@ def _start_template(*, imports_hub: bool) -> _Template:
                 "SPACE_FOR_VARIABLES": " " * _SHOWN,
             },
         )
-    template = _Template(ours, imports_hub)
+    template = _Template(ours)
 
     def end() -> None:
         template.close()
@@ -212,12 +204,13 @@ def _start_template(*, imports_hub: bool) -> _Template:
     return template
 
 
-def serve(number: int, imports_hub: bool, imported: Iterable[str]) -> None:
-    """Import these modules, and fork processes for requests on this socket, until it is closed."""
+def serve(number: int) -> None:
+    """Import the modules, and fork processes for requests on this socket, until it is closed."""
     import importlib
 
-    for name in imported:
+    for name in _IMPORTED:
         importlib.import_module(name)
+    assert "huggingface_hub" not in sys.modules, "it reads the variables of tests at its import"
     from tests.support.steady import measure_machine_briefly
 
     for name in ("OPENBLAS_NUM_THREADS", "SPACE_FOR_VARIABLES"):
@@ -225,10 +218,10 @@ def serve(number: int, imports_hub: bool, imported: Iterable[str]) -> None:
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
     measure_machine_briefly()
     fork_engines()
-    _serve(socket.socket(fileno=number), imports_hub)
+    _serve(socket.socket(fileno=number))
 
 
-def _serve(requests: socket.socket, imports_hub: bool) -> None:
+def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the processes that it forked
     with requests:
         while True:
@@ -239,7 +232,7 @@ def _serve(requests: socket.socket, imports_hub: bool) -> None:
             if not pid:
                 requests.close()
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                _run(descriptors, imports_hub)
+                _run(descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             requests.send(str(pid).encode())
@@ -256,7 +249,7 @@ def _fork_sibling() -> int:
     return pid
 
 
-def _inherit_template(imports_hub: bool) -> None:
+def _inherit_template() -> None:
     """Fork a template of this process's own, before its threads start."""
     global _inherited
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -266,13 +259,13 @@ def _inherit_template(imports_hub: bool) -> None:
         for stream in range(3):
             os.dup2(null, stream)
         os.close(null)
-        _serve(theirs, imports_hub)
+        _serve(theirs)
         os._exit(0)
     theirs.close()
-    _inherited = _Template(ours, imports_hub)
+    _inherited = _Template(ours)
 
 
-def _run(descriptors: Sequence[int], imports_hub: bool) -> NoReturn:
+def _run(descriptors: Sequence[int]) -> NoReturn:
     """Run what is requested in this forked process, and exit as an interpreter does.
 
     Only the teardown of modules is left out: it would touch the pages of all of them, which takes ten times as long as
@@ -292,7 +285,7 @@ def _run(descriptors: Sequence[int], imports_hub: bool) -> NoReturn:
     _show(command, request["environment"])
     sys.argv = command[2:] if _is_engine(command) else ["headrace", *command[3:]]
     if any(name in command for name in _STARTS_OTHERS):
-        _inherit_template(imports_hub)
+        _inherit_template()
     code: Any = 0
     try:
         if _is_engine(command):
