@@ -20,7 +20,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.output.trace_file import trace
 from headrace.app.sessions.records import Draft, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.input.clipboard import copy_with_tool
+from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.metrics.feed import stored_turns, use_model
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced

@@ -9,7 +9,7 @@ from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.commands import message_text, message_to_edit, switch_branch, undo_trimming
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.input.browser import open_address
+from headrace.app.tui.input.platform_tools import open_address
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.transcript.context_mark import MARK, mark_message

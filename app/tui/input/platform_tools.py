@@ -1,0 +1,66 @@
+"""The platform's tools: text to the clipboard, web addresses to a browser, never to one that runs in the terminal.
+
+OSC 52, the other way to the clipboard, is the terminal's own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+# Each row: command, platform, environment variable that has to be set ("": none).
+_CLIPBOARDS = (
+    (("pbcopy",), "darwin", ""),
+    (("wl-copy",), "linux", "WAYLAND_DISPLAY"),
+    (("xclip", "-selection", "clipboard"), "linux", "DISPLAY"),
+    (("xsel", "--clipboard", "--input"), "linux", "DISPLAY"),
+    (("clip.exe",), "linux", "WSL_DISTRO_NAME"),
+)
+_BROWSERS = (
+    (("open",), "darwin", ""),
+    (("wslview",), "linux", "WSL_DISTRO_NAME"),
+    (("xdg-open",), "linux", "WAYLAND_DISPLAY"),
+    (("xdg-open",), "linux", "DISPLAY"),
+)
+_PATIENCE_S = 2.0
+
+
+def copy_with_tool(text: str) -> bool:
+    """Copy text with the platform's tool; return False if there is none or it fails. Takes up to two seconds."""
+    command = next(_installed(_CLIPBOARDS), None)
+    if command is None:
+        return False
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_PATIENCE_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def open_address(address: str) -> bool:
+    """Start the platform's browser without waiting for it; return whether one was started."""
+    for command in _installed(_BROWSERS):
+        try:
+            started = subprocess.Popen(
+                [*command, address],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            continue
+        threading.Thread(target=started.wait, daemon=True).start()  # or it stays behind as a zombie
+        return True
+    return False
+
+
+def _installed(tools: Sequence[tuple[tuple[str, ...], str, str]]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that are installed and work on this platform and display."""
+    for command, platform, variable in tools:
+        if sys.platform == platform and (not variable or os.environ.get(variable)) and shutil.which(command[0]):
+            yield command
