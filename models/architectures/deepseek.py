@@ -1,20 +1,66 @@
-"""DeepSeek V2 and V3, dots.llm1: mixtures with shared experts; attention over latents in the first two."""
+"""DeepSeek, Kimi K2, Mistral 4, dots.llm1, Ling: mixtures with shared experts; attention over latents in most."""
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import Architecture, HeadNames
-from headrace.models.architectures.config import ExpertLayers, Family
+from headrace.models.architectures.architecture import QKV, Architecture, HeadNames
+from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, RopeConfig
 from headrace.models.architectures.experts import (
     after_dense_layers,
     corrected_experts,
+    count_experts,
     deepseek_experts,
     several_experts,
 )
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_config
+from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.llama import growing_queries
 from headrace.runtime.errors import UnsupportedModelError
 
 DEEPSEEK_HEAD = HeadNames("model.layers.{}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+
+
+def _first_experts(fields: Fields, layers: int) -> ExpertLayers:
+    if not fields.values.get("n_routed_experts"):
+        return [None] * layers
+    size = fields.count("moe_intermediate_size")
+    shared = fields.count("n_shared_experts") if fields.values.get("n_shared_experts") else 0
+    experts = ExpertsConfig(*count_experts(fields, "n_routed_experts"), size, normalized=False, shared=shared * size)
+    return after_dense_layers(fields, layers, experts)
+
+
+def _mistral4_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return DeepSeek V3's experts, chosen by a softmax without corrections."""
+    return [
+        experts and replace(experts, sigmoid=False, correction=None) for experts in deepseek_experts(fields, layers)
+    ]
+
+
+def _ling_experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    experts = corrected_experts(Fields({**values, "n_routed_experts": values.get("num_experts")}))
+    width = values.get("moe_shared_expert_intermediate_size")
+    shared = fields.count("moe_shared_expert_intermediate_size") if width else experts.size
+    shares = values.get("num_shared_experts") and values.get("moe_router_enable_shared_expert", True)
+    experts = replace(
+        experts,
+        normalized=experts.normalized and experts.active > 1,
+        sigmoid=values.get("score_function", "softmax") == "sigmoid",
+        correction="gate.expert_bias" if values.get("moe_router_enable_expert_bias") else None,
+        shared=shared * fields.count("num_shared_experts") if shares else 0,
+    )
+    return after_dense_layers(fields, layers, experts)
+
+
+def _ling_runs(fields: Fields) -> bool:
+    """Return False for variants with biases of experts, or with a head that its class normalizes."""
+    return not fields.values.get("use_bias") and not fields.values.get("norm_head")
+
+
+def _ling_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    dims = fields.values.get("rotary_dim")
+    rope = full_rope(fields, architecture, share=fields.count("rotary_dim") / head_size(fields) if dims else None)
+    return rope, rope
 
 
 def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
@@ -38,7 +84,23 @@ def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
     return after_dense_layers(fields, layers, replace(experts, shared=experts.size * shared))
 
 
+_LING_NAMES = (
+    (".word_embeddings.", ".embed_tokens."),
+    (".attention.query_key_value.", ".self_attn.qkv_proj."),
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".attention.query_layernorm.", ".self_attn.q_norm."),
+    (".attention.key_layernorm.", ".self_attn.k_norm."),
+    (".mlp.gate.gate_proj.", ".mlp.gate."),
+)
+
 ROWS = (
+    Architecture(
+        "deepseek",
+        Family(),
+        only={"norm_topk_prob": False, "scoring_func": "softmax"},
+        experts=_first_experts,
+        plain=(".mlp.gate",),
+    ),
     Architecture(
         "deepseek_v2",
         Family(interleaved=True),
@@ -68,5 +130,27 @@ ROWS = (
         experts=deepseek_experts,
         runs=several_experts,
         plain=(".mlp.gate",),
+    ),
+    Architecture("kimi_k2", same_as="deepseek_v3"),
+    Architecture("kimi_k25", nests=True),
+    Architecture("kimi_vl", nests=True),
+    Architecture(
+        "mistral4",
+        Family(interleaved=True),
+        rotated=1.0,
+        experts=_mistral4_experts,
+        latent=latent_config,
+        complete=growing_queries,
+    ),
+    Architecture(
+        "bailing_moe",
+        Family(qk_norm="head"),
+        defaults={"use_qk_norm": False},
+        tensor_names=_LING_NAMES,
+        rotated=1.0,
+        ropes=_ling_ropes,
+        experts=_ling_experts,
+        runs=_ling_runs,
+        biases={"use_qkv_bias": QKV},
     ),
 )

@@ -21,7 +21,7 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope
+from headrace.models.architectures.layers import full_rope, ropes_by_kind
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _AROUND = NormNames(
@@ -156,19 +156,11 @@ def _gemma4_inputs(fields: Fields) -> tuple[int, int]:
     return fields.count("hidden_size_per_layer_input", default=256), rows
 
 
-def _gemma4_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+def _gemma4_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return (rotation of full-attention layers, rotation of sliding layers)."""
-    sections = Fields(fields.section("rope_parameters"))
-    if not sections.values:
+    if not fields.section("rope_parameters"):
         return RopeConfig(1e6, "proportional", None, 0.25), RopeConfig(1e4)
-    full, sliding = (_rope(Fields(sections.section(kind))) for kind in (_FULL, _SLIDING))
-    return full, sliding
-
-
-def _rope(section: Fields) -> RopeConfig:
-    kind = str(section.values.get("type") or section.values.get("rope_type") or "default")
-    share = section.positive("partial_rotary_factor", default=1.0)
-    return RopeConfig(section.positive("rope_theta", default=1e4), kind, section.values, share)
+    return ropes_by_kind(fields, architecture)
 
 
 def _full_attention_keys(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: multipliers of everything, Mamba-2 layers, experts next to a dense feed-forward."""
+"""Granite 3 and 4, MiniCPM: multipliers of everything, Mamba-2 layers, experts next to a dense feed-forward."""
 
 from dataclasses import replace
 
@@ -18,6 +18,17 @@ def _multiplied(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
         norm_eps=decoder.norm_eps / residual**2,
         embedding_scale=fields.positive("embedding_multiplier", default=1.0) / residual,
         logit_scale=1 / fields.positive("logits_scaling", default=1.0),
+    )
+
+
+def _minicpm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add MiniCPM's multipliers. mlx-lm's class leaves tied logits unscaled, the model's own code scales them."""
+    residual = fields.positive("scale_depth") / len(decoder.layers) ** 0.5
+    return replace(
+        decoder,
+        norm_eps=decoder.norm_eps / residual**2,
+        embedding_scale=fields.positive("scale_emb") / residual,
+        logit_scale=fields.count("dim_model_base") / decoder.hidden_size,
     )
 
 
@@ -53,6 +64,7 @@ _EXPERT_NAMES = (
 
 ROWS = (
     Architecture("granite", Family(), tied=True, complete=_multiplied),
+    Architecture("minicpm", Family(), theta=1e6, complete=_minicpm, only={"num_experts": 0}),
     Architecture(
         "granitemoe", Family(), tensor_names=_EXPERT_NAMES, tied=True, experts=_moe_experts, complete=_multiplied
     ),

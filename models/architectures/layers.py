@@ -44,6 +44,19 @@ def full_rope(
     return RopeConfig(theta, kind, scaling if kind != "default" else None, share)
 
 
+def ropes_by_kind(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotations of `rope_parameters` with a section for each kind of layer."""
+    sections = Fields(fields.section("rope_parameters"))
+    full, sliding = (_section_rope(Fields(sections.section(f"{kind}_attention"))) for kind in ("full", "sliding"))
+    return full, sliding
+
+
+def _section_rope(section: Fields) -> RopeConfig:
+    kind = str(section.values.get("type") or section.values.get("rope_type") or "default")
+    share = section.positive("partial_rotary_factor", default=1.0)
+    return RopeConfig(section.positive("rope_theta", default=1e4), kind, section.values, share)
+
+
 def head_size(fields: Fields) -> int:
     """Return the size of a head, stated or following from the width."""
     return fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))

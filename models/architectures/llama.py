@@ -17,8 +17,8 @@ _MISTRAL = {
 }  # fmt: skip
 
 
-def _growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Let the queries of all layers grow with their position (Ministral 3)."""
+def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Let the queries of all layers grow with their position (Ministral 3, Mistral 4)."""
     section = Fields(fields.section("rope_parameters"))
     beta = section.values.get("llama_4_scaling_beta")
     length = section.count("original_max_position_embeddings")
@@ -95,7 +95,7 @@ ROWS = (
         "mistral", Family(), sliding="all", nested_defaults=_MISTRAL, context=131072,
     ),
     Architecture("ministral", same_as="mistral"),
-    Architecture("ministral3", Family(), tied=True, complete=_growing_queries),
+    Architecture("ministral3", Family(), tied=True, complete=growing_queries),
     Architecture(
         "mixtral",
         Family(),

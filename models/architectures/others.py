@@ -11,7 +11,7 @@ from headrace.models.architectures.config import (
     NormNames,
     RopeConfig,
 )
-from headrace.models.architectures.experts import count_experts, several_experts
+from headrace.models.architectures.experts import corrected_experts, count_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import EXPERT_NAMES
@@ -66,8 +66,25 @@ def _exaone_moe_keys(config: Config) -> None:
         config.setdefault("is_moe_layer", [kind == "sparse" for kind in kinds])
 
 
-# Command R 7B
-def _cohere2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+def _exaone_moe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    stated = {"routed_scaling_factor": 2.5, "norm_topk_prob": True, **values}
+    experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
+    shared = fields.count("num_shared_experts") if values.get("num_shared_experts") else 0
+    experts = replace(experts, shared=shared * experts.size, normalized=experts.normalized and experts.active > 1)
+    sparse = values.get("is_moe_layer")
+    if not isinstance(sparse, list) or len(sparse) != layers:
+        raise CheckpointError(f"config.json: is_moe_layer does not list {layers} layers")
+    return [experts if each else None for each in sparse]
+
+
+def _exaone_moe_runs(fields: Fields) -> bool:
+    """Return False without sliding layers: then all layers rotate."""
+    return "sliding_attention" in (fields.values.get("layer_types") or [])
+
+
+# Command R
+def _cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, logit_scale=fields.positive("logit_scale", default=0.0625))
 
 
@@ -152,6 +169,8 @@ _MIMO_HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
 )
 
+_COHERE = Family(NormNames("input_layernorm", None, "input_layernorm"), interleaved=True, centred=True, parallel=True)
+
 ROWS = (
     Architecture(
         "apertus",
@@ -161,10 +180,19 @@ ROWS = (
         only={"post_norm": False, "qk_norm": True},
     ),
     Architecture(
+        "cohere",
+        _COHERE,
+        context=8192,
+        tied=True,
+        eps="layer_norm_eps",
+        only={"tie_word_embeddings": True},
+        theta=8e6,
+        runs=lambda fields: not fields.values.get("use_qk_norm"),  # one norm for all heads, with weights of each
+        complete=_cohere,
+    ),
+    Architecture(
         "cohere2",
-        Family(
-            NormNames("input_layernorm", None, "input_layernorm"), interleaved=True, centred=True, parallel=True,
-        ),
+        _COHERE,
         defaults={"sliding_window": 4096},
         period_key="sliding_window_pattern",
         only_periodic=True,
@@ -173,7 +201,7 @@ ROWS = (
         sliding="period",
         period=4,
         position_free="full",
-        complete=_cohere2,
+        complete=_cohere,
     ),
     Architecture("ernie4_5", Family(interleaved=True), biases={"use_bias": (*ATTENTION, *FEED_FORWARD)}),
     Architecture("ernie4_5_moe", loses_corrections=True),
@@ -186,7 +214,19 @@ ROWS = (
         window_switches=("layer_types", "sliding_window_pattern"),
         position_free="full",
     ),
-    Architecture("exaone_moe", add_keys=_exaone_moe_keys, states_head_dim=True, dense_first=True),
+    Architecture(
+        "exaone_moe",
+        Family(qk_norm="head"),
+        add_keys=_exaone_moe_keys,
+        states_head_dim=True,
+        dense_first=True,
+        tensor_names=((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),),
+        theta=1e6,
+        position_free="full",
+        experts=_exaone_moe_experts,
+        runs=_exaone_moe_runs,
+        plain=(".mlp.gate",),
+    ),
     Architecture(
         "gpt_oss",
         Family(activation="clamped"),
@@ -219,7 +259,6 @@ ROWS = (
     Architecture("gpt_neox", older_keys={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}),
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
-    Architecture("mellum", older_keys={"num_experts": "num_local_experts"}),
     Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
     Architecture("minicpm3", add_keys=_minicpm3_keys),

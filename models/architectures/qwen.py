@@ -6,6 +6,7 @@ from headrace.models.architectures.architecture import QKV, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, MixerConfig
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import ropes_by_kind
 from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
 from headrace.runtime.errors import CheckpointError
 
@@ -138,6 +139,10 @@ ROWS = (
     ),
     Architecture("qwen3_5_text", same_as="qwen3_5", head=_HEAD),
     Architecture("qwen3_5_moe_text", same_as="qwen3_5_moe", head=_HEAD),
+    Architecture(  # Mellum 2: the layers of Qwen's mixture, most of them with a window
+        "mellum", Family(qk_norm="head"), older_keys={"num_experts": "num_local_experts"}, ropes=ropes_by_kind,
+        experts=_experts,
+    ),
     Architecture("qwen3_vl", nests=True),
     Architecture("qwen3_vl_text", layers_of="qwen3", nested_defaults=_VL3),
     Architecture("qwen3_vl_moe_text", constants={"norm_topk_prob": True}, add_keys=_vl_experts),

@@ -142,6 +142,21 @@ _DEEPSEEK_V2 = {
         **_YARN, "type": "yarn", "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1,
     },
 }  # fmt: skip
+_DEEPSEEK_V3 = {
+    **_GLM_LITE, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2,
+    "rope_scaling": {
+        **_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
+_EXAONE_MOE = {
+    "model_type": "exaone_moe", "sliding_window": WINDOW, "moe_intermediate_size": 48, "num_experts": 8,
+    "num_experts_per_tok": 3, "num_shared_experts": 1, "is_moe_layer": [False, True],
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+_LING = {
+    "model_type": "bailing_moe", "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 8, "num_shared_experts": 2,
+    "norm_topk_prob": True, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -190,12 +205,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "dots1-groups": {**_DOTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
     "glm4-lite": _GLM_LITE,
     "glm4-lite-at-once": {**_GLM_LITE, "q_lora_rank": None, "first_k_dense_replace": 0},
-    "deepseek-v3": {
-        **_GLM_LITE, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2,
-        "rope_scaling": {
-            **_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
-        },
-    },
+    "deepseek-v3": _DEEPSEEK_V3,
     "deepseek-v2": _DEEPSEEK_V2,
     "deepseek-v2-lite": {
         **_DEEPSEEK_V2, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
@@ -258,6 +268,45 @@ MODELS: dict[str, dict[str, Any]] = {
     "kimi-linear-groups": {
         **_KIMI, "num_expert_group": 4, "topk_group": 2, "num_shared_experts": 0, "moe_renormalize": False,
         "first_k_dense_replace": 0,
+    },
+    "mellum": {
+        **_SHARED_GATE, "model_type": "mellum", "sliding_window": WINDOW, "norm_topk_prob": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {**_YARN, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "exaone-moe": _EXAONE_MOE,
+    "exaone-moe-groups": {
+        **_EXAONE_MOE, "n_group": 4, "topk_group": 2, "num_shared_experts": 0, "is_moe_layer": [True, True],
+        "tie_word_embeddings": True,
+    },
+    "deepseek": {
+        "model_type": "deepseek", "head_dim": 16, "moe_intermediate_size": 48, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "n_shared_experts": 2, "first_k_dense_replace": 1, "attention_bias": False,
+    },
+    "kimi-k2.5": {"model_type": "kimi_k25", "text_config": _DEEPSEEK_V3},
+    "mistral4": {
+        **_GLM_LITE, "model_type": "mistral4",
+        "rope_parameters": {**_GROWING, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "mistral4-groups": {
+        **_GLM_LITE, "model_type": "mistral4", "n_group": 4, "topk_group": 2, "tie_word_embeddings": True,
+        "rope_parameters": {**_GROWING, "type": "yarn"}, "q_lora_rank": None,
+    },
+    "ling": _LING,
+    "ling-2": {
+        **_LING, "use_qk_norm": True, "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "n_group": 4,
+        "topk_group": 2, "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5, "use_qkv_bias": True,
+        "moe_shared_expert_intermediate_size": 32, "tie_word_embeddings": True,
+    },
+    "cohere": {
+        "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
+    },
+    "minicpm": {
+        "model_type": "minicpm", "head_dim": 16, "dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 12.0,
+        "rope_scaling": None,
     },
     "glm": {"model_type": "glm", "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
