@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.app.bench.quality.report import mean_figure
+from headrace.app.bench.quality.figures import mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress

@@ -21,10 +21,8 @@ from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.quality import show
-from headrace.app.bench.quality.report import document
-from headrace.app.bench.quality.run import chosen_passages, load, measure
+from headrace.app.bench.quality.run import Options, Variant, chosen_passages, document, load, measure
 from headrace.app.bench.quality.text import read_text
-from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.cli.say import json_text
 from headrace.app.output.document import Document
 from headrace.models.loading.forcing import CHUNK

@@ -1,19 +1,27 @@
-"""One quality run: load the networks, put the text through, build the document.
+"""One quality run: load the networks, put the text through, build the document (docs/quality-json.md).
 
 All networks take the text side by side in pieces, so only a piece's logits are in memory. A condition is a depth and a
 phase. After Ctrl-C the finished conditions become the document.
 """
 
+import hashlib
+import shlex
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 
+from headrace.app.bench.measure.document import device_document, model_document
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.quality.report import document
-from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
-from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.bench.quality.figures import BLOCK, figures
+from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
+from headrace.app.versions import versions
 from headrace.models.loading.divergence import Divergence, divergence
 from headrace.models.loading.forcing import Forced, Scores
 from headrace.models.loading.kv_twin import with_kv
@@ -21,25 +29,68 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.activations import with_activations
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
-from headrace.runtime.ops.kv_format import FORMATS, KVFormat, kv_format
+from headrace.runtime.ops.kv_format import FORMATS, kv_format
 
+SCHEMA = "headrace-quality/1"
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
+Condition = tuple[int, Phase]
+"""(depth, phase)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a run.
+
+    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set. against: models to
+    compare with. coarse: compare 8-bit activations of prompts. depths: None means DEPTHS, as far as text and model go.
+    threads: None means headrace's choice.
+    """
+
+    model: str | None
+    kv: Sequence[str] | None = None
+    against: Sequence[str] = ()
+    coarse: bool = False
+    depths: Sequence[int] | None = None
+    scored: int = SCORED
+    text: Path | None = None
+    force: bool = False
+    threads: int | None = None
+
+
+@dataclass(slots=True)
+class Variant:
+    """A format or model compared with the reference.
+
+    kind: `engine` for another program, which has no network here but `scores`.
+    """
+
+    name: str
+    kind: Literal["kv", "activations", "weights", "engine"]
+    network: Network | None
+    scores: Scores | None = None
+    found: dict[Condition, Divergence] = field(default_factory=dict)
+    speeds: dict[Condition, float] = field(default_factory=dict)
+    """Scored tokens per second."""
 
 
 def run(options: Options) -> Document:
     """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
     if options.threads is not None:
         use_threads(options.threads)
-    asked_formats = None if options.kv is None else [kv_format(name) for name in dict.fromkeys(options.kv)]
+    formats = [kv_format(name) for name in dict.fromkeys(options.kv or ())]  # refused before models are loaded
     text = read_text(options.text)
     reference, *others = [load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
     for other in others:
         _check_vocabulary(reference, other)
     notes: list[str] = []
-    compared = bool(options.against or options.coarse)
-    variants = _formats(reference.network, asked_formats, notes) if asked_formats or not compared else []
+    variants: list[Variant] = []
+    if options.kv is not None:
+        variants += [Variant(kind.name, "kv", with_kv(reference.network, kind)) for kind in formats]
+    elif not options.against and not options.coarse:
+        variants += _packed_formats(reference.network, notes)
     if options.coarse:
         variants.append(Variant("8-bit activations", "activations", with_activations(reference.network, 8)))
     variants += [Variant(other.name, "weights", other.network) for other in others]
@@ -63,13 +114,11 @@ def chosen_passages(text: str, options: Options, models: Sequence[LoadedModel], 
     return passages_by_depth
 
 
-def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
-    """Return `network` with K/V in each format. asked None: all packed ones, with a note for each unsupported one.
+def _packed_formats(network: Network, notes: list[str]) -> list[Variant]:
+    """Return `network` with K/V in each packed format, and add a note for each unsupported one.
 
-    Raises UsageError if a requested format is unsupported, or all are.
+    Raises UsageError if all are.
     """
-    if asked is not None:
-        return [Variant(kind.name, "kv", with_kv(network, kind)) for kind in asked]
     variants: list[Variant] = []
     refusals: list[UsageError] = []
     for kind in FORMATS:
@@ -147,3 +196,56 @@ def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:
             f"{other.name}: its vocabulary differs from that of {reference.name}",
             "--against takes the same model in other quantizations",
         )
+
+
+def document(
+    reference: LoadedModel,
+    others: Sequence[LoadedModel],
+    options: Options,
+    variants: Sequence[Variant],
+    notes: Sequence[str],
+    *,
+    interrupted: bool,
+) -> Document:
+    """Return the document. notes: variants left out, and why."""
+    file = options.text or SHIPPED
+    return {
+        "schema": SCHEMA,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["headrace", *sys.argv[1:]]),
+        "interrupted": interrupted,
+        "device": device_document(machine(), None),
+        "reference": model_document(reference),
+        "against": [model_document(other) for other in others],
+        "text": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+        "scored": options.scored,
+        "block": BLOCK,
+        "versions": versions(),
+        "results": [entry for variant in variants for entry in _entries(variant, reference)],
+        "notes": [*notes, *(note for model in (reference, *others) for note in model.notes)],
+    }
+
+
+def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
+    """Return a variant's entries: all conditions together, then each by itself."""
+    facts: Document = {"variant": variant.name, "kind": variant.kind}
+    if variant.network is None:
+        facts |= dict.fromkeys(("kv_bytes_per_token", "kv_bytes_ratio", "weight_bytes_per_step"))
+    else:
+        cost = variant.network.cost
+        facts["kv_bytes_per_token"] = cost.kv_bytes_per_token
+        facts["kv_bytes_ratio"] = cost.kv_bytes_per_token / reference.network.cost.kv_bytes_per_token
+        facts["weight_bytes_per_step"] = cost.weight_bytes
+    every = {**facts, "depth": None, "phase": None, "tokens_per_second": None}
+    every |= figures(list(variant.found.values()))
+    each = [
+        {
+            **facts,
+            "depth": depth,
+            "phase": phase,
+            "tokens_per_second": variant.speeds.get((depth, phase)),
+            **figures([divergence]),
+        }
+        for (depth, phase), divergence in variant.found.items()
+    ]
+    return [every, *each] if len(each) > 1 else each

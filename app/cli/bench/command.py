@@ -5,27 +5,32 @@ exits with 130.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.bench.forms import print_document
-from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, on_command_line
+from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, typed_options
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import chosen_hosts
-from headrace.app.cli.say import print_json, say
+from headrace.app.cli.say import json_text, print_json, say
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.run import Options
+    from headrace.app.output.document import Document
 
-_LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # not with --speculate
+# Not with --speculate.
+_LENGTHS = {"prompts": "-p", "generates": "-n", "depths": "-d", "combined": "--pg", "arrivals": "--arrivals"}
+_WITH_QUALITY = {
+    *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
+    "activations",
+}
 
 
 @click.group(invoke_without_command=True)
@@ -48,9 +53,7 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
             "leave out --quality, --vs, --profile, other models, and --threads for HEADRACE_THREADS",
         )
     if given.quality:
-        from headrace.app.cli.bench.quality import bench_quality
-
-        return bench_quality(ctx, given)
+        return _measure_quality(ctx, given)
     if str(given.report) in ("mac", "machine"):
         from headrace.app.cli.bench.machine import bench_machine
 
@@ -64,10 +67,10 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
     if given.against or given.text:
         raise UsageError("--against and --text go with --quality")
     if given.speculate:
-        named = {option: str(parameter.name) for parameter in ctx.command.params for option in parameter.opts}
-        typed = (name for name in _LENGTHS if on_command_line(ctx, named[name]))
-        if (length := next(typed, None)) is not None:
-            raise UsageError(f"--speculate measures workloads of fixed lengths: leave {length} out")
+        typed = typed_options(ctx)
+        for name, flag in _LENGTHS.items():
+            if name in typed:
+                raise UsageError(f"--speculate measures workloads of fixed lengths: leave {flag} out")
         return
     if given.workloads:
         raise UsageError("--workload needs --speculate")
@@ -97,7 +100,7 @@ def compare(a: str, b: str, as_json: bool) -> int:
     return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
 
 
-def _stored(name: str) -> dict[str, Any]:
+def _stored(name: str) -> "Document":
     """Return the document of a file, or of a saved run. Raises UsageError if there is neither."""
     from headrace.app.bench.compare.stored import read_document
 
@@ -120,7 +123,7 @@ def history(number: int | None, delete: int | None, as_json: bool) -> None:
         if delete is not None:
             runs.delete(delete)
         elif number is not None:
-            _print(runs.get(number), "json" if as_json else None)
+            _print_run(runs.get(number), "json" if as_json else None)
         elif as_json:
             print_json([document for _, document in runs.documents()])
         else:
@@ -144,7 +147,7 @@ def _measure(given: BenchOptions) -> int:
         agree_to_copy(model)
     with live_view() as show:
         document = run(options, show)
-    _print(document, "json" if given.as_json else given.form)
+    _print_run(document, given.chosen_form)
     failed = _keep(document, given)
     if failed is not None:
         raise failed
@@ -154,7 +157,7 @@ def _measure(given: BenchOptions) -> int:
     return 1 if (document["identity"] or {}).get("broken") else 0
 
 
-def _keep(document: dict[str, Any], given: BenchOptions) -> HeadraceError | None:
+def _keep(document: "Document", given: BenchOptions) -> HeadraceError | None:
     """Save the run and write the report, each also if the other fails. Return the first error."""
     failed: list[HeadraceError] = []
     for wanted, keep in ((given.save, _save), (given.report is not None, _write_report)):
@@ -174,7 +177,7 @@ def _history() -> "History":
     return History()
 
 
-def _save(document: dict[str, Any], _: BenchOptions) -> None:
+def _save(document: "Document", _: BenchOptions) -> None:
     with _history() as runs:
         click.echo(f"saved as run {runs.add(document)}; `headrace bench history` lists them", err=True)
 
@@ -242,7 +245,7 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
         raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON has them")
 
 
-def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
+def _require_peers(document: "Document", engines: list[str]) -> None:
     """Raise EngineError if a requested peer was not measured."""
     measured = {entry["engine"] for entry in document["results"]}
     for engine in engines:
@@ -251,16 +254,76 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
             raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
 
 
-def _print(document: dict[str, Any], form: str | None) -> None:
+def _print_run(document: "Document", form: str | None) -> None:
     from headrace.app.bench.show.columns import csv_text
     from headrace.app.bench.show.formats import json_lines, markdown
     from headrace.app.bench.show.summary_view import show
 
-    writers = {"md": markdown, "csv": csv_text, "jsonl": json_lines}
-    print_document(document, form, show, writers)
+    _print(document, form, show, {"md": markdown, "csv": csv_text, "jsonl": json_lines})
 
 
-def _write_report(document: dict[str, Any], given: BenchOptions) -> None:
+def _print(
+    document: "Document",
+    form: str | None,
+    table: Callable[["Document"], None],
+    writers: Mapping[str, Callable[["Document"], str]],
+) -> None:
+    """Print a document.
+
+    form: "table", "json" or one of `writers`; None: the table on a terminal, "md" elsewhere.
+    table: prints the table.
+    writers: return the other forms.
+    """
+    form = form or ("table" if sys.stdout.isatty() else "md")
+    if form == "table":
+        table(document)
+    else:
+        say({"json": json_text, **writers}[form](document))
+
+
+def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
+    """Compare logits under K/V formats and other weights with a reference; return the exit code.
+
+    Ctrl-C prints the finished conditions. Raises UsageError for options of speed measurements.
+    """
+    from headrace.app.bench.measure.plan import parse_counts
+    from headrace.app.bench.quality import show
+    from headrace.app.bench.quality.run import Options, run
+    from headrace.app.bench.quality.text import SCORED
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.app.output.terminal import table_width
+
+    typed = typed_options(ctx)
+    others = [typed[name] for name in sorted(typed.keys() - _WITH_QUALITY)]
+    if others:
+        raise UsageError(f"--quality measures no speed: leave out {', '.join(others)}")
+    if len(given.models) > 1:
+        raise UsageError("--quality takes one model with -m", "--against names models to compare with it")
+    scored = parse_counts(given.generates, "-n") if "generates" in typed else [SCORED]
+    if len(scored) > 1 or scored[0] < 2:
+        raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
+    model = chosen_model(given.models[0] if given.models else None, load_settings())
+    for name in (model, *given.against):
+        agree_to_copy(name)
+    measured = run(
+        Options(
+            model=model,
+            kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
+            coarse=given.activations in ("8", "auto"),
+            against=given.against,
+            depths=parse_counts(given.depths, "-d") if "depths" in typed else None,
+            scored=scored[0],
+            text=given.text,
+            force=given.force,
+            threads=given.threads,
+        )
+    )
+    writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
+    _print(measured, given.chosen_form, lambda document: show.show(document, table_width(sys.stdout)), writers)
+    return 130 if measured["interrupted"] else 0
+
+
+def _write_report(document: "Document", given: BenchOptions) -> None:
     from headrace.app.bench.show.report import html
     from headrace.app.output.output_file import write_output
 

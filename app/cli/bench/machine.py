@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.bench.options import BenchOptions, chosen_peers, on_command_line
+from headrace.app.cli.bench.options import BenchOptions, chosen_peers, typed_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -36,9 +36,9 @@ def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
     from headrace.app.output.output_file import check_output
     from headrace.runtime.machine.hardware import machine
 
-    typed = [p for p in ctx.command.params if on_command_line(ctx, str(p.name)) and p.name not in _ACCEPTED]
-    if typed:
-        raise UsageError(f"--report {given.report} has fixed tests: leave out {', '.join(p.opts[-1] for p in typed)}")
+    others = [flag for name, flag in typed_options(ctx).items() if name not in _ACCEPTED]
+    if others:
+        raise UsageError(f"--report {given.report} has fixed tests: leave out {', '.join(others)}")
     host = machine()
     if str(given.report) == "mac" and host.backend != "metal":
         raise UsageError("--report mac needs a Mac's GPU", "`--report machine` measures any machine")

@@ -53,6 +53,11 @@ class BenchOptions:
     save: bool
     force: bool
 
+    @property
+    def chosen_form(self) -> str | None:
+        """Form of the output; None: a table on a terminal, Markdown elsewhere."""
+        return "json" if self.as_json else self.form
+
 
 _OPTIONS = (
     click.option(
@@ -153,9 +158,13 @@ def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return hosts_options(command)
 
 
-def on_command_line(ctx: click.Context, name: str) -> bool:
-    """Return whether the parameter was set on the command line."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def typed_options(ctx: click.Context) -> dict[str, str]:
+    """Return the long flags of the options that were set on the command line, by their names here."""
+    return {
+        str(parameter.name): parameter.opts[-1]
+        for parameter in ctx.command.params
+        if ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    }
 
 
 def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from headrace.app.bench.quality.report import BLOCK, figures, mean_figure, tail_figure
+from headrace.app.bench.quality.figures import BLOCK, figures, mean_figure, tail_figure
 from headrace.models.loading.divergence import Divergence
 
 
@@ -46,7 +46,7 @@ def test_figures_are_those_of_numpy() -> None:
 
 def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
     """The interval from the kept values equals that of whole blocks."""
-    from headrace.app.bench.quality import report as module
+    from headrace.app.bench.quality import figures as module
     from headrace.app.bench.stats import bootstrap_of
 
     values = [simulated(seed, 7 * BLOCK + 5, 0.8) for seed in range(2)]
