@@ -88,7 +88,9 @@ def list_models(filter: str | None, as_json: bool) -> None:
     if rows:
         _print_overview(rows)
     if foreign:
-        click.echo("\nOF OTHER PROGRAMS, run by these names:" if rows else "OF OTHER PROGRAMS, run by these names:")
+        if rows:
+            click.echo()
+        click.echo("OF OTHER PROGRAMS, run by these names:")
         print_lines(table_lines(_foreign_columns(foreign), table_width(sys.stdout), rule=False))
 
 
@@ -147,8 +149,12 @@ def _typed_name(row: Document) -> str:
 
 def _marked_name(row: Document) -> str:
     """Return the name with its marks: the default, a recommended model."""
-    name = _typed_name(row) + (" (default)" if row["default"] else "")
-    return f"{name} {STAR}" if row["recommended_for"] else name
+    name = _typed_name(row)
+    if row["default"]:
+        name += " (default)"
+    if row["recommended_for"]:
+        name += f" {STAR}"
+    return name
 
 
 def _state(row: Document) -> str:

@@ -140,8 +140,11 @@ def default_text() -> str:
         defaults = section()
         for key, row in _rows(section).items():
             default = getattr(defaults, key)
-            value = _toml(row.example if default is None else default)
-            lines += [f"# {row.help}.", f"{'# ' if default is None else ''}{key} = {value}"]
+            lines.append(f"# {row.help}.")
+            if default is None:
+                lines.append(f"# {key} = {_toml(row.example)}")
+            else:
+                lines.append(f"{key} = {_toml(default)}")
     return "\n".join(lines) + "\n"
 
 
@@ -215,4 +218,6 @@ def _section(path: Path, name: str, table: Mapping[str, object]) -> Any:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)

@@ -52,9 +52,13 @@ class RankProcess:
 
         self.host = host
         python = host.python or sys.executable
-        run = [python, "-P", "-m", _MODULE] if host.local else ["/bin/bash", "-c", _REMOTE, python]
+        run = [python, "-P", "-m", _MODULE]
+        if not host.local:
+            run = ["/bin/bash", "-c", _REMOTE, python]
         script = _NO_FILE + RemoteProcess.make_launch_script(host.rank, None, None, {}, list(env), run, is_local=True)
-        command = ["/bin/bash", "-c", script] if host.local else [*_ssh(host), f"/bin/bash -c {shlex.quote(script)}"]
+        command = ["/bin/bash", "-c", script]
+        if not host.local:
+            command = [*_ssh(host), f"/bin/bash -c {shlex.quote(script)}"]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -51,7 +51,8 @@ class Ranks:
         self.reports: list[Facts] = []
         self.links: dict[int, Measured] = {}
         self.split: Split | None = None
-        self._say, self._key = say, secrets.token_bytes(32)
+        self._say = say
+        self._key = secrets.token_bytes(32)
         self._listener = _listener(hosts.hosts[0])
         self.leader = Leader(self._listener, self._key, hosts.names, self._lost)
         self._closing = threading.Lock()
@@ -158,7 +159,10 @@ class Ranks:
             self._closed = True
             gone = next((p for p in self.processes if str(error).startswith(p.host.name)), None)
             how = gone.ended(0.5) if gone else None
-            self._say(RankLostError(f"{error}{f' (it {how})' if how else ''}", error.hint))
+            if how:
+                self._say(RankLostError(f"{error} (it {how})", error.hint))
+            else:
+                self._say(error)
             end_all(self.processes, grace_s=AT_ONCE_S)
 
     def _environment(self) -> tuple[list[str], dict[str, str]]:

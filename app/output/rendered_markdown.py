@@ -1,6 +1,7 @@
 """Markdown of a model as styled lines for a terminal that appends text."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.app.output.markdown_parser import image_text, parser
@@ -40,8 +41,10 @@ def blocks_of(source: str) -> list[str]:
     tokens = parser().parse(source)
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
     lines = source.splitlines(keepends=True)
-    ends = [*starts[1:], len(lines)]
-    return ["".join(lines[start:end]) for start, end in zip([0, *starts[1:]], ends, strict=True)] if starts else []
+    if not starts:
+        return []
+    cuts = [0, *starts[1:], len(lines)]
+    return ["".join(lines[start:end]) for start, end in pairwise(cuts)]
 
 
 def _block_lines(source: str, width: int) -> list[RenderedLine]:

@@ -94,9 +94,12 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
         return []
     nbytes = step.kv_bytes_read + step.kv_bytes_written
     reading = min(end - start, round(step.step_bytes / memory_gb_s))  # 1 byte / (GB/s) is 1 ns
-    weights = start + round(reading * step.weight_bytes / step.step_bytes) if step.step_bytes else start
-    parts = [("read weights", start, weights), ("read and write K/V", weights, start + reading if nbytes else weights)]
-    return [part for part in [*parts, ("not reading", start + reading, end)] if part[2] > part[1]]
+    read = start + reading
+    weights_read = start + round(reading * step.weight_bytes / step.step_bytes) if step.step_bytes else start
+    parts = [("read weights", start, weights_read), ("not reading", read, end)]
+    if nbytes:
+        parts.insert(1, ("read and write K/V", weights_read, read))
+    return [part for part in parts if part[2] > part[1]]
 
 
 def _arguments(step: StepRecord) -> dict[str, object]:

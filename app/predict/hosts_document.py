@@ -145,8 +145,11 @@ def _verdict(fastest: HostsPrediction, single: HostsPrediction) -> str:
 def _split(prediction: Document) -> str:
     if prediction["way"] == "pipeline":
         return f"pipeline {'+'.join(map(str, prediction['layers']))}"
-    return str(prediction["machines"][0]) if prediction["way"] == "alone" else "tensor"
+    if prediction["way"] == "alone":
+        return str(prediction["machines"][0])
+    return "tensor"
 
 
 def _speed(prediction: Document) -> str:
-    return speed_text(prediction["speed"]) if prediction["expected"] else f"≤{speed_text(prediction['speed'])}"
+    speed = speed_text(prediction["speed"])
+    return speed if prediction["expected"] else f"≤{speed}"

@@ -117,10 +117,14 @@ def verifying_seconds(
     cost = shape.cost
     rows = 1 + drafts
     nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + cost.kv_bytes_written(rows)
-    more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
+    arithmetic_s = 0.0
+    if target.flops:
+        arithmetic_s = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops
     seconds = step_seconds(shape, target, assumed, nbytes)
     least = nbytes / target.bandwidth
-    return (least + more, False) if seconds is None else (max(seconds, least) + more, True)
+    if seconds is None:
+        return least + arithmetic_s, False
+    return max(seconds, least) + arithmetic_s, True
 
 
 def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
@@ -179,18 +183,21 @@ def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 
 
 def _eight_bits(shape: StepShape) -> list[KVFormat]:
     """Return the 8-bit K/V format; nothing if K/V are packed already or cannot be."""
-    return [] if shape.kv_format.packed else [kind for kind in shape.kv_formats if kind.name == Q8.name]
+    if shape.kv_format.packed:
+        return []
+    return [kind for kind in shape.kv_formats if kind.name == Q8.name]
 
 
 def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: KVFormat) -> list[str]:
     """Return lines on the basis of the figures."""
     lines = [f"K/V stored as {kv.name}"] if kv.packed else []
     if fit := next((target.fit for target in targets if target.fit), None):
-        lines += [
+        lines.append(
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
-            f"measured {fit.created} by `{fit.command}`, the fastest recent run",
-            *([] if fit.quiet else ["the machine was busy or slowed down in that run: expected speeds may be too low"]),
-        ]
+            f"measured {fit.created} by `{fit.command}`, the fastest recent run"
+        )
+        if not fit.quiet:
+            lines.append("the machine was busy or slowed down in that run: expected speeds may be too low")
     if any(target.apple and target.fit is None for target in targets):
         ultra = assumed.ultra_efficiency or assumed.efficiency
         lines.append(

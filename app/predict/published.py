@@ -45,7 +45,9 @@ class Assumptions:
         self, nbytes: float, layers: int, family: str, chip: str, bandwidth: float, *, mixture: bool = False
     ) -> float:
         """Return a step's time. bandwidth: nominal, in bytes per second. chip: its name; like an M1 if unknown."""
-        efficiency = self.ultra_efficiency if self.ultra_efficiency and "Ultra" in chip else self.efficiency
+        efficiency = self.efficiency
+        if self.ultra_efficiency and "Ultra" in chip:
+            efficiency = self.ultra_efficiency
         match = _GENERATION.search(chip)
         kernel_s = self.kernel_s * self.per_generation ** (int(match[1]) - 1 if match else 0)
         kernels = layers * self.kernels_of(family) * (self.mixture if mixture else 1.0)

@@ -229,7 +229,8 @@ def _show_levers(document: Document) -> None:
         print_notes([f"no known change makes it {'faster' if fits else 'fit'} on {document['target']}", ""])
         return
     rows = [{"name": "as it is", **document["as_is"]}, *document["changes"]]
-    _title(f"Possible gains on {document['target']}" if fits else f"Changes that make it fit on {document['target']}")
+    gains = "Possible gains" if fits else "Changes that make it fit"
+    _title(f"{gains} on {document['target']}")
     print_table(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),

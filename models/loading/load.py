@@ -320,13 +320,18 @@ def fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: in
 
 def _fitting_tokens(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
     """Return the number of tokens, at most `limit`, whose K/V fit next to the weights."""
-    return limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
+    if budget is None:
+        return limit
+    return longest_context(kv, budget.usable - weights - working, limit)
 
 
 def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
     """Return the bytes of all tensors after quantizing each plain matrix whose rows divide into groups."""
-    shapes = [(info.shape, info.nbytes) for info in part.tensors.values()]
-    return sum(
-        kind.nbytes(prod(shape[:-1]), shape[-1]) if len(shape) >= 2 and kind.fits(shape[-1]) else nbytes
-        for shape, nbytes in shapes
-    )
+    total = 0
+    for info in part.tensors.values():
+        *rows, columns = info.shape or (1,)
+        if rows and kind.fits(columns):
+            total += kind.nbytes(prod(rows), columns)
+        else:
+            total += info.nbytes
+    return total

@@ -82,13 +82,12 @@ def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
     config = own_decoder(checkpoint)
     text = text_part(checkpoint)
     if config is None or any(layer.experts is not None for layer in config.layers):
-        kind = "its architecture" if config is None else "mixtures of experts"
-        raise UnsupportedModelError(
-            f"{name}: headrace does not choose bits for {kind}",
-            f"`headrace pull {name} --quantize 4` quantizes all matrices alike"
-            if config is not None
-            else "mlx_lm.convert -q does it for mlx-lm's models",
-        )
+        kind = "mixtures of experts"
+        hint = f"`headrace pull {name} --quantize 4` quantizes all matrices alike"
+        if config is None:
+            kind = "its architecture"
+            hint = "mlx_lm.convert -q does it for mlx-lm's models"
+        raise UnsupportedModelError(f"{name}: headrace does not choose bits for {kind}", hint)
     matrices: dict[str, tuple[int, int]] = {}
     for tensor, info in text.tensors.items():
         module, _, kind = tensor.rpartition(".")

@@ -117,7 +117,10 @@ def _recall(file: Path, entry: FileRecord) -> str | None:
         return None
     problem = checked.get("problem")
     day = checked.get("day")
-    return problem if isinstance(problem, str) and isinstance(day, str) and (problem or day >= oldest) else None
+    if not isinstance(problem, str) or not isinstance(day, str):
+        return None
+    is_recent = day >= oldest
+    return problem if problem or is_recent else None
 
 
 def _note(file: Path, entry: FileRecord, problems: list[str]) -> None:

@@ -41,7 +41,8 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
             return shown_name(file), shape_of_gguf(open_container(file))
         case CatalogName() | HubId():
-            here = store.get(source.name if isinstance(source, CatalogName) else stored_name(text) or text)
+            name = source.name if isinstance(source, CatalogName) else stored_name(text)
+            here = store.get(name or text)
             if here is not None:
                 return text, _of_directory(here.path)
             if isinstance(source, HubId):

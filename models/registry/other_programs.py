@@ -95,11 +95,14 @@ def _ollama_models() -> Iterator[ForeignModel]:
             adapters = _blobs(folder, layers.get(_OLLAMA_ADAPTER, []))
             if not files or adapters is None:
                 continue
-            prefix = "" if tuple(address) == _OLLAMA_LIBRARY else "/".join(_without_default_host(address)) + "/"
-            yield ForeignModel(f"{prefix}{model}:{tag}", files[-1], "Ollama", tuple(adapters))
+            name = "/".join([*_typed_address(address), f"{model}:{tag}"])
+            yield ForeignModel(name, files[-1], "Ollama", tuple(adapters))
 
 
-def _without_default_host(address: list[str]) -> list[str]:
+def _typed_address(address: list[str]) -> list[str]:
+    """Return the parts of a registry's address that users type: none for Ollama's own library."""
+    if tuple(address) == _OLLAMA_LIBRARY:
+        return []
     return address[1:] if address[0] == _OLLAMA_LIBRARY[0] else address
 
 

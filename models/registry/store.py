@@ -225,7 +225,7 @@ def _build(staging: Path, build: Build, progress: Progress) -> dict[str, Any]:
     """Build a model in an empty directory, with its headrace.json, and flush it; return the facts of `build`."""
     facts = build(staging)
     with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
-        files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]
+        files = facts["files"] if "files" in facts else checksums(staging, progress=progress)
         progress("saving", 0, None)
         flushed()
     _write_origin(staging, {**facts, "files": files})

@@ -114,7 +114,9 @@ def cgroup_stat(text: str, name: str) -> int | None:
 def cgroup_cpus(text: str) -> float | None:
     """Parse the CPUs granted by `cpu.max` (`200000 100000` -> 2.0), None without a limit."""
     match = re.fullmatch(r"\s*([0-9]{1,15})\s+([0-9]{1,15})\s*", text)
-    return int(match[1]) / int(match[2]) if match and int(match[1]) and int(match[2]) else None
+    if match is None or not int(match[1]) or not int(match[2]):
+        return None
+    return int(match[1]) / int(match[2])
 
 
 def sysctl(text: str) -> dict[str, str]:
@@ -125,7 +127,10 @@ def sysctl(text: str) -> dict[str, str]:
 def swap_used(text: str) -> int | None:
     """Parse the bytes in use of `vm.swapusage` (`total = 2048.00M  used = 416.94M  free = ...`)."""
     match = re.search(r"used = ([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT])", text)
-    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else None
+    if match is None:
+        return None
+    power = "KMGT".index(match[2]) + 1
+    return int(float(match[1]) * 1024**power)
 
 
 def ioreg_gpu_cores(text: str) -> int | None:

@@ -104,9 +104,10 @@ def _nvidia(nvml: Any) -> Sensors:
     """Return sensors of the first visible GPU, which MLX uses. Energy counters begin with Volta."""
     nvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    device = (
-        nvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else nvml.nvmlDeviceGetHandleByUUID(visible)
-    )
+    if visible.isdigit():
+        device = nvml.nvmlDeviceGetHandleByIndex(int(visible))
+    else:
+        device = nvml.nvmlDeviceGetHandleByUUID(visible)
     counts = _attempt(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(device)) is not None
 
     def look() -> Readings:

@@ -31,12 +31,17 @@ def compare_documents(a: Document, b: Document) -> Document:
 
 
 def _row(a: Document, b: Document, compared: Difference | None, significant: bool) -> Document:
-    verdict = "too few repetitions" if compared is None else "no difference"
-    if compared is not None and compared.high > _WIDE * compared.low:
+    figures: Document = dict.fromkeys(("ratio", "low", "high", "p", "memory_slope"))
+    if compared is None:
+        verdict = "too few repetitions"
+    elif compared.high > _WIDE * compared.low:
         verdict = "no result"
-        compared = None
-    elif compared is not None and significant:
-        verdict = "faster" if compared.ratio > 1 else "slower"
+    else:
+        figures = {key: getattr(compared, key) for key in ("ratio", "low", "high", "p")}
+        figures["memory_slope"] = compared.slope
+        verdict = "no difference"
+        if significant:
+            verdict = "faster" if compared.ratio > 1 else "slower"
     return {
         "engine": a["engine"],
         "model": a["model"],
@@ -44,11 +49,7 @@ def _row(a: Document, b: Document, compared: Difference | None, significant: boo
         "depth": a["depth"],
         "a_tokens_per_second": a["tokens_per_second"]["mean"],
         "b_tokens_per_second": b["tokens_per_second"]["mean"],
-        "ratio": compared.ratio if compared else None,
-        "low": compared.low if compared else None,
-        "high": compared.high if compared else None,
-        "p": compared.p if compared else None,
-        "memory_slope": compared.slope if compared else None,
+        **figures,
         "verdict": verdict,
     }
 
@@ -75,11 +76,14 @@ def _circumstances(a: Document, b: Document) -> list[str]:
         "model": lambda d: d["model"].get("headers_sha256"),
         "versions": lambda d: d["versions"],
     }
-    lines = [
-        f"{name} differs" if name == "model" else f"{name}: {get(a)} and {get(b)}"
-        for name, get in facts.items()
-        if get(a) != get(b)
-    ]
+    lines = []
+    for name, get in facts.items():
+        if get(a) == get(b):
+            continue
+        if name == "model":  # hashes tell a reader nothing
+            lines.append("model differs")
+        else:
+            lines.append(f"{name}: {get(a)} and {get(b)}")
     peaks = [document["device"]["measured_peak_gb_s"] for document in (a, b)]
     if all(peaks) and abs(peaks[1] / peaks[0] - 1) > 0.05:
         lines.append(f"memory: {peaks[0]:.1f} and {peaks[1]:.1f} GB/s; ratios are for equal memory speed")

@@ -49,15 +49,17 @@ def hosts_notes(account: Document | None) -> list[str]:
     ranks = zip(account["ranks"], account["shares"], strict=True)
     shares = ", ".join(f"{name} {percent(share)}" for name, share in ranks)
     link = f"link {format_link(account['latency_us'], account['bandwidth_gb_s'])} over TCP"
-    link_share = account["link_share"]
-    lost = "" if link_share is None else f"; about {percent(link_share)} of a step on it, computed"
-    by_rank = "; ".join(
+    if account["link_share"] is not None:
+        link += f"; about {percent(account['link_share'])} of a step on it, computed"
+    lines = [f"{account['split']} parallel ({account['backend']}): {shares}; {link}"]
+    by_rank = [
         f"{name} {each['compute_s'] * 1e3:.1f} ms computing, {each['wait_s'] * 1e3:.1f} waiting for ranks, "
         f"{each['collective_s'] * 1e3:.1f} the rest"
         for name, each in zip(account["ranks"], account["rank_times"], strict=False)
-    )
-    lines = [f"of a timed step: {by_rank}"] if by_rank else []
-    return [f"{account['split']} parallel ({account['backend']}): {shares}; {link}{lost}", *lines]
+    ]
+    if by_rank:
+        lines.append(f"of a timed step: {'; '.join(by_rank)}")
+    return lines
 
 
 def _mean(times: Sequence[RankTimes]) -> Document:

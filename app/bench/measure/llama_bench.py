@@ -69,20 +69,11 @@ class LlamaBench:
 
     def _run(self, test: Test, flash: str) -> dict[str, Any]:
         """Run llama-bench and return the report of one test."""
-        lengths = ["-pg", f"{test.prompt},{test.generate}"] if test.kind == "both" else []
-        prompt, generate = (0, 0) if lengths else (test.prompt, test.generate)
-        command = [
-            *self._command,
-            "-p",
-            str(prompt),
-            "-fa",
-            flash,
-            "-n",
-            str(generate),
-            *lengths,
-            "-d",
-            str(test.depth),
-        ]
+        if test.kind == "both":
+            lengths = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.generate}"]
+        else:
+            lengths = ["-p", str(test.prompt), "-n", str(test.generate)]
+        command = [*self._command, *lengths, "-fa", flash, "-d", str(test.depth)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             report = json.loads(done.stdout)[0]

@@ -99,8 +99,10 @@ def _open_llama_cpp(peer: Peer, model: LoadedModel, tests: Sequence[Test], threa
         command = [peer.python, script, gguf, max_tokens, str(threads), kind]
         asked = questions(model, tests)
         child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True, questions=asked)
-        lookup = ", prompt lookup decoding with 2 or 10 draft tokens, the faster for each workload" if asked else ""
-        return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}{lookup}"
+        note = f"llama.cpp through llama-cpp-python {child.setup.version}, {same}"
+        if asked:
+            note += ", prompt lookup decoding with 2 or 10 draft tokens, the faster for each workload"
+        return child, note
     program = shutil.which("llama-bench")
     if program is None:
         raise EngineError(

@@ -42,20 +42,23 @@ class Test:
     def kind(self) -> Kind:
         if self.workload:
             return "workload"
-        if self.prompt and self.generate:
-            return "both" if self.batch == 1 else "arrival"
-        return "prefill" if self.prompt else "decode"
+        if not self.prompt:
+            return "decode"
+        if not self.generate:
+            return "prefill"
+        return "both" if self.batch == 1 else "arrival"
 
     @property
     def name(self) -> str:
         """The test without its depth, as in the JSON document."""
-        if self.kind == "arrival":
-            return f"pp{self.prompt} into tg{self.generate} x{self.batch}"
         if self.kind == "workload":
-            name = f"{self.workload} t{self.temperature:g}" if self.temperature else self.workload
+            name = self.workload
+            if self.temperature:
+                name += f" t{self.temperature:g}"
         else:
-            parts = [f"pp{self.prompt}"] if self.prompt else []
-            name = "+".join([*parts, f"tg{self.generate}"] if self.generate else parts)
+            joint = " into " if self.kind == "arrival" else "+"
+            lengths = {f"pp{self.prompt}": self.prompt, f"tg{self.generate}": self.generate}
+            name = joint.join(text for text, tokens in lengths.items() if tokens)
         return f"{name} x{self.batch}" if self.batch > 1 else name
 
     @property

@@ -46,11 +46,13 @@ def passages(
     longest = min(len(ids) - 1 + len(opening), room) - scored
     fitting = [depth for depth in depths if depth <= longest]
     if not fitting or (asked and len(fitting) < len(depths)):
-        where = f"the model takes {room:,} tokens" if room < len(ids) else f"the text has {len(ids):,} tokens"
-        raise UsageError(
-            f"{where}: not enough for {scored:,} scored tokens at depth {max(depths):,}",
-            f"use -d up to {longest:,}" if longest >= 0 else "use a smaller -n, or a longer --text",
-        )
+        limit = f"the text has {len(ids):,} tokens"
+        if room < len(ids):
+            limit = f"the model takes {room:,} tokens"
+        hint = "use a smaller -n, or a longer --text"
+        if longest >= 0:
+            hint = f"use -d up to {longest:,}"
+        raise UsageError(f"{limit}: not enough for {scored:,} scored tokens at depth {max(depths):,}", hint)
     start = len(ids) - scored  # of the targets
     return {depth: _passage(ids, start, depth, opening) for depth in fitting}
 

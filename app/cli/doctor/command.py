@@ -70,14 +70,16 @@ def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None)
 
 def sections(report: Report) -> list[tuple[str, Rows]]:
     """Return the report as titled rows of (label, text)."""
-    return [
+    titled = [
         ("Machine", _machine_rows(report)),
         ("Memory bandwidth", _bandwidth_rows(report)),
         ("Kernels", list(report.kernels.items()) or [("kernels", "unknown")]),
         ("Software", _software_rows(report)),
         ("Places", _place_rows(report)),
-        *([("Your files", list(report.user_files.items()))] if report.user_files else []),
     ]
+    if report.user_files:
+        titled.append(("Your files", list(report.user_files.items())))
+    return titled
 
 
 def document(report: Report, problems: list[Finding]) -> dict[str, Any]:
@@ -166,8 +168,12 @@ def _place_rows(report: Report) -> Rows:
     model = report.default_model
     rows = [("default", f"{model.name}, {'installed' if model.path else 'fetched on first use'}")]
     for folder in report.places:
-        room = f", {format_bytes(folder.free_bytes)} free" if folder.free_bytes is not None else ""
-        rows.append((folder.name, f"{_shorten(folder.path)}{room if folder.writable else ', not writable'}"))
+        line = _shorten(folder.path)
+        if not folder.writable:
+            line += ", not writable"
+        elif folder.free_bytes is not None:
+            line += f", {format_bytes(folder.free_bytes)} free"
+        rows.append((folder.name, line))
     return rows
 
 
@@ -197,9 +203,10 @@ def _plain(titled: list[tuple[str, Rows]], problems: list[Finding]) -> str:
     lines: list[str] = []
     for title, rows in titled:
         lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
-    for finding in problems:
-        lines.append(plain_finding(finding))
-    return "\n".join(lines if problems else [*lines, "No problems found."])
+    lines += map(plain_finding, problems)
+    if not problems:
+        lines.append("No problems found.")
+    return "\n".join(lines)
 
 
 def _isa(flags: frozenset[str]) -> str:

@@ -182,8 +182,12 @@ def _last_error(errors: IO[bytes]) -> tuple[str, str | None]:
     """Return the message and the hint that a server ended with."""
     errors.seek(0)
     lines: list[str] = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    hint = lines.pop().removeprefix("hint: ") if lines and lines[-1].startswith("hint: ") else None
-    return (lines[-1].removeprefix("headrace: ") if lines else "the server ended unexpectedly"), hint
+    hint = None
+    if lines and lines[-1].startswith("hint: "):
+        hint = lines.pop().removeprefix("hint: ")
+    if not lines:
+        return "the server ended unexpectedly", hint
+    return lines[-1].removeprefix("headrace: "), hint
 
 
 def _end(server: "subprocess.Popen[Any]") -> None:

@@ -6,7 +6,7 @@ from shapes and latencies, not read from a hardware counter.
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -99,26 +99,28 @@ class RunReport:
         """Means of the steps with an inter-token latency, for the sentence."""
         summary = self.summary
         use = self.answer.cpu_use
-        known = summary.step_s is not None and summary.tpot_s
-        if not self.busy:
-            slowed_by = ""
-        elif use is None:
-            slowed_by = OTHERS
-        else:
-            slowed_by = cpu_phrase(use, "used")
+        slowed_by = ""
         if self.without_kernels:
             slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
-        return StepFigures(
+        elif self.busy:
+            slowed_by = OTHERS if use is None else cpu_phrase(use, "used")
+        figures = StepFigures(
             step_bytes=summary.mean_step_bytes or self.step_bytes,
             step_s=summary.step_s,
-            tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
-            proposed=summary.proposed if known else 0,
-            accepted=summary.accepted if known else 0,
             peak_gb_s=self.peak.gb_s,
-            step_flops=self.step_flops * (1 + summary.proposed / summary.steps if known and summary.steps else 1),
+            step_flops=self.step_flops,
             compute_flops=self.compute_flops,
             slowed_by=slowed_by,
             ranks=len(self.model.ranks) or 1,
+        )
+        if not summary.step_s or not summary.tpot_s:
+            return figures
+        return replace(
+            figures,
+            tokens=summary.step_s / summary.tpot_s,
+            proposed=summary.proposed,
+            accepted=summary.accepted,
+            step_flops=self.step_flops * (1 + summary.proposed / max(summary.steps, 1)),
         )
 
     @property
@@ -324,7 +326,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("  first step", report_seconds(summary.first_step_s)),
         ("decode", f"{report_rate(summary.decode_tokens_per_second, 'tok/s')}, TPOT {report_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
-        *([("draft tokens", _drafts(summary))] if summary.proposed else []),
+        ("draft tokens", _drafts(summary)),
         ("weights per step", format_bytes(summary.weight_bytes_per_step)),
         ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
@@ -342,7 +344,9 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     if report.model.ranks:
         rows.append(("ranks", f"{len(report.model.ranks)}; bytes, bandwidth, roofline and memory are those of rank 0"))
-    return [*rows, ("energy", _energy(report.energy))] if report.energy else rows
+    if report.energy:
+        rows.append(("energy", _energy(report.energy)))
+    return [(name, value) for name, value in rows if value]
 
 
 def _energy(energy: TokenEnergy) -> str:
@@ -375,8 +379,10 @@ def _ago(reading: Peak) -> str:
 
 def _mbu(report: RunReport) -> str:
     use = report.answer.cpu_use
-    if report.busy:
-        return f"busy: {OTHERS if use is None else cpu_phrase(use, 'used') + ' during the answer'}"
+    if report.busy and use is None:
+        return f"busy: {OTHERS}"
+    if report.busy and use is not None:
+        return f"busy: {cpu_phrase(use, 'used')} during the answer"
     mbu = report.mbu
     if mbu.share is None:
         return "unknown"
@@ -390,6 +396,9 @@ def _itl(itl: Percentiles | None) -> str:
 
 
 def _drafts(summary: Summary) -> str:
+    """Return the share of accepted draft tokens; "" without any."""
+    if not summary.proposed:
+        return ""
     share = summary.accepted / summary.proposed
     per_step = summary.completion_tokens / summary.steps
     return f"{summary.accepted} of {summary.proposed} accepted ({percent(share)}), {per_step:.2f} tokens per step"
