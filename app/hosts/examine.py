@@ -8,6 +8,7 @@ from headrace.app.hosts.hostfile import JACCL, JACCL_RING, Host, Hosts
 from headrace.app.hosts.probe import Measured
 from headrace.app.hosts.start import Ranks, described_model, missing_backend, refusal
 from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.errors import HeadraceError
 
 _CLOCK_S = 2.0
 _SLOW_S = 0.3e-3  # a latency from which tensor parallel waits longer than it computes
@@ -71,16 +72,19 @@ def _problems(
     problems = []
 
     def add(severity: Literal["broken", "advice"], problem: str, do: str) -> None:
-        problems.append(dict(zip(("severity", "what", "do"), (severity, problem, do), strict=True)))
+        problems.append({"severity": severity, "what": problem, "do": do})
 
-    error = refusal(host, report, own_report, model) if host.rank else missing_backend(backend)
+    error: HeadraceError | None = missing_backend(backend)  # here, on rank 0
+    if host.rank:
+        error = refusal(host, report, own_report, model)
     if error is not None:
         add("broken", str(error), error.hint or "`headrace doctor` there")
     if "link_error" in report:
         add("broken", *report["link_error"])
     if "machine" not in report:
         return problems
-    if abs(offset := report.get("clock_offset", 0.0)) > _CLOCK_S:
+    offset = report.get("clock_offset", 0.0)
+    if abs(offset) > _CLOCK_S:
         add("advice", f"{host.name}: the clock is {offset:+.0f} s off", "turn on automatic time there")
     memory = report["machine"]["usable_memory"]
     if memory is not None and memory < _LITTLE_MEMORY:

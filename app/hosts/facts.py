@@ -97,7 +97,7 @@ def rdma_state() -> str | None:
         return "not in this macOS (26.2 has it)"
     state = _output("rdma_ctl", "status") or "unknown"
     devices = [line.split()[0] for line in _output("ibv_devices").splitlines()[2:] if line.split()]
-    return f"{state}, {', '.join(devices)}" if devices else state
+    return ", ".join([state, *devices])
 
 
 def give_files(files: dict[str, str]) -> None:

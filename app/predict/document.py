@@ -94,24 +94,23 @@ def acceptance_prediction(
 ) -> Document:
     """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
     assumed = assumptions(ENGINE)
+    lines = [
+        *summarise_assumptions(targets, assumed, shape.kv_format),
+        f"each draft token is accepted at a rate of {percent(chance)} if those before it were",
+        "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
+    ]
+    if any(target.apple for target in targets):
+        lines.append("FLOP/s of Apple GPUs: nominal, derived from cores and clock")
+    if any(target.flops is None for target in targets):
+        lines.append("no gain for chips of unknown FLOP/s: draft tokens need arithmetic")
+    lines.append(f"sizes from {shape.source}")
     return {
         "model": described_model(name, shape),
         "context": context,
         "acceptance": chance,
         "targets": [_speculating(shape, target, assumed, context, chance) for target in targets],
-        "assumptions": [
-            *summarise_assumptions(targets, assumed, shape.kv_format),
-            f"each draft token is accepted at a rate of {percent(chance)} if those before it were",
-            "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
-            *(["FLOP/s of Apple GPUs: nominal, derived from cores and clock"] if any(t.apple for t in targets) else []),
-            *(["no gain for chips of unknown FLOP/s: draft tokens need arithmetic"] if _unknown_speed(targets) else []),
-            f"sizes from {shape.source}",
-        ],
+        "assumptions": lines,
     }
-
-
-def _unknown_speed(targets: Sequence[Target]) -> bool:
-    return any(target.flops is None for target in targets)
 
 
 def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
@@ -147,10 +146,11 @@ def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context
 
 def _shared(prediction: Prediction) -> Document:
     """Return a prediction with speeds in total and per user."""
-    each = {
-        f"{key}_per_user": None if (v := getattr(prediction, key)) is None else v / prediction.batch for key in _SPEEDS
-    }
-    return {**asdict(prediction), **each}
+    result = asdict(prediction)
+    for key in _SPEEDS:
+        speed = getattr(prediction, key)
+        result[f"{key}_per_user"] = None if speed is None else speed / prediction.batch
+    return result
 
 
 def catalog_fit(target: Target, context: int) -> Document:

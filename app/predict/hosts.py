@@ -95,7 +95,9 @@ def predict_hosts(
     shares = [count / shape.layers for count in layers] if way == "pipeline" else shares
     computing = _prefill_seconds(shape, targets, shares, prompt, way)
     room = [t.memory is None or part.memory <= t.memory for t, part in zip(targets, parts, strict=True)]
-    known = all(target.memory is not None for target in targets)
+    fits: bool | None = all(room)
+    if fits and any(target.memory is None for target in targets):
+        fits = None  # unknown
     return HostsPrediction(
         way=way,
         machines=tuple(target.name for target in targets),
@@ -104,7 +106,7 @@ def predict_hosts(
         link_share=on_link / (compute + on_link),
         layers=layers,
         memory=tuple(part.memory for part in parts),
-        fits=False if False in room else True if known else None,
+        fits=fits,
         together=together,
         prefill=prompt / (computing + prompt_waits) if computing else None,
         prefill_link_s=prompt_waits,

@@ -21,7 +21,9 @@ def targets_for(
     if chips:
         return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
     here = _this_machine(memory, compute=compute)
-    return [*([here] if here else []), *(known_targets(memory) if others or here is None else [])]
+    if not others:
+        return [here]
+    return [here, *known_targets(memory)]
 
 
 def known_target(host: Machine, usable: int | None) -> Target | None:
@@ -45,16 +47,22 @@ def known_target(host: Machine, usable: int | None) -> Target | None:
     )
 
 
-def _this_machine(memory: int | None, *, compute: bool) -> Target | None:
+def _this_machine(memory: int | None, *, compute: bool) -> Target:
     """Return this machine with its measured peak (see `known_peak`) and its step-cost fit."""
     host = machine()
     room = budget(host)
     peak = known_peak(host)
     apple = host.backend == "metal" and host.nominal_bandwidth is not None
+    bandwidth = peak.bytes_per_second
+    if apple and host.nominal_bandwidth:
+        bandwidth = host.nominal_bandwidth
+    usable = room.usable if room else None
+    if memory:
+        usable = usable_bytes(memory, apple=apple)
     return Target(
         name="this machine",
-        bandwidth=host.nominal_bandwidth if apple and host.nominal_bandwidth else peak.bytes_per_second,
-        memory=usable_bytes(memory, apple=apple) if memory else room.usable if room else None,
+        bandwidth=bandwidth,
+        memory=usable,
         apple=apple,
         fit=remembered(host),
         measured=not apple,

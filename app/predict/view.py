@@ -42,7 +42,9 @@ def show_prediction(document: Document) -> None:
 
 
 def _measured(prediction: Document) -> str:
-    return speed_text(prediction["measured"]["tokens_per_second"]) if prediction["measured"] else ""
+    if not prediction["measured"]:
+        return ""
+    return speed_text(prediction["measured"]["tokens_per_second"])
 
 
 def _measurements(document: Document) -> list[str]:

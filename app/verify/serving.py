@@ -4,8 +4,7 @@ Each returns the traces of all sequences, in order, and a remark.
 """
 
 import random
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Row
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,7 @@ from headrace.app.verify.trace import Trace
 from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.kv import disk_cache
 from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
@@ -39,7 +38,7 @@ class FixedPace(ChunkBudget):
 class Serving:
     """One network and the requests to serve, each of at most `limit` cache entries."""
 
-    def __init__(self, network: Network, requests: Row[Request], limit: int, tick: Tick) -> None:
+    def __init__(self, network: Network, requests: Sequence[Request], limit: int, tick: Tick) -> None:
         self.network = network
         self.requests = requests
         self.limit = limit
@@ -87,7 +86,7 @@ class Serving:
         draw.shuffle(fates)
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
-        numbers: dict[Sequence, int] = {}
+        numbers: dict[EngineSequence, int] = {}
         engine.ending.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
         watch = _PreemptionCount()
         while to_come or engine.has_work:
@@ -124,7 +123,7 @@ class Serving:
         traces = self._drive(engine, sequences, lambda: watch.look(sequences))
         return traces, f"preemptions: {watch.times}"
 
-    def sharing(self, prompt: Row[int]) -> Served:
+    def sharing(self, prompt: Sequence[int]) -> Served:
         """Serve after a request that begins with `prompt`: as turns of a chat, then in a batch."""
         engine = Engine(self.network, context_limit=self.limit, keep_prefix=True)
         turns: list[Trace] = []
@@ -160,7 +159,7 @@ class Serving:
         """Return the bytes of so many blocks, at least those of one sequence."""
         return max(self.network.cost.kv_bytes(pieces * CHUNK), self.network.cost.kv_bytes(self.limit))
 
-    def _drive(self, engine: Engine, sequences: Row[Sequence], between: Tick = lambda: None) -> list[Trace]:
+    def _drive(self, engine: Engine, sequences: Sequence[EngineSequence], between: Tick = lambda: None) -> list[Trace]:
         traces = {sequence: Trace(len(sequence.request.prompt)) for sequence in sequences}
         engine.ending.on_release = lambda sequence: traces[sequence].see(sequence.cache)
         while engine.has_work:
@@ -176,9 +175,9 @@ class _PreemptionCount:
 
     def __init__(self) -> None:
         self.times = 0
-        self._now: set[Sequence] = set()
+        self._now: set[EngineSequence] = set()
 
-    def look(self, sequences: Iterable[Sequence]) -> None:
+    def look(self, sequences: Iterable[EngineSequence]) -> None:
         """Count new preemptions; called after every step."""
         now = {sequence for sequence in sequences if sequence.state == "preempted"}
         self.times += len(now - self._now)

@@ -56,11 +56,10 @@ def _figures(message: str, weight_bytes: int) -> str:
     limit = host.device_memory_bytes or host.memory_bytes
     kind = {"metal": "a recommended working set", "cuda": "GPU memory", "cpu": "memory"}[host.backend]
     asked = _ASKED.search(message)
-    return "".join(
-        [
-            f"memory ran out: {format_bytes(held)} in use, {format_bytes(peak)} at most",
-            f" (weights {format_bytes(weight_bytes)})",
-            f", {format_bytes(int(asked[1]))} more wanted" if asked else "",
-            f", of {kind} of {format_bytes(limit)}" if limit else "",
-        ]
-    )
+    text = f"memory ran out: {format_bytes(held)} in use, {format_bytes(peak)} at most"
+    text += f" (weights {format_bytes(weight_bytes)})"
+    if asked:
+        text += f", {format_bytes(int(asked[1]))} more wanted"
+    if limit:
+        text += f", of {kind} of {format_bytes(limit)}"
+    return text

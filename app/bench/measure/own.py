@@ -8,8 +8,7 @@ finds nothing else.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Row
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from headrace.app.bench.measure.sample import Arrival, Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
-from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter
 from headrace.runtime.machine.sensors import Readings, Sensors
@@ -34,11 +33,7 @@ _TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 
 class OwnEngine:
-    """Measures one network.
-
-    limit: the largest number of prompt and generated tokens in any test. held: bytes that MLX holds for other
-    purposes, left out of a test's peak. questions: workloads by name; `draft` proposes tokens for them.
-    """
+    """Measures one network."""
 
     engine = "headrace"
 
@@ -54,6 +49,15 @@ class OwnEngine:
         questions: Mapping[str, Question] | None = None,
         draft: Network | None = None,
     ) -> None:
+        """Take the network of `model`.
+
+        limit: largest number of prompt and generated tokens in any test.
+        setup: threads and settings, for the document.
+        held: bytes that MLX holds for other purposes, left out of a test's peak.
+        seed: of the tests' random tokens.
+        questions: workloads by name.
+        draft: model that proposes tokens for workloads; None: n-grams do.
+        """
         self.model = model
         self.sensors: Sensors = Readings
         """Energy counters of the machine, if they are to be read."""
@@ -120,7 +124,7 @@ class OwnEngine:
         """Measure several sequences with separate tokens, from the step in which all decode."""
         engine = self._engine_for(test.batch)
         sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
-        begun: set[Sequence] = set()
+        begun: set[EngineSequence] = set()
         steps: list[StepRecord] = []  # of the first sequence, once all decode
         meter: EnergyMeter | None = None
         while len(steps) < test.generate - 1:
@@ -226,7 +230,9 @@ def _mean(values: list[int]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: Callable[[int], list[int]]) -> Sample:
+def measure_arrival(
+    engine: Engine, test: Test, prompts: Sequence[Sequence[int]], tokens: Callable[[int], list[int]]
+) -> Sample:
     """Measure one repetition of a prompt that joins decoding sequences. Raises EngineError.
 
     The prompt alone, the others before it arrives, and all together, so that drift affects all three. prompts: one for
@@ -260,10 +266,14 @@ def measure_arrival(engine: Engine, test: Test, prompts: Row[Row[int]], tokens: 
 
 
 def _steps(
-    engine: Engine, sequences: Row[Sequence], test: Test, *, until: Callable[[dict[Sequence, int]], bool]
-) -> dict[Sequence, list[float]]:
+    engine: Engine,
+    sequences: Sequence[EngineSequence],
+    test: Test,
+    *,
+    until: Callable[[dict[EngineSequence, int]], bool],
+) -> dict[EngineSequence, list[float]]:
     """Step the engine until `until` accepts the counts; return each sequence's inter-token latencies."""
-    latencies_s: dict[Sequence, list[float]] = {sequence: [] for sequence in sequences}
+    latencies_s: dict[EngineSequence, list[float]] = {sequence: [] for sequence in sequences}
     while not until({sequence: len(latencies) for sequence, latencies in latencies_s.items()}):
         for sequence, event in engine.step():
             if isinstance(event, Step):

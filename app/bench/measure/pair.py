@@ -5,7 +5,7 @@ when every sequence has its first token, so prompts do not count.
 """
 
 import time
-from collections.abc import Sequence as Row
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from headrace.app.bench.measure.workloads import load_workloads
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Failed, Finished, Request, Step
-from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.sampling.params import SamplingParams
@@ -32,11 +32,11 @@ _TRIES = 8  # seeds tried before an error
 class Question:
     """A workload's prompt tokens for one model, and its stop ids."""
 
-    prompt: Row[int]
+    prompt: Sequence[int]
     stop_ids: frozenset[int]
 
 
-def questions(model: "LoadedModel", tests: Row[Test]) -> dict[str, Question]:
+def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, Question]:
     """Encode the tests' workloads for the model. Raises UsageError for a model without a chat template."""
     names = dict.fromkeys(test.workload for test in tests if test.workload)
     if not names:
@@ -110,7 +110,7 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
     """Run the test's sequences, each with its own seed, until all have finished."""
     engine.forget_answers()
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
-    outputs: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
+    outputs: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}
     run = _Run(list(outputs.values()))
     waiting, running = set(sequences), set(sequences)  # for the first token; until the last
     began = ended = time.perf_counter()

@@ -168,22 +168,30 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     seconds = sum(sample.decode_s for sample in samples)
     achieved = per_step * steps / seconds / 1e9
     achieved_each = [per_step * len(sample.latencies_s) / sample.decode_s / 1e9 for sample in samples]
-    paired = [
-        share
+    shares = [
+        mbu(each, repetition.memory_gb_s, peak).share
         for each, repetition in zip(achieved_each, repetitions, strict=True)
-        if repetition.memory_gb_s and (share := mbu(each, repetition.memory_gb_s, peak).share) is not None
+        if repetition.memory_gb_s
     ]
-    low, high = bootstrap(paired) if paired else (None, None)
+    paired = [share for share in shares if share is not None]
     slowed = busy(repetitions)
-    tokens = _tokens_per_step(samples)
+    share = mbu(achieved, None, peak, busy=slowed).share
+    mbu_paired: Result | None = None
+    if paired and not slowed:
+        low, high = bootstrap(paired)
+        share = fmean(paired)
+        mbu_paired = {"mean": share, "low": low, "high": high}
+    roofline = None
+    if peak:
+        roofline = _tokens_per_step(samples) * test.batch * peak * 1e9 / per_step
     return {
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
         "achieved_bandwidth_gb_s": achieved,
-        "mbu": fmean(paired) if paired and not slowed else mbu(achieved, None, peak, busy=slowed).share,
+        "mbu": share,
         "mbu_nominal": mbu(achieved, None, nominal).share,
-        "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired and not slowed else None,
-        "roofline_tokens_per_second": tokens * test.batch * peak * 1e9 / per_step if peak else None,
+        "mbu_paired": mbu_paired,
+        "roofline_tokens_per_second": roofline,
     }
 
 

@@ -206,7 +206,10 @@ class _Account:
     """Result entries; during a run only changed ones are computed again."""
 
     def __init__(self, session: Session, host: Machine, opened: _Opened) -> None:
-        self._session, self._host, self._memory, self._idle = session, host, opened.memory, opened.idle
+        self._session = session
+        self._host = host
+        self._memory = opened.memory
+        self._idle = opened.idle
         self._works = {model.name: prefill_work(model) for model in opened.models}
         self._setups = {(setup.engine, setup.model): setup for setup in opened.setups}
         self._known: dict[Key, tuple[int, Result]] = {}

@@ -99,7 +99,9 @@ def _mean(entry: Entry) -> Text:
 
 def _mean_and_sd(entry: Entry) -> str:
     speed = entry["tokens_per_second"]
-    return f"{speed['mean']:.2f}" + (f" ± {speed['sd']:.2f}" if spread(speed) is not None else "")
+    if spread(speed) is None:
+        return f"{speed['mean']:.2f}"
+    return f"{speed['mean']:.2f} ± {speed['sd']:.2f}"
 
 
 def _median_and_interval(entry: Entry) -> str:
