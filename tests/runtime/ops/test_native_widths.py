@@ -16,9 +16,9 @@ from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
 MAX_RATIO = {
     "avx512": {1: 7, 4: 4.5, 16: 4},
-    "avx2": {1: 6, 4: 2.5, 16: 2.5},
+    "avx2": {1: 7, 4: 3.5, 16: 2.5},
     "neon": {1: 9, 4: 9, 16: 9},
-    "portable": {1: 6.5, 4: 4, 16: 2.5},
+    "portable": {1: 6.5, 4: 4.5, 16: 2.5},
 }
 """By instruction set and rows: 2.5, or 1.4 times what was measured (docs/kernels.md); neon is not measured."""
 
