@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.app.answer.options import SamplingSource
 from headrace.runtime.metrics.telemetry import Summary
-from headrace.runtime.metrics.units import format_seconds, percent, three_digits
+from headrace.runtime.metrics.units import counted, format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
 _FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))  # and the value that is off
@@ -41,7 +41,7 @@ def phrases(
 
     mbu, busy: see `mbu_text`.
     """
-    parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
+    parts = [counted(tokens, "token")]
     if tokens_per_second is not None:
         parts.append(f"{three_digits(tokens_per_second)} tok/s")
     if ttft_s is not None:

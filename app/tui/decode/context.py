@@ -13,7 +13,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend, spread
 from headrace.models.text.prefix_difference import PrefixDifference
-from headrace.runtime.metrics.units import format_bytes, format_roughly
+from headrace.runtime.metrics.units import counted, format_bytes, format_roughly
 
 _NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
 _NO_BLOCK = "·"
@@ -149,7 +149,7 @@ def _reuse(metrics: LiveMetrics, width: int) -> Content:
     whole = metrics.context - tokens <= _NOT_FED
     of = "" if whole else f" of {metrics.context:,}"
     line = Content.assemble(("next turn reuses ", "$quiet"), (f"{tokens:,}{of}", "bold" if whole else "$text-warning"))
-    shared = f"{blocks:,} block{'' if blocks == 1 else 's'} shared"
+    shared = f"{counted(blocks, 'block')} shared"
     forms = [form for form in (f"{shared} with others", shared) if line.cell_length + len(form) < width]
     return spread(line, Content.styled(forms[0] if blocks and forms else "", "$quiet"), width)
 

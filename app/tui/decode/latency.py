@@ -18,7 +18,7 @@ from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, la
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend, spread
 from headrace.runtime.metrics.telemetry import Percentiles
-from headrace.runtime.metrics.units import format_milliseconds
+from headrace.runtime.metrics.units import counted, format_milliseconds
 
 HEADROOM = 1.25  # the chart reaches this far above p99, at most up to stalls
 _COLOURS = ("$primary", "$warning", "$error")  # of bars, by `nearness` to the median
@@ -113,8 +113,11 @@ class LatencySection(Section):
 
     def _window_text(self, window: LatencyWindow) -> str:
         """Return the steps that are drawn, of all that are kept."""
+        drawn = len(window.steps)
+        if drawn == self._kept:
+            return counted(drawn, "step")
         if self.cursor is None:
-            return f"the last {len(window.steps):,} of {self._kept:,} steps"
+            return f"the last {drawn:,} of {self._kept:,} steps"
         return f"steps {window.steps[0].index:,} to {window.steps[-1].index:,}"
 
     def _text(self, metrics: LiveMetrics, window: LatencyWindow, width: int, height: int) -> list[Content]:
