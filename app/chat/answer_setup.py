@@ -55,7 +55,10 @@ def _parsed_biases(texts: list[object]) -> dict[str, float]:
 def settings_used(sampling: Mapping[str, object], card: ModelCard | None) -> dict[str, object]:
     """Return the settings in effect: a session's, else the model's once it is loaded, as they are stored."""
     try:
-        return stored_options(sampling).resolved(recommended_options(card.generation_defaults if card else {})).stored()
+        options = stored_options(sampling)
+        if card is not None:
+            options = options.resolved(recommended_options(card.generation_defaults))
+        return options.stored()
     except UsageError:  # reported when a message is sent
         return dict(sampling)
 

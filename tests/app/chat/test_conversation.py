@@ -876,3 +876,10 @@ def test_stored_logit_biases_are_sent_as_numbers(engine: ScriptedEngine, store: 
     chat.send("Hi")
     assert engine.commands[-1].options.logit_bias == {7: -100.0, 8: 1.5}
     assert "logit_bias" not in chat.effective
+
+
+def test_settings_of_a_model_that_is_not_loaded_are_unknown(chat: Conversation, engine: ScriptedEngine) -> None:
+    assert "temperature" in chat.effective
+    engine.die()
+    chat.poll()
+    assert chat.effective == {}
