@@ -142,7 +142,7 @@ def _budget(value: Body) -> bool | int | None:
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise refused(f"thinking.budget_tokens must be 1 or more, not {shown(tokens)}", "thinking")
         return tokens
-    if kind not in _THINKING:
+    if not isinstance(kind, str) or kind not in _THINKING:
         raise refused(f"thinking.type must be enabled, disabled or adaptive, not {shown(kind)}", "thinking")
     return _THINKING[kind]
 

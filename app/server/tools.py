@@ -40,8 +40,8 @@ def namespaces(body: Body) -> dict[str, tuple[str, str]]:
     for tool in items(body, "tools", MAX_TOOLS):
         if _kind(tool) == "namespace":
             space = str(tool.get("name"))
-            for function in items(tool, "tools", MAX_TOOLS):
-                name = str(_nested(function)["function"].get("name"))
+            for function in _functions(tool):
+                name = str(function["function"].get("name"))
                 names[name_in(space, name)] = (space, name)
     return names
 
@@ -75,7 +75,7 @@ def _openai_tools(body: Body) -> ToolUse | None:
                 tools.append(_of_custom(tool))
             case "namespace":
                 space = str(tool.get("name"))
-                tools += [_in_namespace(space, _nested(function)) for function in items(tool, "tools", MAX_TOOLS)]
+                tools += [_in_namespace(space, function) for function in _functions(tool)]
     tools, choice = _allowed(tools, body.get("tool_choice"))
     if isinstance(choice, dict) and choice.get("type") == "custom":
         choice = {"type": "function", "name": _custom(choice).get("name")}
@@ -115,6 +115,13 @@ def _kind(tool: object) -> object:
     if not isinstance(tool, dict):
         raise refused(f"tools must have objects, not {shown(tool)}", "tools")
     return tool.get("type")
+
+
+def _functions(namespace: Body) -> list[dict[str, Any]]:
+    functions = items(namespace, "tools", MAX_TOOLS)
+    for function in functions:
+        _kind(function)
+    return [_nested(function) for function in functions]
 
 
 def _nested(tool: Body) -> dict[str, Any]:

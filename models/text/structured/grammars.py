@@ -225,7 +225,10 @@ def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, Any]]:
 def _check_size(source: GrammarSource | None, whole: str) -> None:
     """Raise UsageError for a text that is too long, or nested so deeply that its parser could overflow the stack."""
     kind, text = ("tools", whole) if source is None else (source.kind, source.text)
-    size = len((text + whole).encode(errors="replace"))
+    try:
+        size = len((text + whole).encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"the {kind} has a lone surrogate, which no text contains") from None
     if size > (MAX_TEXT if source is not None else _MAX_TOOLS):
         raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {MAX_TEXT}")
     depth = deepest = 0

@@ -123,6 +123,7 @@ def test_tools_and_their_blocks() -> None:
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": {"type": []}}, "thinking.type"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
     ],

@@ -193,6 +193,12 @@ PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "synta
 SPACE = {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
 
 
+def test_a_namespace_with_an_entry_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ApiError, match="tools must have objects, not 5") as caught:
+        call(tools=[SPACE | {"tools": [5]}])
+    assert caught.value.status == 400
+
+
 def test_codexs_tools_are_offered_and_called_as_they_are() -> None:
     """Functions of a namespace are returned with it, custom tools with their text."""
     given = call(tools=[PATCH, SPACE, {"type": "web_search"}])

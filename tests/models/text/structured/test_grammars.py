@@ -11,7 +11,7 @@ import pytest
 
 from headrace.models.text.structured.grammars import Grammars, Thinks
 from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.structured.source import GrammarSource, Kind
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import EngineError, UsageError
 from tests.support.patience import PATIENCE_S
@@ -200,6 +200,12 @@ def test_patterns_that_cannot_be_joined_are_refused_in_words(tmp_path_factory: p
     schema = {"allOf": [{"type": "string", "pattern": f"^[a-z]{{{n},20}}.*{n}"} for n in range(1, 5)]}
     with pytest.raises(UsageError, match=r"^schema: these patterns are too complex to hold together"):
         _shared(tmp_path_factory).compile(GrammarSource("schema", schema_text(schema)))
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar"])
+def test_a_lone_surrogate_is_refused(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(UsageError, match=f"the {kind} has a lone surrogate"):
+        _shared(tmp_path_factory).compile(GrammarSource(kind, "\ud800"))
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
