@@ -5,7 +5,7 @@ columns are in the order of the base's file; its table of targets has the module
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,8 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
     """
     container = open_container(file)
     metadata = Metadata(container.metadata)
-    layout = layout_of(open_container(base))
+    base_container = open_container(base)
+    layout = layout_of(base_container)
     _check(file, metadata, layout.metadata.architecture)
     targets: dict[str, list[Target]] = {}
     for each in layout.targets:
@@ -45,10 +46,11 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
             raise CheckpointError(f"{file.name}: one factor of {name} is missing")
         if name not in targets:
             raise UnsupportedModelError(f"{file.name} changes {name}, which {base.name} does not have")
+        if not all(map(_takes_adapter, targets[name])):
+            raise UnsupportedModelError(f"{file.name} changes {name}, which headrace applies no adapter to")
+        _check_shapes(name, a, b, base_container.tensors[name].shape)
         scaled = _matrix(b) * np.float32(_scale(metadata, rank=b.shape[-1]))
         for each in targets[name]:
-            if len(each.shape) != 2 or each.index is not None or each.below or each.source == "token_embd.weight":
-                raise UnsupportedModelError(f"{file.name} changes {name}, which headrace applies no adapter to")
             of_columns = in_order(_matrix(a), replace(each, rows=None))
             of_rows = in_order(scaled, replace(each, columns=None))
             arrays[f"{each.module}.lora_a"] = mx.array(of_columns.T)
@@ -71,6 +73,24 @@ def _check(file: Path, metadata: Metadata, architecture: str) -> None:
         )
 
 
+def _takes_adapter(target: Target) -> bool:
+    is_whole_matrix = len(target.shape) == 2 and target.index is None and not target.below
+    return is_whole_matrix and target.source != "token_embd.weight"
+
+
+def _check_shapes(name: str, a: RawTensor, b: RawTensor, shape: Sequence[int]) -> None:
+    """Raise CheckpointError unless B A has the shape of the base's tensor. Reordering would drop what is too much."""
+    for factor in (a, b):
+        if len(factor.shape) != 2:
+            raise UnsupportedModelError(f"the adapter's {factor.name} is no matrix; headrace applies none to experts")
+    if a.shape[0] != b.shape[1]:
+        raise CheckpointError(f"the adapter's factors of {name} have ranks {a.shape[0]} and {b.shape[1]}")
+    if (b.shape[0], a.shape[1]) != tuple(shape):
+        changed = f"{b.shape[0]} x {a.shape[1]}"
+        stored = " x ".join(map(str, shape))
+        raise CheckpointError(f"the adapter changes {name} as a matrix of {changed}, the base has {stored}")
+
+
 def _changed_tensors(names: Mapping[str, RawTensor]) -> list[str]:
     """Return the base's tensors that an adapter changes, once each."""
     changed = dict[str, None]()
@@ -91,7 +111,5 @@ def _scale(metadata: Metadata, rank: int) -> float:
 
 
 def _matrix(tensor: RawTensor) -> _Matrix:
-    if len(tensor.shape) != 2:
-        raise UnsupportedModelError(f"the adapter's {tensor.name} is no matrix; headrace applies none to experts")
     values: _Matrix = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).astype(np.float32)
     return values.reshape(tensor.shape)

@@ -64,6 +64,8 @@ def test_an_adapter_is_converted_once_for_each_base(tmp_path: Path, store: Store
         ({"kind": "control_vector"}, "of type 'control_vector'"),
         ({"tensors": {"blk.9.attn_q.weight": (64, 64)}}, "changes blk.9.attn_q.weight, which base.gguf does not have"),
         ({"tensors": {"token_embd.weight": (900, 64)}}, "changes token_embd.weight"),
+        ({"tensors": {"blk.0.attn_q.weight": (128, 64)}}, "as a matrix of 128 x 64, the base has 64 x 64"),
+        ({"tensors": {"blk.0.attn_q.weight": (32, 64)}}, "as a matrix of 32 x 64, the base has 64 x 64"),
         ({"extra": {"blk.0.attn_norm.weight": (64,)}}, "attn_norm.weight, which is no low-rank factor"),
         ({"extra": {"blk.0.attn_q.weight.lora_c": (64, 4)}}, "lora_c, which is no low-rank factor"),
         ({"extra": {"output.weight.lora_a": (4, 64)}}, "one factor of output.weight is missing"),
