@@ -21,7 +21,7 @@ Function = TypeVar("Function")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """argument: shown after the name in the help; "" for a command without one.
+    """argument: shown after the name in the help, a word to be typed in lower case; "" for a command without one.
 
     aliases: other names of the command, mostly those that other programs use.
     """
@@ -126,7 +126,8 @@ class Invocation:
             raise UsageError(f"/{self.name} needs the chat on a full screen", "/help lists the others")
         if self.rest and not command.argument:
             raise UsageError(f"/{self.name} takes no argument; //{self.name} … is sent as a message")
-        if command.needs_argument and not self.rest:
+        is_other_word = bool(self.rest) and command.argument.islower() and self.rest != command.argument.strip("[]")
+        if is_other_word or (command.needs_argument and not self.rest):
             raise UsageError(f"/{self.name} {command.argument}", command.about)
         return functions[command.name]
 

@@ -181,6 +181,13 @@ def test_a_message_is_edited_and_removed(store: SessionStore) -> None:
     assert len(store.messages(chat.conversation.session.id)) == 3
 
 
+@pytest.mark.parametrize("line", ["/edit second", "/branch there", "/summary new"])
+def test_another_word_than_that_of_the_table_is_refused(line: str, store: SessionStore) -> None:
+    printed, chat = chatted(store, "first", line)
+    assert f"{line.partition(' ')[0]} [" in printed
+    assert contents(chat) == ["first", "Hello, world."]
+
+
 def test_a_full_context_is_asked_about(store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(), Script(full=True), Script(["short"]), Script(full=True))
     printed, chat = chatted(store, "one", "two", "x", "d", "three", KeyboardInterrupt(), engine=engine)
