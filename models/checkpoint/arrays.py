@@ -1,6 +1,8 @@
-"""Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's."""
+"""Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's; writing of arrays."""
 
+import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -59,3 +61,13 @@ def _converted(
     assert matrix.bits is not None
     words, scales, biases = mx.quantize(values, group_size=matrix.group_size, bits=matrix.bits)
     return {name: words, f"{module}.scales": scales, f"{module}.biases": biases}
+
+
+def save_arrays(file: Path, arrays: dict[str, mx.array]) -> None:
+    """Write a safetensors file. Raises OSError, also where MLX raises RuntimeError: mostly on a full disk."""
+    try:
+        mx.save_safetensors(str(file), arrays, metadata={"format": "mlx"})
+    except RuntimeError as error:
+        if not str(error).startswith(("[write]", "[save_safetensors]")):
+            raise
+        raise OSError(errno.EIO, "writing failed; the disk may be full", str(file)) from error

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.gguf.container import RawTensor, open_container
 from headrace.models.gguf.convert import in_order, layout_of
 from headrace.models.gguf.metadata import Metadata
@@ -29,7 +30,7 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
     """Write the adapter `file` into the directory `target`, in mlx-lm's format. base: the file of the model it changes.
 
     Raises CheckpointError for a broken adapter or one of another model, UnsupportedModelError for one that does more
-    than add low-rank products to matrices.
+    than add low-rank products to matrices, and OSError.
     """
     container = open_container(file)
     metadata = Metadata(container.metadata)
@@ -55,7 +56,7 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
             of_rows = in_order(scaled, replace(each, columns=None))
             arrays[f"{each.module}.lora_a"] = mx.array(of_columns.T)
             arrays[f"{each.module}.lora_b"] = mx.array(of_rows.T)
-    mx.save_safetensors(str(target / "adapters.safetensors"), arrays)
+    save_arrays(target / "adapters.safetensors", arrays)
     config = {"fine_tune_type": "lora", "lora_parameters": {"scale": 1.0}}
     (target / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 

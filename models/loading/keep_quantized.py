@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.checkpoint.quantization import Quantization, weighs_experts
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
@@ -88,7 +89,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
             mx.eval(list(written.values())[-3:])
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
-        mx.save_safetensors(str(target / f"model-{number:05d}.safetensors"), written, metadata={"format": "mlx"})
+        save_arrays(target / f"model-{number:05d}.safetensors", written)
 
 
 def _kept(checkpoint: Checkpoint) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
+from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import FLOATS
@@ -169,7 +170,7 @@ def write_mixed(
                 written[name] = array
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
-        mx.save_safetensors(str(target / f"model-{number:05d}.safetensors"), written, metadata={"format": "mlx"})
+        save_arrays(target / f"model-{number:05d}.safetensors", written)
     copy_text_files(checkpoint, target)
     section = _section(formats)
     config = {**checkpoint.config, "quantization": section, "quantization_config": section}

@@ -15,7 +15,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.source import HubId, parse_source
 from headrace.models.registry.store import StoredModel
 from headrace.runtime.config.paths import cache_dir
-from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UnsupportedModelError, UsageError
 
 
 def split_adapter(text: str) -> tuple[str, str | None]:
@@ -60,7 +60,7 @@ def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
     """Return the folder of an adapter; that of a GGUF file is made once for its base, of some megabytes.
 
     base: the store's entry of the model, None for a model outside. Raises UnsupportedModelError for the GGUF file of
-    an adapter without that of its base, and what `convert_adapter` raises.
+    an adapter without that of its base, HeadraceError if it cannot be written, and what `convert_adapter` raises.
     """
     if adapter.is_dir():
         return adapter
@@ -78,10 +78,13 @@ def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
         return folder
     from headrace.models.gguf.adapter import convert_adapter  # late: numpy and MLX
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as made:
-        convert_adapter(adapter, file, Path(made))
-        with suppress(OSError):  # another process made it meanwhile
-            Path(made).rename(folder)
-            Path(made).mkdir()  # for the end of the block
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as made:
+            convert_adapter(adapter, file, Path(made))
+            with suppress(OSError):  # another process made it meanwhile
+                Path(made).rename(folder)
+                Path(made).mkdir()  # for the end of the block
+    except OSError as error:
+        raise HeadraceError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
     return folder

@@ -89,6 +89,23 @@ def test_a_file_that_is_alone_or_no_adapter_is_named(tmp_path: Path, store: Stor
         resolve(f"{base}+{base}", store=store)
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{write_gguf(tmp_path / 'base.gguf', 'llama')}+{write_adapter(tmp_path / 'lora.gguf', 'llama')}"
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("[write] Unable to write 8 bytes to file.")
+
+    monkeypatch.setattr("mlx.core.save_safetensors", fail)
+    with pytest.raises(HeadraceError, match=r"adapters cannot be written: writing failed; the disk may be full"):
+        resolve(name, store=store)
+    folder = tmp_path / "home" / "cache"
+    assert list((folder / "adapters").iterdir()) == []
+    (folder / "adapters").rmdir()
+    (folder / "adapters").write_text("")
+    with pytest.raises(HeadraceError, match="adapters cannot be written"):
+        resolve(name, store=store)
+
+
 def test_an_adapter_wants_its_base_in_a_gguf_file(tmp_path: Path, store: Store) -> None:
     folder = write_model(tmp_path / "folder", "llama")
     adapter = write_adapter(tmp_path / "lora.gguf", "llama")
