@@ -15,6 +15,7 @@ from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_t
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.messages import EXAMPLE, with_offer
 from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
 
@@ -157,7 +158,7 @@ class ChatPrompt:
                 return variables
             raise UsageError(f"thinking {thinking}: the model does not think", "leave it out, or say off")
         if not self.thinks:
-            raise UsageError(f"thinking {thinking}: the model has no thinking section that could be ended")
+            raise UsageError(f"thinking {shown(thinking)}: the model has no thinking section that could be ended")
         return variables | ({_BUDGET: thinking} if _BUDGET in variables else {})
 
     def _nearest_level(self, level: str) -> str:
