@@ -5,6 +5,7 @@ From a config alone, parameters get the shapes and types implied by its quantiza
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,5 +68,4 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
-    counts = Counter((layer.bytes_per_token, layer.window) for layer in kv)
-    return [LayerKV(count, row, window) for (row, window), count in counts.items()]
+    return [replace(layer, count=count) for layer, count in Counter(kv).items()]

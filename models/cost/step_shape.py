@@ -128,7 +128,7 @@ class StepShape:
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries within its window.
             seen = layer.visible_by_all(past + 1, tokens)
-            read = min(past + tokens, layer.visible(past + 1) + tokens - 1)
+            read = layer.read_by_all(past + 1, tokens)
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,

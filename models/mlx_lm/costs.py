@@ -1,7 +1,8 @@
 """Step cost of an mlx-lm model, from the graph of a step and its caches, without evaluating an array.
 
     parameters          the share of each that `touched` finds: tables are looked up, experts chosen by the router
-    keys and values     every visible row of every layer's cache, sliding windows included
+    keys and values     every visible row of every layer's cache, sliding windows included; with an indexer, those that
+                        it chooses for attention
 
 Recurrent state is left out: it is constant, and small compared with the weights.
 """
@@ -53,7 +54,7 @@ def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] |
     shares: read shares of parameters, if they are known.
     """
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    kv = layers_kv(model, lambda: list(make_prompt_cache(model)))
+    kv = _chosen(model, layers_kv(model, lambda: list(make_prompt_cache(model))))
     shares = touched_shares(model, config, vocab_size) if shares is None else shares
     nbytes = round(sum(shares[name] * array.nbytes for name, array in tree_flatten(model.parameters())))
     matrices = _matrices(model, shares, vocab_size)
@@ -116,6 +117,21 @@ def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
         grown = zip(leaves(probe(_SHORT)), leaves(probe(_LONG)), strict=True)
         kinds = [_of_growth(*pair) if known is None else known for known, pair in zip(kinds, grown, strict=True)]
     return [layer for layers in kinds for layer in layers or ()]
+
+
+def _chosen(model: Any, kv: list[LayerKV]) -> list[LayerKV]:
+    """Return the K/V with the rows that an indexer chooses: DeepSeek V3.2 and GLM 5 keep two caches a layer, the first
+    for attention, the second with the indexer's keys, all of which it reads.
+    """
+    indexers = [
+        module
+        for name, module in model.named_modules()
+        if name.endswith(".indexer") and type(module).__module__ == "mlx_lm.models.deepseek_v32"
+    ]
+    if 2 * len(indexers) != len(kv):
+        return kv
+    pairs = zip(indexers, kv[::2], kv[1::2], strict=True)
+    return [part for indexer, rows, keys in pairs for part in (replace(rows, chosen=indexer.index_topk), keys)]
 
 
 def _of_keys(part: Any) -> list[LayerKV] | None:

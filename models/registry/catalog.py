@@ -58,6 +58,7 @@ class Shape:
     others: int = 0  # weights that layers of other kinds have beyond these sizes
     looked_up: int = 0  # weights in tables per layer, of which a token reads a row
     kv: tuple[tuple[int, int, int, int], ...] = ()  # (layers, K/V heads, width, window or 0), unless all are equal
+    chosen: int = 0  # positions that an indexer leaves to attention, of the first row of `kv`; 0: all
 
     @property
     def parameters(self) -> int:
@@ -79,7 +80,8 @@ class Shape:
         from headrace.runtime.metrics.cost import LayerKV
 
         rows = self.kv or ((self.layers, self.kv_heads, self.head_dim, 0),)
-        return [LayerKV(count, KV.row_bytes(heads, width), window or None) for count, heads, width, window in rows]
+        kv = [LayerKV(count, KV.row_bytes(heads, width), window or None) for count, heads, width, window in rows]
+        return [replace(kv[0], chosen=self.chosen or None), *kv[1:]]
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -20,7 +20,8 @@ class LayerKV:
     """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to.
 
     late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
-    chunked: queries see the positions since the last multiple of `window`.
+    chunked: queries see the positions since the last multiple of `window`. chosen: most positions that an indexer
+    leaves to attention in a step; all stay in the cache, and several successive queries read all.
     """
 
     count: int
@@ -28,6 +29,7 @@ class LayerKV:
     window: int | None = None
     late: int = 0
     chunked: bool = False
+    chosen: int | None = None
 
     def nbytes(self, entries: int) -> int:
         """Return the visible bytes of `entries` entries, in all `count` layers."""
@@ -37,10 +39,19 @@ class LayerKV:
         """Return the number of `entries` positions that the query at the last one sees."""
         if self.chunked and self.window is not None and entries:
             return (entries - 1) % self.window + 1
-        return visible(entries, self.window)
+        return visible(entries, self.window if self.chosen is None else self.chosen)
+
+    def read_by_all(self, entries: int, rows: int) -> int:
+        """Return the number of positions that successive queries read, the first at the last of `entries` positions."""
+        all_entries = entries - 1 + rows
+        if self.chosen is not None and rows > 1:
+            return all_entries
+        return min(all_entries, self.visible(entries) + rows - 1)
 
     def visible_by_all(self, entries: int, rows: int) -> int:
         """Return the sum of `visible` over successive queries, the first at the last of `entries` positions."""
+        if self.chosen is not None and rows == 1:
+            return self.visible(entries)
         if self.window is None or not self.chunked:
             return visible_by_all(entries, rows, self.window)
         whole, rest = divmod(entries - 1 + rows, self.window)

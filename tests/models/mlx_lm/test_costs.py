@@ -176,3 +176,18 @@ def test_a_cache_of_an_unknown_kind_is_measured_by_how_it_grows(tmp_path: Path) 
     expected = sum(layer.nbytes(800) - layer.nbytes(400) for layer in network.cost.kv)
     assert expected == pytest.approx(grown, rel=0.01)
     assert network.cost.kv_bytes_read(800) == pytest.approx(caches[1].allocated_bytes, rel=0.05)
+
+
+def test_a_step_reads_the_rows_that_an_indexer_chooses(tmp_path: Path) -> None:
+    config = config_of("deepseek_v32")
+    network = load(write(tmp_path, config))
+    step = Step(network, 20)
+    read = 0
+    for place in range(20):
+        parts = deepcopy(step.cache.parts)
+        leaves(parts)[0].keys[..., place, :] = mx.nan
+        read += step.poisoned(parts)
+    topk = config["index_topk"]
+    assert read in (topk - 1, topk)  # the step's own row may be one of them
+    assert [layer.chosen for layer in network.cost.kv] == [topk, None] * config["num_hidden_layers"]
+    assert network.cost.kv[0].visible(21) == topk

@@ -216,6 +216,8 @@ def test_figures_follow_from_the_models_config(name: str) -> None:
     assert entry.weight_bytes == pytest.approx(shape.resident_bytes, rel=1e-4)
     assert entry.step_shape.cost.weight_flops == pytest.approx(shape.cost.weight_flops, rel=1e-4)
     assert entry.step_shape.cost.kv_bytes_per_token == shape.cost.kv_bytes_per_token
+    read = [cost.kv_bytes_read(9_000) - cost.kv_bytes_read(1_000) for cost in (entry.step_shape.cost, shape.cost)]
+    assert read[0] == read[1]
 
 
 def test_layers_that_differ_have_their_own_cache() -> None:

@@ -32,3 +32,10 @@ def test_recurrent_state_is_read_and_written_once_a_step_and_held_once_a_sequenc
     assert (hybrid.kv_bytes(0), hybrid.kv_bytes(9)) == (0, COST.kv_bytes(9) + 7)
     room = hybrid.kv_bytes(300)
     assert [hybrid.longest_context(room + more, 1000) for more in (-1, 0)] == [299, 300]
+
+
+def test_all_positions_stay_that_an_indexer_chooses_from() -> None:
+    layer = LayerKV(2, 10, chosen=4)
+    assert (layer.nbytes(3), layer.nbytes(9), layer.held_bytes(9)) == (60, 80, 180)
+    assert (layer.visible_by_all(9, 1), layer.read_by_all(9, 1)) == (4, 4)
+    assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)  # a chunk reads all
