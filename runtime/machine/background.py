@@ -28,6 +28,7 @@ def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Res
 
     def result() -> _Result:
         value, failure = outcome.get()
+        outcome.put((value, failure))  # for a second call
         if failure is not None:
             raise failure
         return cast(_Result, value)
