@@ -118,11 +118,12 @@ class _LazyGroup(click.Group):
         run = self.get_command(ctx, "run")
         assert chat is not None
         assert run is not None
-        if name != "-" and not any(_takes(command, name) for command in (chat, run)):
+        run_takes = name == "-" or _takes(run, name)
+        if not run_takes and not _takes(chat, name):
             return None
         if not _on_a_terminal():
             return "run"
-        return "chat" if self._chat_takes(ctx, args) else "run"
+        return "chat" if not run_takes or self._chat_takes(ctx, args) else "run"
 
     def _own_options(self, ctx: click.Context) -> list[str]:
         return [name for param in self.get_params(ctx) for name in param.opts]

@@ -107,6 +107,13 @@ def test_default_commands_on_a_terminal(
     assert calls == [meant]
 
 
+def test_a_wrong_option_is_named_beside_one_that_only_the_chat_takes(
+    headrace: Headrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headrace("--plain", "--bogus") == 2
+    assert "--bogus" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
