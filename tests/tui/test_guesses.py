@@ -45,7 +45,7 @@ def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     metrics.stepped(STEPS)
     assert metrics.answer.totals.proposed
     section = StepSection(metrics)
-    assert section.lines(metrics, 40, 6)[0].plain.startswith("10.0 ms a step, 2.25 tokens")
+    assert section.lines(metrics, 40, 6)[0].plain.startswith("mean step 10.0 ms, 2.25 tokens")
     metrics.submitted()
     assert not metrics.answer.totals.proposed
     assert "tokens" not in "".join(line.plain for line in section.lines(metrics, 40, 6))
@@ -176,7 +176,7 @@ def test_the_decode_view_shows_the_gain_of_draft_tokens(play, size: tuple[int, i
         await it.press("f2")
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
-        assert "a step, 2.33 tokens" in it.text()
+        assert " ms, 2.33 tokens" in it.text()
         assert "67 % of draft tokens were accepted" in it.app.screen.why  # type: ignore[attr-defined]
 
     play(scenario, ScriptedEngine().script(Script(["one ", "two ", "three ", "four "], guessed=2)), size=size)

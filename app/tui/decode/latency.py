@@ -113,12 +113,10 @@ class LatencySection(Section):
 
     def _window_text(self, window: LatencyWindow) -> str:
         """Return the steps that are drawn, of all that are kept."""
+        if self.cursor is not None:
+            return f"steps {window.steps[0].index:,} to {window.steps[-1].index:,}"
         drawn = len(window.steps)
-        if drawn == self._kept:
-            return counted(drawn, "step")
-        if self.cursor is None:
-            return f"the last {drawn:,} of {self._kept:,} steps"
-        return f"steps {window.steps[0].index:,} to {window.steps[-1].index:,}"
+        return counted(drawn, "step") if drawn == self._kept else f"the last {drawn:,} of {self._kept:,} steps"
 
     def _text(self, metrics: LiveMetrics, window: LatencyWindow, width: int, height: int) -> list[Content]:
         """Return lines of the answer around the cursor's step or the newest one."""

@@ -55,7 +55,7 @@ class StepSection(Section):
 
 def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
     tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
-    head = Content.assemble((format_seconds(times.total_s), "bold"), (f", the mean step{tokens}", "$quiet"))
+    head = Content.assemble(("mean step ", "$quiet"), (format_seconds(times.total_s), "bold"), (tokens, "$quiet"))
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
     return [head.truncate(width), *bars]
 
