@@ -10,11 +10,12 @@ cancellation. N = tokens, V = vocabulary.
 """
 
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.runtime.ops.read_values import read_ints
 
 Row = NDArray[np.float32]
 
@@ -50,7 +51,7 @@ def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Diver
     result = Divergence()
     a, b = (np.array(logits.astype(mx.float32), copy=False) for logits in (reference, other))
     with np.errstate(all="ignore"):  # tokens of zero probability
-        for p_logits, q_logits, target in zip(a, b, cast(list[int], targets.tolist()), strict=True):
+        for p_logits, q_logits, target in zip(a, b, read_ints(targets), strict=True):
             log_p = _log_softmax(p_logits)
             log_q = _log_softmax(q_logits)
             result.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))

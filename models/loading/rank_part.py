@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -27,6 +27,7 @@ from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.ranks.group import Group
 from headrace.runtime.ranks.split import Split
 
@@ -42,7 +43,7 @@ class Place:
 
     def largest(self, number: int) -> int:
         """Return the largest of all ranks' numbers; every rank calls it."""
-        return max(cast(list[int], self.group.all_gather(mx.array([number])).tolist()))
+        return max(read_ints(self.group.all_gather(mx.array([number]))))
 
     def sized(
         self,

@@ -5,6 +5,7 @@ A broken file reads as empty. Writes replace the file whole; failed writes are i
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def read_cache(path: Path) -> dict[str, Any]:
     return stored if isinstance(stored, dict) else {}
 
 
-def write_cache(path: Path, content: dict[str, Any]) -> None:
+def write_cache(path: Path, content: Mapping[str, object]) -> None:
     """Replace the file atomically, creating its folder."""
     with contextlib.suppress(OSError):
         replace_file(path, json.dumps(content, indent=2) + "\n")

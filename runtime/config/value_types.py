@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from headrace.runtime.errors import UsageError
 
@@ -136,7 +136,7 @@ class TextFile(Text):
 class JSONSchema:
     """A JSON schema, also as JSON text. `object` is the schema of any JSON object."""
 
-    def read(self, value: object) -> Mapping[str, Any] | bool:
+    def read(self, value: object) -> Mapping[str, object] | bool:
         if value == "object":
             return {"type": "object"}
         if isinstance(value, str):
@@ -156,7 +156,7 @@ class JSONSchema:
 class JSONObject:
     """A JSON object, also as JSON text."""
 
-    def read(self, value: object) -> Mapping[str, Any]:
+    def read(self, value: object) -> Mapping[str, object]:
         if isinstance(value, str):
             try:
                 value = json.loads(value)

@@ -11,8 +11,8 @@ from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.kv.backend import KVBackend
 from headrace.runtime.metrics.telemetry import PassFacts
+from headrace.runtime.ops.read_values import read_floats, read_ints
 from headrace.runtime.sampling.logprobs import Logprobs
-from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.proposer import num_accepted
 
 
@@ -67,7 +67,8 @@ def _commit_decode(
     sequence.kv.commit(num_committed)
     source = None
     if draft_tokens:
-        cast(Sampler, sequence.sampler).commit(len(output))
+        assert sequence.sampler is not None
+        sequence.sampler.commit(len(output))
         sequence.draft_entries = 0
         source = chunk.source
     sequence.tokens += output
@@ -105,5 +106,5 @@ def _hand_over(in_flight: InFlightBatch, sequence: Sequence, count: int) -> None
 def _read(values: Logprobs) -> TokenLogprobs:
     """Return the log probabilities of one token, on the host."""
     chosen, ids, best, digest = values
-    pairs = zip(cast(list[int], ids[0].tolist()), cast(list[float], best[0].tolist()), strict=True)
+    pairs = zip(read_ints(ids[0]), read_floats(best[0]), strict=True)
     return TokenLogprobs(cast(float, chosen.item()), list(pairs), cast(int, digest.item()))

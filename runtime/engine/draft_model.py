@@ -13,6 +13,7 @@ from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.network import Network
+from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
@@ -77,7 +78,7 @@ class DraftModel:
         for _ in range(count):
             kv_pass = one_pass(self._kv, self._cache, 1, "decode")
             chosen.append(decode_step(self._network, kv_pass, sample, chosen[-1]))
-        draft_tokens: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
+        draft_tokens = read_ints(mx.concatenate(chosen[1:]))
         self._cache.commit(1)
         self._draft_tokens = draft_tokens
         token_s = (time.perf_counter() - began) / count

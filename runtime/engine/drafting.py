@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import cast
 
 import mlx.core as mx
 
@@ -81,7 +80,8 @@ class Drafting:
         proposers: list[Proposer] = []
 
         def sampler() -> Sampler:
-            return cast(Sampler, sequence.sampler).fork()
+            assert sequence.sampler is not None
+            return sequence.sampler.fork()
 
         if choice in ("auto", "ngram"):
             proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0, recent=self.recent))

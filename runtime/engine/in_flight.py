@@ -19,6 +19,7 @@ import mlx.core as mx
 from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
+from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.sampling.logprobs import Logprobs, logprobs
 from headrace.runtime.sampling.sampler import Sampler, choose
 
@@ -165,7 +166,7 @@ class InFlightBatch:
             mx.eval(appended)
         chosen: list[tuple[ScheduledChunk, list[int]]] = []
         for each in self.passes:
-            tokens = cast(list[int], each.tokens.tolist()) if each.tokens is not None else []
+            tokens = read_ints(each.tokens) if each.tokens is not None else []
             first = 0
             for chunk in each.chunks:
                 rows = chunk.rows * chunk.chooses

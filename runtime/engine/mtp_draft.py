@@ -18,6 +18,7 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.metrics.running_median import RunningMedian
 from headrace.runtime.network import DraftHead
+from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
@@ -107,7 +108,7 @@ class MtpDraft:
                 break
             tokens = chosen[-1][None]
             hidden = self._append(tokens, hidden[:, -1:])
-        draft_tokens: list[int] = mx.concatenate(chosen).tolist()  # type: ignore[assignment]
+        draft_tokens = read_ints(mx.concatenate(chosen))
         self._draft_tokens = draft_tokens
         self._costs.add((time.perf_counter() - began) / count)
         return draft_tokens

@@ -5,7 +5,7 @@ Every generation ends with exactly one `Finished`, or with `Failed` after an err
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
@@ -102,7 +102,7 @@ class Step:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, if requested
     rejected: tuple[int, ...] = ()
 
-    def __reduce__(self) -> tuple[type["Step"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type["Step"], tuple[object, ...]]:
         """Pickle as a tuple, as `StepRecord` does."""
         return Step, (self.tokens, self.record, self.logprobs, self.rejected)
 

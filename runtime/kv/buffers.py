@@ -210,14 +210,14 @@ class BufferBackend:
         return cache
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        slot = cast(SlotCache, cache)
+        assert isinstance(cache, SlotCache)
         if self._options.keep_prefix:
-            slot.cache_blocks(tokens, end=True)
-            if self.pool is None or sum(not cache.closed for cache in self._caches) == 1:
-                slot.leave()
-                self._last.keep(slot, tokens)
+            cache.cache_blocks(tokens, end=True)
+            if self.pool is None or sum(not other.closed for other in self._caches) == 1:
+                cache.leave()
+                self._last.keep(cache, tokens)
                 return
-        slot.close()
+        cache.close()
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         if self._alone:
@@ -231,10 +231,10 @@ class BufferBackend:
         return together
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        slot = cast(SlotCache, cache)
-        if slot.needs_marks:
-            slot.mark()
-        slot.cache_blocks(tokens)
+        assert isinstance(cache, SlotCache)
+        if cache.needs_marks:
+            cache.mark()
+        cache.cache_blocks(tokens)
 
     def evict(self) -> None:
         """Free idle slots, then cached blocks, the last slabs first: shared prefixes were cached before the rest.

@@ -124,15 +124,17 @@ class PagedBackend:
         return table
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        assert isinstance(cache, BlockTable)
         if self._options.keep_prefix:
-            cast(BlockTable, cache).cache_blocks(tokens, end=True)
+            cache.cache_blocks(tokens, end=True)
         cache.close()
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         return [PagedPass(rows)]
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        cast(BlockTable, cache).cache_blocks(tokens)
+        assert isinstance(cache, BlockTable)
+        cache.cache_blocks(tokens)
 
     def evict(self) -> None:
         """Do nothing: allocation evicts cached blocks as needed."""

@@ -4,7 +4,7 @@ The table is read at the first lookup, not at import.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -85,7 +85,7 @@ def load(path: Path) -> tuple[Chip, ...]:
     )
 
 
-def _fp16_flops(row: dict[str, Any]) -> float | None:
+def _fp16_flops(row: Mapping[str, Any]) -> float | None:
     if "gpu_mhz" in row:
         return float(max(row["gpu_cores"]) * row.get("gpu_flop", _FLOP) * row["gpu_mhz"]) * 1e6
     return float(row["fp16_tflops"]) * 1e12 if "fp16_tflops" in row else None

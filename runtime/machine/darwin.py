@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_long, c_uint32, c_uint64, c_ulong, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 _FRAMEWORKS = "/System/Library/Frameworks"
 
@@ -33,7 +32,7 @@ _JOULES = {"nJ": 1e-9, "uJ": 1e-6, "µJ": 1e-6, "mJ": 1e-3, "cJ": 1e-2, "dJ": 1e
 _COUNTED = re.compile(r"(?:DIE_\d+_)?(?:CPU Energy|GPU Energy|DRAM.*|ANE.*)")
 
 
-def _declare(library: ctypes.CDLL, result: Any, **parameters: list[Any]) -> None:
+def _declare(library: ctypes.CDLL, result: object, **parameters: list[object]) -> None:
     """Set result and parameter types of functions. Raises AttributeError if one is missing."""
     for name, types in parameters.items():
         function = getattr(library, name)

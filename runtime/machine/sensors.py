@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from headrace.runtime.config import environment
 from headrace.runtime.machine import darwin
@@ -100,7 +101,7 @@ def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES
     return _until_it_fails(look)
 
 
-def _nvidia(nvml: Any) -> Sensors:
+def _nvidia(nvml: ModuleType) -> Sensors:
     """Return sensors of the first visible GPU, which MLX uses. Energy counters begin with Volta."""
     nvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()

@@ -9,7 +9,6 @@ is achieved bandwidth over the memory bandwidth beside the steps, see `mbu`.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class StepRecord:
     parts: StepParts | None = None
     ranks: tuple[RankTimes, ...] = ()
 
-    def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type["StepRecord"], tuple[object, ...]]:
         """Pickle as a tuple: one record is sent per token, without the names of its fields."""
         return StepRecord, _values(self)
 
@@ -204,7 +203,7 @@ class Summary:
         """Mean bytes per step without the first; 0 if unknown."""
         return round(self.achieved_gb_s * 1e9 * self.step_s) if self.achieved_gb_s and self.step_s else 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return all fields and both rates, as they are stored and exported."""
         rates = ("prefill_tokens_per_second", "decode_tokens_per_second")
         return asdict(self) | {name: getattr(self, name) for name in rates}

@@ -6,7 +6,7 @@ or differs from its twin (`status`). No kernel writes into an input: MLX's encod
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,18 +36,21 @@ def launch(
     name: str,
     source: str,
     inputs: dict[str, mx.array],
-    outputs: dict[str, Any],
+    outputs: Mapping[str, tuple[tuple[int, ...], mx.Dtype]],
     *,
     strided: bool = False,
-    **options: Any,
-) -> Any:
+    **options: object,
+) -> list[mx.array]:
     """Queue a kernel. outputs: shape and dtype by name. options: grid, threadgroup, template.
 
     strided: the source reads by strides; else MLX copies inputs that are not contiguous.
     """
     kernel = kernel_of(name, source, tuple(inputs), tuple(outputs), strided)
     shapes, dtypes = zip(*outputs.values(), strict=True)
-    return kernel(inputs=list(inputs.values()), output_shapes=list(shapes), output_dtypes=list(dtypes), **options)
+    launched: list[mx.array] = kernel(
+        inputs=list(inputs.values()), output_shapes=list(shapes), output_dtypes=list(dtypes), **options
+    )
+    return launched
 
 
 @lru_cache(maxsize=256)
@@ -172,11 +175,11 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
     inputs = dict(zip(names, parts, strict=True)) | {name: norm for name, norm in norms.items() if norm is not None}
     if rope is not None:
         inputs |= {"periods": rope.periods, "offset": offset}
-    template: list[tuple[str, Any]] = [("T", parts[0].dtype), ("D", spec.head_dim), ("EPS", bits_of(spec.norm_eps))]
+    template: list[tuple[str, object]] = [("T", parts[0].dtype), ("D", spec.head_dim), ("EPS", bits_of(spec.norm_eps))]
     template += [(f"{name.upper()}_HEADS", heads.get(name, 0)) for name in "qkv"]
     template += [("DIMS", rope.dims), ("AMPLITUDE", bits_of(rope.amplitude))] if rope is not None else []
     normed = tuple(name[0] for name in inputs if name.endswith("norm"))
-    placed: list[mx.array] = launch(
+    return launch(
         "_".join(["headrace_place_heads", *list(inputs), "last" if spec.norm_last else "first"]),
         place_heads_source(names, normed, rope is not None, spec.norm_last),
         inputs,
@@ -186,7 +189,6 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
         threadgroup=(_LANES, _HEADS, 1),
         template=template,
     )
-    return placed
 
 
 @lru_cache(maxsize=64)

@@ -4,8 +4,6 @@ A threadgroup has one query, and each of its SIMD groups every so many entries, 
 the end (FlashDecoding, arXiv:2205.14135). Codes are unpacked in registers, and no scores are stored.
 """
 
-from typing import Any
-
 import mlx.core as mx
 
 from headrace.runtime.ops import metal
@@ -34,7 +32,7 @@ def attend(q: mx.array, keys: Side, values: Side, spec: AttentionSpec, kv: KVFor
         inputs |= dict(zip((f"{name}_codes", f"{name}_scales", f"{name}_offsets"), side, strict=True))
     if spec.sinks is not None:
         inputs["sinks"] = spec.sinks
-    template: list[tuple[str, Any]] = [("T", q.dtype), ("D", dim), ("GROUPS", groups), ("WINDOW", spec.window or 0)]
+    template: list[tuple[str, object]] = [("T", q.dtype), ("D", dim), ("GROUPS", groups), ("WINDOW", spec.window or 0)]
     for name, coding in (("K", kv.keys), ("V", kv.values)):
         template += [(f"{name}_BITS", coding.bits), (f"{name}_GROUP", coding.group)]
     template += [("SCALE", metal.bits_of(spec.scale)), ("SOFTCAP", metal.bits_of(spec.softcap or 0.0))]
@@ -48,8 +46,7 @@ def attend(q: mx.array, keys: Side, values: Side, spec: AttentionSpec, kv: KVFor
         threadgroup=(32 * groups, 1, 1),
         template=template,
     )
-    found: mx.array = out
-    return found
+    return out
 
 
 def source(*, sinks: bool) -> str:

@@ -38,16 +38,16 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight: 
     """
     weight = groups_of_16.regrouped(weight)
 
-    def cast(array: mx.array | None) -> mx.array | None:
+    def converted(array: mx.array | None) -> mx.array | None:
         return array if array is None or array.dtype == mx.uint8 else array.astype(dtype)
 
     return Weight(
         data=weight.data if weight.quantized else weight.data.astype(dtype),
-        scales=cast(weight.scales),
-        biases=cast(weight.biases),
+        scales=converted(weight.scales),
+        biases=converted(weight.biases),
         bits=weight.bits,
         group_size=weight.group_size,
-        bias=cast(weight.bias),
+        bias=converted(weight.bias),
         mode=weight.mode,
     )
 
@@ -90,8 +90,9 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
     scales = table.scales[tokens]
     biases = None if table.biases is None else table.biases[tokens].astype(dtype)
     scales = scales if biases is None else scales.astype(dtype)  # else MLX computes in their dtype
-    how: dict[str, Any] = {"group_size": table.group_size, "bits": table.bits, "mode": table.mode, "dtype": dtype}
-    return mx.dequantize(table.data[tokens], scales, biases, **how)
+    return mx.dequantize(
+        table.data[tokens], scales, biases, group_size=table.group_size, bits=table.bits, mode=table.mode, dtype=dtype
+    )
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:

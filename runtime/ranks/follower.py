@@ -46,7 +46,7 @@ class Follower:
         key: bytes,
         timeout: float = 5.0,
         on_lost: Callable[[RankLostError], None] = lambda _error: None,
-        end: Callable[[int], Any] = os._exit,
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         def lose(reason: str) -> None:
             with suppress(Exception):
@@ -135,7 +135,7 @@ class _Repeated:
         kv = self._passes.popleft()
         mx.async_eval(self._network.follow(kv))
 
-    def head(self, name: str, *arguments: Any) -> None:
+    def head(self, name: str, *arguments: object) -> None:
         if (result := getattr(self._head, name)(*arguments)) is not None:
             mx.async_eval(result)
 

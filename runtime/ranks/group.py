@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from operator import add
-from typing import cast
 
 import mlx.core as mx
 
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError
 from headrace.runtime.ops.native_plans import kernels
+from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.ranks.leader import listen
 from headrace.runtime.ranks.link import connect
 from headrace.runtime.ranks.reception import Reception
@@ -147,7 +147,7 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
         with suppress(OSError):
             listener = listen(address)
             told = [listener.getsockname()[1], *secrets.token_bytes(32)]
-    port, *key = cast(list[int], _sum(ring, told).tolist())
+    port, *key = read_ints(_sum(ring, told))
     if listener is None:
         return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
     with closing(Reception(listener, bytes(key))) as reception:

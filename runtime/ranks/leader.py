@@ -49,7 +49,7 @@ class Leader:
         key: bytes,
         names: Sequence[str],
         on_lost: Callable[[RankLostError], None],
-        end: Callable[[int], Any] = os._exit,
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         self._reception = Reception(listener, key)
         self._end = end
@@ -57,7 +57,7 @@ class Leader:
         self.names, self.limit, self.address = list(names), PassLimit(), str(listener.getsockname()[0])
         self._links: dict[int, Link] = {}
         self._losing, self._lost = threading.Lock(), threading.Event()
-        self._log: list[list[Any]] = []
+        self._log: list[list[object]] = []
         self.out_of_step, self.passes = False, 1  # passes: of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
@@ -97,7 +97,7 @@ class Leader:
             answers.append(answer)
         return answers
 
-    def log(self, *call: Any) -> None:
+    def log(self, *call: object) -> None:
         """Append a call for the followers."""
         self._log.append(list(call))
 
@@ -233,9 +233,9 @@ class LeaderBackend:
             end = min(lengths) + 1
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        held = cast(LeaderCache, cache)
-        self._leader.log("release", held.number, held.newer(tokens))
-        self._backend.release(held.inner, tokens)
+        assert isinstance(cache, LeaderCache)
+        self._leader.log("release", cache.number, cache.newer(tokens))
+        self._backend.release(cache.inner, tokens)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
@@ -248,9 +248,9 @@ class LeaderBackend:
         return passes
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        held = cast(LeaderCache, cache)
-        self._leader.log("on_prefill", held.number, held.newer(tokens))
-        self._backend.on_prefill(held.inner, tokens)
+        assert isinstance(cache, LeaderCache)
+        self._leader.log("on_prefill", cache.number, cache.newer(tokens))
+        self._backend.on_prefill(cache.inner, tokens)
 
     def evict(self) -> None:
         self._leader.log("evict")
@@ -280,8 +280,9 @@ class LeaderBackend:
         pass
 
 
-def _told(row: PassRow) -> list[Any]:
-    cache = cast(LeaderCache, row.cache)
+def _told(row: PassRow) -> list[object]:
+    cache = row.cache
+    assert isinstance(cache, LeaderCache)
     return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits, row.hidden]
 
 

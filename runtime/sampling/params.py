@@ -12,7 +12,7 @@ MAX_MAGNITUDE = 1e6  # of temperature and penalties: times any token count it is
 MIN_TEMPERATURE = 1e-6  # lower temperatures are greedy: they no longer separate float32 logits
 
 
-def _parameter(default: Any, kind: ValueType[object]) -> Any:
+def _parameter(default: object, kind: ValueType[object]) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 

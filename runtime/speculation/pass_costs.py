@@ -54,7 +54,7 @@ class PassCostStore:
         """Add costs to the stored ones; new ones replace those of the same passes. rates: see `load_rates`."""
         merged = {**self.load(), **costs}
         passes = [[*at, round(ratio, 4), count] for at, (ratio, count) in sorted(merged.items())][:_MAX_PASSES]
-        entry: dict[str, Any] = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
+        entry: dict[str, object] = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
         if rates:
             entry["mtp"] = [round(rate, 4) for rate in rates]
         others = {key: costs_s for key, costs_s in _stored().items() if key != self._key}
@@ -76,7 +76,7 @@ def _stored() -> dict[str, dict[str, Any]]:
     }
 
 
-def _read(rows: list[Any]) -> Costs:
+def _read(rows: list[object]) -> Costs:
     costs: dict[tuple[int, int, int], tuple[float, int]] = {}
     for row in rows[:_MAX_PASSES]:
         match row:  # rows of older versions lack the class of contexts
