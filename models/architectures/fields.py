@@ -42,3 +42,9 @@ class Fields:
         if value is None:
             raise CheckpointError(f"config.json: {key} is missing")
         return value
+
+
+def text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the values of a checked config's language model: its section, or the config of a text-only model."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.shard_header import quote, read_header, read_strict_object
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
@@ -26,7 +25,7 @@ WEIGHT_FILES = (_PEFT_FILE, _MLX_FILE)
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_NAME = re.compile(r"(.+)\.lora_([ab])")
 # PEFT's settings that change the product, with the values that leave it alone.
-_PEFT_PLAIN: dict[str, tuple[Any, ...]] = {
+_PEFT_PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA", None),
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -101,7 +100,7 @@ _Scale = Callable[[str, int], float]
 """Scale of a module's change, from the module's name and the rank of its factors."""
 
 
-def _peft_scale(config: Mapping[str, Any]) -> _Scale:
+def _peft_scale(config: Mapping[str, object]) -> _Scale:
     """Return alpha over the rank, or over its root; patterns of modules may have another alpha than the default."""
     for key, plain in _PEFT_PLAIN.items():
         if config.get(key) not in plain:
@@ -123,7 +122,7 @@ def _peft_scale(config: Mapping[str, Any]) -> _Scale:
     return scale
 
 
-def _mlx_scale(config: Mapping[str, Any]) -> _Scale:
+def _mlx_scale(config: Mapping[str, object]) -> _Scale:
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise UnsupportedModelError(f"the adapter has fine_tune_type {quote(kind)}; headrace applies lora")
@@ -134,7 +133,7 @@ def _mlx_scale(config: Mapping[str, Any]) -> _Scale:
     return lambda _module, _rank: scale
 
 
-def _number(values: Mapping[str, Any], key: str) -> float:
+def _number(values: Mapping[str, object], key: str) -> float:
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise CheckpointError(f"{CONFIG_FILE}: {quote(key)} is no number")

@@ -5,7 +5,7 @@ Unknown keys and null are accepted.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeGuard
 
 from headrace.runtime.errors import CheckpointError
 
@@ -55,7 +55,7 @@ _ROPE_POSITIVE = (
 _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
-def check_types(config: Mapping[str, Any]) -> None:
+def check_types(config: Mapping[str, object]) -> None:
     """Raise CheckpointError for the first known key with another type or an impossible value."""
     for keys, holds, what in _RULES:
         for key in keys:
@@ -63,8 +63,9 @@ def check_types(config: Mapping[str, Any]) -> None:
     for key in _SECTIONS:
         _check(config, key, lambda value: isinstance(value, Mapping), "an object")
     for key in ("rope_parameters", "rope_scaling"):
-        _check_rope(key, config.get(key) or {})
-    if text := config.get("text_config"):
+        if isinstance(rope := config.get(key), Mapping):
+            _check_rope(key, rope)
+    if isinstance(text := config.get("text_config"), Mapping):
         check_types(text)
 
 
@@ -99,23 +100,23 @@ def _check(
         raise CheckpointError(f"config.json: {name} must be {what}, not {value!r:.60}")
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[float]:
     return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1 and abs(value) < 2**31
 
 
-def _count(value: Any) -> bool:
+def _count(value: object) -> TypeGuard[float]:
     return _whole(value) and value >= 1
 
 
-def _number_of(value: Any) -> bool:
+def _number_of(value: object) -> bool:
     return _whole(value) and value >= 0
 
 
-def _positive(value: object) -> bool:
+def _positive(value: object) -> TypeGuard[float]:
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1e30
 
 
-def _share(value: Any) -> bool:
+def _share(value: object) -> bool:
     return _positive(value) and value <= 1
 
 
@@ -132,7 +133,7 @@ def _each(holds: Callable[[object], bool]) -> Callable[[object], bool]:
     return held
 
 
-_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+_RULES: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (
     (("model_type",), lambda value: isinstance(value, str), "a name"),
     (_COUNTS, _each(_count), "a positive integer"),
     (_LAYERS, lambda value: _count(value) and value <= MOST_LAYERS, f"from 1 to {MOST_LAYERS:,}"),

@@ -20,7 +20,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 _TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
     "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
 }  # fmt: skip
-
+View = NDArray[np.generic]  # part of a mapped file, of any of these types
 _RUN = 1 << 15  # bytes; smaller gaps between parts are read, too
 
 
@@ -33,7 +33,7 @@ class _Shard:
         self.mapped.madvise(mmap.MADV_RANDOM)
         self._start = np.frombuffer(self.mapped, np.uint8).ctypes.data
 
-    def fetch(self, view: NDArray[Any]) -> None:
+    def fetch(self, view: View) -> None:
         """Have the pages of a view read, in pieces of _RUN bytes or more."""
         if view.nbytes and _span(view) > view.nbytes and _span(view[0]) >= _RUN:
             for inner in view:
@@ -41,17 +41,17 @@ class _Shard:
         else:
             self._advise(view, mmap.MADV_WILLNEED)
 
-    def forget(self, view: NDArray[Any]) -> None:
+    def forget(self, view: View) -> None:
         """Take the pages of a view out of this process's memory."""
         self._advise(view, mmap.MADV_DONTNEED)
 
-    def _advise(self, view: NDArray[Any], advice: int) -> None:
+    def _advise(self, view: View, advice: int) -> None:
         offset = view.ctypes.data - self._start
         first = offset - offset % mmap.PAGESIZE
         self.mapped.madvise(advice, first, offset + _span(view) - first)
 
 
-def _span(view: NDArray[Any]) -> int:
+def _span(view: View) -> int:
     """Return the bytes from a view's first to its last."""
     gaps = ((count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True))
     return int(view.itemsize + sum(gaps))
@@ -60,7 +60,7 @@ def _span(view: NDArray[Any]) -> int:
 class FilePart:
     """Part of a tensor: pieces of it, joined along an axis. It has those methods of an array that cut one."""
 
-    def __init__(self, pieces: Sequence[NDArray[Any]], kind: mx.Dtype | None, shard: _Shard, axis: int = 0) -> None:
+    def __init__(self, pieces: Sequence[View], kind: mx.Dtype | None, shard: _Shard, axis: int = 0) -> None:
         self._pieces = list(pieces)
         self._kind = kind
         self._shard = shard
@@ -101,11 +101,11 @@ class FilePart:
         return array if self._kind is None else array.view(self._kind)
 
     @property
-    def _whole(self) -> NDArray[Any]:
+    def _whole(self) -> View:
         [whole] = self._pieces  # a joined part is cut no more
         return whole
 
-    def _made(self, view: NDArray[Any]) -> "FilePart":
+    def _made(self, view: View) -> "FilePart":
         assert not view.size or np.may_share_memory(view, self._whole)  # a view, not a copy
         return FilePart([view], self._kind, self._shard)
 

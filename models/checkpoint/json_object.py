@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.side_file import check_parts, read_side_file
 from headrace.runtime.errors import CheckpointError
@@ -33,7 +32,7 @@ def check_unicode(content: bytes, value: object) -> None:
         json.dumps(value, ensure_ascii=False).encode()
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, object]:
     """Return the object in `file`, without lone surrogates.
 
     Raises CheckpointError for a file that is unreadable, too large or not a JSON object.

@@ -5,7 +5,6 @@ Older names are added to a config; existing values stay, except that nested rope
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.families import architecture_of
@@ -19,14 +18,14 @@ _MOST_LEVELS = 32
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict[str, Any]:
+def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> dict[str, object]:
     """Return the config with all keys that the decoders read, where it implies them.
 
     tensors: names in the checkpoint. Raises CheckpointError for known keys of wrong types (see `config_types`).
     """
     if _is_deep(config):
         raise CheckpointError("config.json is nested too deeply")
-    result: dict[str, Any] = _plain_floats(config)
+    result = {key: _plain_floats(value) for key, value in config.items()}
     check_types(result)
     text = result.get("text_config")
     if isinstance(text, dict):
@@ -39,7 +38,7 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
     return _wrapped(_tied(_section(result), tensors))
 
 
-def _wrapped(config: dict[str, Any]) -> dict[str, Any]:
+def _wrapped(config: dict[str, object]) -> dict[str, object]:
     """Return a text-only config as the text part of the multimodal family, where mlx-lm has only that."""
     outer = architecture_of(config).outer
     kind = None if outer is None else outer(config)
@@ -49,7 +48,7 @@ def _wrapped(config: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": kind, "text_config": config, **{key: config[key] for key in shared if key in config}}
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: object) -> bool:
     """Return whether it has over `_MOST_LEVELS` levels, too many for recursion; real configs have six."""
     level = [value]
     for _ in range(_MOST_LEVELS):
@@ -60,7 +59,7 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _section(config: dict[str, Any]) -> dict[str, Any]:
+def _section(config: dict[str, object]) -> dict[str, object]:
     if not isinstance(config.get("model_type"), str):
         return config
     stated = architecture_of(config)
@@ -94,7 +93,7 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _unnest_rope(config: dict[str, Any]) -> None:
+def _unnest_rope(config: dict[str, object]) -> None:
     """Add `rope_theta`, `rope_scaling` and related keys from `rope_parameters`, which may be per kind of layer."""
     nested = config.get("rope_parameters")
     if nested is None:
@@ -112,15 +111,16 @@ def _unnest_rope(config: dict[str, Any]) -> None:
             config[key] = full[key]
     kind = full.get("rope_type") or full.get("type") or "default"
     scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    config["rope_scaling"] = None if kind in ("default", "axial") else {**scaling, "type": kind, "rope_type": kind}
+    scaling |= {"type": kind, "rope_type": kind}
+    config["rope_scaling"] = None if kind in ("default", "axial") else scaling
     trained = full.get("original_max_position_embeddings")
     if kind == "longrope":
         trained = trained or config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
         config["original_max_position_embeddings"] = trained
-        config["rope_scaling"]["original_max_position_embeddings"] = trained
+        scaling["original_max_position_embeddings"] = trained
 
 
-def _layer_kinds(config: dict[str, Any], architecture: Architecture) -> None:
+def _layer_kinds(config: dict[str, object], architecture: Architecture) -> None:
     """Add the older keys that count layers, from the lists of layer kinds."""
     attention = config.get("layer_types")
     mlp = config.get("mlp_layer_types")
@@ -140,7 +140,7 @@ def _layer_kinds(config: dict[str, Any], architecture: Architecture) -> None:
         config.setdefault("first_k_dense_replace", dense)
 
 
-def _context(config: dict[str, Any], architecture: Architecture) -> None:
+def _context(config: dict[str, object], architecture: Architecture) -> None:
     if config.get("max_position_embeddings") is None:
         stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), architecture.context)
         if stated is not None:
@@ -155,7 +155,7 @@ def _context(config: dict[str, Any], architecture: Architecture) -> None:
             scaling["original_max_position_embeddings"] = longest
 
 
-def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
+def _tied(config: dict[str, object], tensors: Collection[str]) -> dict[str, object]:
     """State untied embeddings if the checkpoint has an output head, and the outer config does not tie them."""
     head = any(name.endswith("lm_head.weight") for name in tensors)
     tied = config.get("tie_word_embeddings")
@@ -165,7 +165,7 @@ def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     return config
 
 
-def _plain_floats(value: Any) -> Any:
+def _plain_floats(value: object) -> object:
     """Replace {"__float__": "Infinity"}, as transformers writes infinities."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"} and str(value["__float__"]) in _FLOATS:

@@ -6,7 +6,7 @@ modes are floats of 4 or 8 bits that share a scale of one byte: mxfp4, mxfp8 (OC
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -57,7 +57,7 @@ class Quantization:
         return Weight(packed, scales, biases, self.bits, self.group_size, bias)
 
 
-def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups:
+def layer_quantization(section: Mapping[str, object] | None, module: str) -> Groups:
     """Return the settings of one module: its own entry in config.json's `quantization`, else the general ones."""
     if section is None:
         raise CheckpointError(f"{module} is quantized, but config.json has no quantization section")
@@ -80,14 +80,14 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups
     return Groups(bits, group_size)
 
 
-def has_groups_of_16(section: Mapping[str, Any] | None) -> bool:
+def has_groups_of_16(section: Mapping[str, object] | None) -> bool:
     """Return whether any module is in groups of 16, which only the native kernels support."""
     entries = [section, *section.values()] if section is not None else []
     affine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("mode", "affine") == "affine"]
     return any(entry.get("group_size") == groups_of_16.GROUP for entry in affine)
 
 
-def is_known(section: Mapping[str, Any] | None) -> bool:
+def is_known(section: Mapping[str, object] | None) -> bool:
     """Return whether every module has a supported mode; True for plain weights."""
     if section is None:
         return True

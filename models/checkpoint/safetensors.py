@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.foreign.formats import recognise
@@ -39,21 +38,21 @@ class Checkpoint:
     """A directory whose files passed the checks."""
 
     path: Path
-    config: dict[str, Any]
+    config: dict[str, object]
     shards: list[Path]  # in name order
     tensors: dict[str, TensorInfo]  # foreign matrices are listed as converted
-    origin: dict[str, Any] | None = field(default=None)  # headrace.json: source and conversion
+    origin: dict[str, object] | None = field(default=None)  # headrace.json: source and conversion
     foreign: Foreign | None = field(default=None)  # another tool's quantization
     gguf: list[Path] = field(default_factory=list)  # files whose tensors are converted when read; no shards then
     adapter: Adapter | None = None  # low-rank changes of the weights
 
     @property
-    def quantization(self) -> dict[str, Any] | None:
+    def quantization(self) -> dict[str, object] | None:
         """Return MLX quantization settings (bits, group_size, per-layer entries); None for plain weights."""
         return quantization_section(self.config)
 
     @property
-    def inexact(self) -> list[dict[str, Any]]:
+    def inexact(self) -> list[dict[str, object]]:
         """Return the tensors of a GGUF whose conversion was inexact, as recorded: type, became."""
         noted = (self.origin or {}).get("inexact_tensors")
         return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
@@ -68,7 +67,7 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
 
-def quantization_section(config: dict[str, Any]) -> dict[str, Any] | None:
+def quantization_section(config: dict[str, object]) -> dict[str, object] | None:
     """Return the settings as `Checkpoint.quantization` does."""
     section = config.get("quantization")
     theirs = config.get("quantization_config")
@@ -112,7 +111,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(Path(path), config, [root / name for name in shards], tensors, origin, foreign)
 
 
-def _with_quantization(config: dict[str, Any], root: Path, names: list[str]) -> dict[str, Any]:
+def _with_quantization(config: dict[str, object], root: Path, names: list[str]) -> dict[str, object]:
     """Return the config with a top-level `quantization_config`, also if the text part or ModelOpt's file has it."""
     own_section = config.get("quantization_config")
     if own_section is not None:
@@ -129,7 +128,7 @@ def _with_quantization(config: dict[str, Any], root: Path, names: list[str]) -> 
     return config if section is None else {**config, "quantization_config": section}
 
 
-def refuse_code(config: dict[str, Any]) -> None:
+def refuse_code(config: dict[str, object]) -> None:
     """Raise CheckpointError if this config.json names code that a loader would run."""
     # Loaders also use the nested text configs of multimodal models.
     for section in (config, config.get("text_config")):

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, repeated_key
 from headrace.models.checkpoint.side_file import check_inside, check_parts
@@ -24,7 +23,7 @@ MAX_STATE_BYTES = 1 << 16  # of bitsandbytes' state of a matrix: a few hundred
 MAX_RANK = 8
 
 
-def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, object]:
     """Return the JSON object in the regular file `name` of `root`, of at most `limit` bytes."""
     with open(_open_inside(root, name), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
@@ -32,7 +31,7 @@ def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> 
         return _parse_object(file.read(limit), name)
 
 
-def read_small_object(info: TensorInfo, name: str) -> dict[str, Any]:
+def read_small_object(info: TensorInfo, name: str) -> dict[str, object]:
     """Return the JSON object in the bytes of the tensor `name`."""
     if info.dtype != "U8" or info.nbytes > MAX_STATE_BYTES:
         raise CheckpointError(f"tensor {name} is {info.dtype} of {info.nbytes} bytes, no short text")
@@ -41,7 +40,7 @@ def read_small_object(info: TensorInfo, name: str) -> dict[str, Any]:
         return _parse_object(file.read(info.nbytes), name)
 
 
-def _parse_object(data: bytes, where: str) -> dict[str, Any]:
+def _parse_object(data: bytes, where: str) -> dict[str, object]:
     """Parse a JSON object with valid Unicode, without repeated keys, NaN or excessive nesting."""
     try:
         check_parts(data, MAX_PARTS)
@@ -60,13 +59,13 @@ def _parse_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if (repeated := repeated_key(pairs)) is not None:
         raise ValueError(f"the key {quote(repeated)} appears twice")
     return dict(pairs)
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     # NaN and infinities are invalid JSON. Infinity is allowed since published configs have it (Mamba's
     # time_step_limit); it cannot become a size or a shape, which are checked integers.
     if name == "Infinity":
@@ -104,7 +103,7 @@ def read_header(root: Path, name: str, tensors: dict[str, TensorInfo]) -> None:
     _check_spans(spans, size - 8 - length, name)
 
 
-def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, ...], int, int]:
+def _tensor_entry(entry: object, tensor: str, shard: str) -> tuple[str, tuple[int, ...], int, int]:
     """Return (dtype, shape, begin, end) of one header entry; offsets count from the end of the header."""
     where = f"{shard}: tensor {quote(tensor)}"
     if not isinstance(entry, dict):
@@ -127,7 +126,7 @@ def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, 
     return str(dtype), tuple(shape), begin, end
 
 
-def are_counts(values: Iterable[Any]) -> bool:
+def are_counts(values: Iterable[object]) -> bool:
     # `type`, not isinstance: True is an int.
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
@@ -163,7 +162,7 @@ def _open_inside(root: Path, name: str) -> int:
     return descriptor
 
 
-def quote(value: Any) -> str:
+def quote(value: object) -> str:
     """Return `value` from a hostile file, short and printable."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."

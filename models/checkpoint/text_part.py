@@ -6,7 +6,6 @@ converted to those of a text-only checkpoint.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
@@ -28,14 +27,14 @@ class TextPart:
     whole_norms: norms include what their family stores them without; None: as the convolutions show.
     """
 
-    config: dict[str, Any]
+    config: dict[str, object]
     tensors: dict[str, TensorInfo]
     stored: dict[str, str]
     ignored: dict[str, int]  # top-level names of the other parts -> bytes
     whole_norms: bool | None = None
 
     @property
-    def quantization(self) -> dict[str, Any] | None:
+    def quantization(self) -> dict[str, object] | None:
         """Return MLX quantization settings as `Checkpoint` does, with the module names of the text part."""
         return quantization_section(self.config)
 
@@ -75,7 +74,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     return TextPart(config, tensors, stored, dict(ignored))
 
 
-def _drafts(name: str, config: dict[str, Any]) -> bool:
+def _drafts(name: str, config: dict[str, object]) -> bool:
     """Return whether a tensor is of a layer that drafts tokens, behind those of the network."""
     number = name.removeprefix("model.layers.").partition(".")[0]
     layers = config.get("num_hidden_layers")
@@ -83,7 +82,7 @@ def _drafts(name: str, config: dict[str, Any]) -> bool:
     return name.startswith(_DRAFTS) or behind
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, object]) -> dict[str, object]:
     """Return the config of the language model, with text-only module names; `config` itself for a text-only one."""
     text = config.get("text_config")
     architecture = architecture_of(config)
@@ -107,7 +106,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**inherited, **inner, "model_type": architecture_of(text).layers_of or text.get("model_type")}
 
 
-def called_here(name: str, config: dict[str, Any]) -> str:
+def called_here(name: str, config: dict[str, object]) -> str:
     """Return a tensor's or module's name with the parts that differ in this family replaced."""
     architecture = architecture_of(config)
     for theirs, ours in architecture.tensor_names:

@@ -9,6 +9,7 @@ from typing import Literal
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.fields import text_section
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.quantization import is_known
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -53,6 +54,5 @@ def verifies_drafts(checkpoint: Checkpoint) -> bool:
 
 def context_length(checkpoint: Checkpoint) -> int:
     """Return the model's maximum context, in tokens."""
-    text = checkpoint.config.get("text_config", checkpoint.config)
-    length = text.get("max_position_embeddings") if isinstance(text, dict) else None
+    length = text_section(checkpoint.config).get("max_position_embeddings")
     return length if isinstance(length, int) and length > 0 else 2048

@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -261,7 +262,7 @@ def _attend_in_window(model: Any, window: int) -> None:
 
 def _scale_keys(model: Any, checkpoint: Checkpoint) -> None:
     """Apply Falcon-H1's multipliers of keys and values, which its class omits when it folds the others in."""
-    config = checkpoint.config
+    config = text_section(checkpoint.config)
     inputs = float(config.get("attention_in_multiplier") or 1.0)
     keys = float(config.get("key_multiplier") or 1.0)
     for layer in model.layers:

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.costs import measure
 from headrace.models.mlx_lm.load import of_config
@@ -88,7 +89,7 @@ def check_classes(checkpoint: Checkpoint, split: Split) -> None:
         raise UsageError(
             f"{split.kind}: mlx-lm's class of {kind} cannot be divided so", f"--split {known[0]} divides it"
         )
-    text = checkpoint.config.get("text_config", checkpoint.config)
+    text = text_section(checkpoint.config)
     heads = [text.get(key) for key in ("num_attention_heads", "num_key_value_heads") if not text.get("kv_lora_rank")]
     if split.kind == "tensor":
         ranks = len(split.shares)

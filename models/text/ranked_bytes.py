@@ -54,7 +54,9 @@ def read_tekken(file: Path) -> Tokenizer:
     controls = config.get("default_num_special_tokens")
     if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
         raise CheckpointError(f"{file.name}: config states no pattern or no sizes")
-    listed = content.get("special_tokens") or [{"rank": i, "token_str": t} for i, t in enumerate(_TEKKEN_SPECIALS)]
+    listed = content.get("special_tokens")
+    if not isinstance(listed, list) or not listed:
+        listed = [{"rank": i, "token_str": t} for i, t in enumerate(_TEKKEN_SPECIALS)]
     named = {entry.get("rank"): entry.get("token_str") for entry in listed if isinstance(entry, dict)}
     specials = {_text(named.get(rank, f"<SPECIAL_{rank}>"), file): rank for rank in range(controls)}
     ranks: dict[bytes, int] = {}

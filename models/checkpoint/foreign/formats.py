@@ -13,7 +13,6 @@ Methods, by their names in config.json's `quantization_config`:
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 from headrace.models.checkpoint.foreign import nf4
 from headrace.models.checkpoint.foreign.matrices import (
@@ -165,12 +164,12 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
     return tuple(blocks)
 
 
-def _gptq_awq(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
     """Recognise GPTQ and AWQ: W transposed, `32 / bits` values per word, zero points packed the same way."""
     bits = section.get("bits", section.get("w_bit", 4))
     kind = str(section.get("checkpoint_format") or section.get("format") or section.get("version") or "").lower()
     known = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}[method]
-    if bits not in ((2, 4, 8) if method == "gptq" else (4,)) or kind not in known:
+    if not isinstance(bits, int) or bits not in ((2, 4, 8) if method == "gptq" else (4,)) or kind not in known:
         raise _unsupported(f"{method} with {bits} bits" + (f" in the format {kind!r}" if kind else ""))
     if section.get("dynamic") or section.get("is_marlin_format"):
         raise _unsupported(f"{method} with settings per module or in Marlin's layout")
@@ -226,11 +225,9 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
     matrices: dict[str, ForeignMatrix] = {}
     states = [(name.removesuffix(end), name) for name in tensors for end in nf4.STATES if name.endswith(end)]
     for weight, state in states:
-        shape, parts = nf4.parts_of(weight, state, tensors)
+        shape, parts, (stored_group, outer), offset = nf4.parts_of(weight, state, tensors)
         bits, group = requantized(shape)
-        matrices[weight] = ForeignMatrix(
-            "nf4", shape, parts["parts"], 4, parts["group"], (parts["outer"],), bits, group, offset=parts["offset"]
-        )
+        matrices[weight] = ForeignMatrix("nf4", shape, parts, 4, stored_group, (outer,), bits, group, offset=offset)
     if not matrices:
         raise _unsupported("bitsandbytes without 4-bit weights in the checkpoint")
     return Foreign("4-bit codes (bitsandbytes)", matrices, _dropped(tensors) | {state for _, state in states})

@@ -11,7 +11,7 @@ Blocks run over the flattened matrix. With double quantization the scales are 8-
 
 from collections.abc import Mapping
 from math import isfinite, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.models.checkpoint.shard_header import read_small_object
@@ -25,8 +25,10 @@ STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _NESTED = {"nested_scales": "nested_absmax", "nested_table": "nested_quant_map"}
 
 
-def parts_of(weight: str, state: str, tensors: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return (shape, parts and block sizes) of a 4-bit matrix. Reads its state, a few hundred bytes of the shard.
+def parts_of(
+    weight: str, state: str, tensors: Mapping[str, TensorInfo]
+) -> tuple[tuple[int, int], dict[str, str], tuple[int, int], float]:
+    """Return (shape, parts, block sizes, offset) of a 4-bit matrix. Reads its state, a few hundred bytes of the shard.
 
     Raises CheckpointError for parts that are missing or contradict each other.
     """
@@ -37,26 +39,25 @@ def parts_of(weight: str, state: str, tensors: Mapping[str, TensorInfo]) -> tupl
         raise CheckpointError(f"the checkpoint has {state} but no tensor {missing[0]}")
     stated = read_small_object(tensors[state], state)
     shape = stated.get("shape")
-    block = stated.get("blocksize")
-    outer = stated.get("nested_blocksize", 1)
     offset = stated.get("nested_offset", 0.0)
-    counts: list[Any] = [*shape, block, outer] if isinstance(shape, list) and len(shape) == 2 else [None]
-    if not all(type(count) is int and 0 < count < 1 << 40 for count in counts):
+    blocks = (stated.get("blocksize"), stated.get("nested_blocksize", 1))
+    sizes: list[object] = [*shape, *blocks] if isinstance(shape, list) and len(shape) == 2 else []
+    counts = [size for size in sizes if type(size) is int and 0 < size < 1 << 40]
+    if len(counts) != 4:
         raise CheckpointError(f"{state}: shape and block sizes must be positive integers")
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not isfinite(offset):
         raise CheckpointError(f"{state}: nested_offset is {offset!r:.40}")
-    rows = int(counts[0])
-    columns = int(counts[1])
-    blocks = -(-rows * columns // int(counts[2]))
+    rows, columns, group, outer = counts
+    scales = -(-rows * columns // group)
     wanted: dict[str, tuple[str, int]] = {
-        "data": ("U8", -(-rows * columns // 2)), "scales": ("U8" if nested else "F32", blocks), "table": ("F32", 16),
-        "nested_scales": ("F32", -(-blocks // int(counts[3]))), "nested_table": ("F32", 256),
+        "data": ("U8", -(-rows * columns // 2)), "scales": ("U8" if nested else "F32", scales), "table": ("F32", 16),
+        "nested_scales": ("F32", -(-scales // outer)), "nested_table": ("F32", 256),
     }  # fmt: skip
     for role, name in parts.items():
         info = tensors[name]
         if (info.dtype, prod(info.shape)) != wanted[role]:
             raise CheckpointError(f"tensor {name} is {info.dtype} {info.shape}, which does not fit {state}")
-    return (rows, columns), {"parts": parts, "group": counts[2], "outer": counts[3], "offset": float(offset)}
+    return (rows, columns), parts, (group, outer), float(offset)
 
 
 def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.array":
