@@ -34,8 +34,8 @@ class _Recorder:
             return self._recorded(function, _normed)
         return function
 
-    def _recorded(self, function: Callable[..., Any], read: Callable[..., tuple[mx.array, Weight]]) -> Any:
-        def call(*arguments: Any) -> Any:
+    def _recorded(self, function: Callable[..., object], read: Callable[..., tuple[mx.array, Weight]]) -> object:
+        def call(*arguments: object) -> object:
             x, weight = read(*arguments)
             squares = (x.astype(mx.float32).reshape(-1, x.shape[-1]) ** 2).sum(axis=0)
             self.sums[id(weight)] = self.sums[id(weight)] + squares if id(weight) in self.sums else squares

@@ -6,7 +6,6 @@ The copy is an MLX-quantized directory that headrace and mlx-lm load. Memory: th
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -50,7 +49,7 @@ def keep_quantized(
             "mlx_lm.convert -q does it for mlx-lm's models",
         )
 
-    def build(target: Path) -> dict[str, Any]:
+    def build(target: Path) -> dict[str, object]:
         _write_weights(checkpoint, kind, target, progress)
         copy_text_files(checkpoint, target)
         section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import mlx.core as mx
 
@@ -67,7 +67,7 @@ class LoadedModel:
     kind: NetworkKind
     tokenizer: Tokenizer
     context_limit: int
-    generation_defaults: dict[str, Any]
+    generation_defaults: dict[str, object]
     notes: list[str] = field(default_factory=list)  # messages for the user about the loaded weights
     kv: KVFormat | None = None  # K/V storage format; None: mlx-lm's default
     ranks: tuple[str, ...] = ()  # a line per rank for the user, if several machines share it

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -31,6 +30,7 @@ from headrace.models.network.weight_arrays import loaded, shard_arrays, weight_a
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
+from headrace.runtime.ops import Weight
 
 FORMATS = (
     *(Groups(bits, group_size) for bits in BITS for group_size in GROUP_SIZES),
@@ -125,7 +125,7 @@ def _layer_of(name: str) -> int | None:
 def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.array | None) -> Decoder:
     """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice."""
 
-    def rounding(arrays: dict[str, Any]) -> dict[str, Any]:
+    def rounding(arrays: dict[str, object]) -> dict[str, object]:
         matrices = {name: loaded(arrays[name]) for name in (f"{module}.weight" for module in part.shapes)}
         return arrays | {
             name: dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
@@ -177,12 +177,12 @@ def write_mixed(
     (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def _tensors(module: str, weight: Any) -> dict[str, mx.array]:
+def _tensors(module: str, weight: Weight) -> dict[str, mx.array]:
     tensors = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
     return {name: array for name, array in tensors.items() if array is not None}
 
 
-def _section(formats: Mapping[str, Groups]) -> dict[str, Any]:
+def _section(formats: Mapping[str, Groups]) -> dict[str, object]:
     """Return config.json's `quantization`: an entry for each module, and general settings that none of them needs."""
     entries = {module: groups._asdict() for module, groups in formats.items()}
     return {"bits": 4, "group_size": 64, "mode": "affine", **entries}

@@ -1,6 +1,6 @@
 """The decoder of one rank among several: sizes from headers, then the network. Refusals name the architecture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,7 @@ def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Chec
     return file_parts
 
 
-def _unit(quantization: dict[str, Any] | None, requantize: Quantization | None) -> int:
+def _unit(quantization: Mapping[str, object] | None, requantize: Quantization | None) -> int:
     """Return the columns of the largest quantized groups."""
     sections = [quantization, *(quantization or {}).values()]
     sizes = [

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Unpack, cast
 
 import mlx.core as mx
 
@@ -48,7 +48,7 @@ def load_ranked(
     leader: Leader,
     split: Split,
     *,
-    model: dict[str, Any] | None = None,
+    model: Record | None = None,
     backend: str = "ring",
     **options: Unpack[LoadOptions],
 ) -> LoadedModel:
@@ -94,7 +94,7 @@ def load_ranked(
     return replace(loaded, network=ranked, context_limit=limit)
 
 
-def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> None:
+def serve_rank(follower: Follower, find: Callable[[Record], Path]) -> None:
     """Load and run this rank's part of one model after the other until rank 0 ends. Errors are rank 0's to report.
 
     find: returns the directory of rank 0's model here, or raises a HeadraceError.
@@ -111,7 +111,7 @@ def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> No
         follower.link.close()
 
 
-def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, Any]], Path]) -> Record | None:
+def _serve_model(record: Record, follower: Follower, find: Callable[[Record], Path]) -> Record | None:
     directory = find(record["model"])
     follower.link.send({"found": True})
     if follower.take() is None:  # all join at once, since joining holds up everything else

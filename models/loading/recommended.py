@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.registry.resolve import ResolvedModel
@@ -11,7 +10,7 @@ from headrace.runtime.errors import CheckpointError
 _LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
 
 
-def recommended_sampling(resolved: ResolvedModel, stated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def recommended_sampling(resolved: ResolvedModel, stated: Mapping[str, object] | None = None) -> dict[str, object]:
     """Return generation_config.json, with the catalog's sampling if it recommends none.
 
     stated: the file's content, if it was read. Raises CheckpointError.
@@ -25,7 +24,7 @@ def catalog_sampling(resolved: ResolvedModel) -> dict[str, float]:
     return _unless_stated(resolved, generation_defaults(resolved.path))
 
 
-def _unless_stated(resolved: ResolvedModel, stated: Mapping[str, Any]) -> dict[str, float]:
+def _unless_stated(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict[str, float]:
     if resolved.stored_as is None or {"temperature", "do_sample"} & stated.keys():
         return {}
     from headrace.models.registry.catalog import load_catalog
@@ -34,7 +33,7 @@ def _unless_stated(resolved: ResolvedModel, stated: Mapping[str, Any]) -> dict[s
     return {} if entry is None else dict(entry.sampling)
 
 
-def generation_defaults(directory: Path) -> dict[str, Any]:
+def generation_defaults(directory: Path) -> dict[str, object]:
     """Return the settings in generation_config.json; empty if there is no such file.
 
     Raises CheckpointError if the file is not a JSON object or a number is out of range.

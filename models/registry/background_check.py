@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from headrace.models.registry.checksums import FileRecord, Files, content_problems, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
@@ -134,7 +133,7 @@ def _note(file: Path, entry: FileRecord, problems: list[str]) -> None:
     write_cache(_cache_file(), {"files": {**others, str(file): new}})
 
 
-def _checked() -> dict[str, Any]:
+def _checked() -> dict[str, object]:
     files = read_cache(_cache_file()).get("files")
     return files if isinstance(files, dict) else {}
 

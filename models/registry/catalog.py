@@ -211,7 +211,7 @@ def squashed(name: str) -> str:
     return re.sub("[-_: ]", "", name.lower())
 
 
-def _entry(name: str, row: dict[str, Any]) -> CatalogEntry:
+def _entry(name: str, row: Mapping[str, Any]) -> CatalogEntry:
     facts = dict(row)
     wheel = facts.pop("wheel", None)
     hub = facts.pop("hub", None)

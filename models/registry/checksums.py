@@ -7,7 +7,7 @@ the weights.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.progress import Progress, silent
@@ -67,7 +67,7 @@ def content_problems(folder: Path, recorded: Files, progress: Progress = silent)
     return problems
 
 
-def recorded_files(origin: Mapping[str, Any]) -> Files | None:
+def recorded_files(origin: Mapping[str, object]) -> Files | None:
     """Return the checksums in a headrace.json; None for a model installed without them."""
     files = origin.get("files")
     if not isinstance(files, dict) or not files:

@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import (
     HfApi,
+    ModelInfo,
     constants,
     errors,
     get_session,
@@ -28,6 +29,7 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
@@ -97,7 +99,7 @@ class HubHeader:
 
     size: int | None  # bytes to download; None without network
     licence: str | None
-    config: dict[str, Any] | None = None  # config.json; None for a GGUF
+    config: dict[str, object] | None = None  # config.json; None for a GGUF
     container: "Container | None" = None  # of a GGUF, without weights
 
 
@@ -132,17 +134,17 @@ def _cached_header(hub: HubId) -> HubHeader:
     return HubHeader(None, None, container=open_container(files.gguf))
 
 
-def _gguf_header(hub: HubId, info: Any, names: Sequence[str]) -> "Container":
+def _gguf_header(hub: HubId, info: ModelInfo, names: Sequence[str]) -> "Container":
     """Return the container of a GGUF's parts without their weights. Raises as `open_container`, and FetchError."""
     from headrace.models.gguf.container import remote_container  # late: numpy
     from headrace.models.gguf.convert import CONFIG_TENSORS
 
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    files = [HubFile(hub.repo, info.sha, name, sizes[name]) for name in names]
+    files = [HubFile(hub.repo, check_commit(info.sha), name, sizes[name]) for name in names]
     return remote_container(files, CONFIG_TENSORS)
 
 
-def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
+def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None:
     """Return the hub's facts about the repository at one commit; None if the hub cannot be reached.
 
     Without network this fails at once; a download would retry for half a minute.
@@ -164,10 +166,10 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
     return info
 
 
-def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> HubFiles:
+def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress) -> HubFiles:
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = choose_files(siblings, hub.repo, file, hub.quantization)
-    commit = info.sha
+    commit = check_commit(info.sha)
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
     # Models that nothing here can run are refused before gigabytes are fetched.
     if (name := _config_of(names)) is not None:
@@ -185,7 +187,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         with suppress(WholeFilesError):
             plan_of(_gguf_header(hub, info, names))
     folder = _download_files(hub, info, names, cached, progress)
-    stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
+    stated = {name: lfs.sha256 for name in names if (lfs := siblings[name].lfs) is not None}
     return _found(hub, commit, folder, names, _licence(info), stated)
 
 
@@ -216,11 +218,11 @@ def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path
             # Downloads by commit leave no branch in the cache; without network the branch is looked up there.
             branch = folder.parents[1] / "refs" / (hub.revision or "main")
             branch.parent.mkdir(parents=True, exist_ok=True)
-            branch.write_text(info.sha)
+            branch.write_text(check_commit(info.sha))
             return folder
 
 
-def _download_files(hub: HubId, info: Any, names: Sequence[str], cached: set[str], progress: Progress) -> Path:
+def _download_files(hub: HubId, info: ModelInfo, names: Sequence[str], cached: set[str], progress: Progress) -> Path:
     """Download files of one commit into the hub's cache, and verify those that were not in it; return their folder."""
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     sizes = {name: siblings[name].size or 0 for name in names}
@@ -283,18 +285,18 @@ def _config_of(names: Sequence[str]) -> str | None:
     return min((name for name in names if f"/{name}".endswith("/config.json")), key=len, default=None)
 
 
-def _licence(info: Any) -> str | None:
+def _licence(info: ModelInfo) -> str | None:
     card = getattr(info, "card_data", None)
     named = getattr(card, "license_name", None) or getattr(card, "license", None)
     return str(named) if named else None
 
 
-def _verify(path: Path, stated: Any, progress: Progress) -> None:
+def _verify(path: Path, stated: RepoSibling, progress: Progress) -> None:
     """Compare a file with the hub's digest: sha256 for LFS files, the git blob id for others."""
     size = path.stat().st_size
     if stated.lfs is not None:
         computed = hash_file(path, ByteProgress(progress, "verifying", size))
-        expected = stated.lfs.sha256
+        expected: str | None = stated.lfs.sha256
     else:
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         computed = hash_file(path, ByteProgress(silent, "", size), digest)
@@ -392,7 +394,7 @@ class HubFile:
         return bytes(content[:count])
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, object]) -> None:
     """Raise UnsupportedModelError for a config.json that neither headrace's decoder nor mlx-lm's classes run.
 
     Also raises CheckpointError for broken values. Of quantization only the method is checked.

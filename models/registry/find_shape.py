@@ -5,7 +5,7 @@ hub id, config.json or the header of its GGUF is fetched, no weights.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE
 from headrace.models.checkpoint.json_object import read_json_object
@@ -73,7 +73,7 @@ def _of_directory(path: Path) -> StepShape:
     return shape_of_mlx_lm_checkpoint(checkpoint)
 
 
-def _of_config(config: dict[str, Any]) -> StepShape:
+def _of_config(config: dict[str, object]) -> StepShape:
     if has_shape(config):
         return shape_of_config(config)
     from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config

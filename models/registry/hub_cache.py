@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
@@ -20,7 +19,7 @@ _ABANDONED_S = 60.0
 def cached_bytes(repo: str, commit: str) -> int:
     """Return the bytes that deleting the revision would free; 0 if it is not cached."""
     strategy = _strategy(repo, commit)
-    return int(strategy.expected_freed_size) if strategy is not None else 0
+    return strategy.expected_freed_size if strategy is not None else 0
 
 
 def delete_cached(repo: str, commit: str) -> int:
@@ -29,10 +28,10 @@ def delete_cached(repo: str, commit: str) -> int:
     if strategy is None:
         return 0
     strategy.execute()
-    return int(strategy.expected_freed_size)
+    return strategy.expected_freed_size
 
 
-def _strategy(repo: str, commit: str) -> Any:
+def _strategy(repo: str, commit: str) -> DeleteCacheStrategy | None:
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:

@@ -76,7 +76,7 @@ def _check_name(value: object) -> None:
         raise FetchError(f"the hub's response has a name that is not allowed: {value!a:.60}")
 
 
-def _check_names(document: Any) -> None:
+def _check_names(document: object) -> None:
     waiting = [document]
     while waiting:
         part = waiting.pop()
@@ -113,10 +113,10 @@ class Mute:
     stop: threading.Event = threading.Event()
     max_bytes: int = _SLACK_BYTES
 
-    def __init__(self, *_: Any, **options: Any) -> None:
+    def __init__(self, *_: object, **options: Any) -> None:
         self.total: int | None = options.get("total")
         self.n: int = options.get("initial") or 0
-        self.format_dict: dict[str, Any] = {}
+        self.format_dict: dict[str, object] = {}
 
     def __enter__(self) -> "Mute":
         return self
@@ -129,7 +129,7 @@ class Mute:
         if self.n > self.max_bytes:
             raise FetchError("the hub sends more bytes than it states")
 
-    def _ignore(self, *_: Any, **__: Any) -> None:
+    def _ignore(self, *_: object, **__: object) -> None:
         pass
 
     refresh = close = reset = set_description = set_description_str = _ignore
@@ -151,7 +151,7 @@ def bar_class(progress: Progress, done: int, total: int) -> type[Mute]:
         max_bytes = total + _SLACK_BYTES
         furthest = 0
 
-        def __init__(self, *args: Any, **options: Any) -> None:
+        def __init__(self, *args: object, **options: Any) -> None:
             super().__init__(*args, **options)
             self.counts_bytes = options.get("unit") == "B"
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
@@ -50,7 +50,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
     title = _title(file)
 
-    def build(directory: Path) -> dict[str, Any]:
+    def build(directory: Path) -> dict[str, object]:
         files = install_weights(plan, directory, progress, sha256)
         return {"id": title, "source": f"{_SOURCE}{file}", "sha256": sha256} | files
 
@@ -73,7 +73,7 @@ def read_plan(file: Path) -> "ConversionPlan":
 
 def install_weights(
     plan: "ConversionPlan", directory: Path, progress: Progress, sha256: str | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Link the file of a plan into `directory`, or convert it there. Return the facts for headrace.json.
 
     sha256: the file's digest, if known. Raises as `import_gguf`.
@@ -190,14 +190,14 @@ def convert(file: "Path | ConversionPlan", directory: Path, progress: Progress, 
     )
 
 
-def _reads_groups_of_16(config: dict[str, Any]) -> bool:
+def _reads_groups_of_16(config: dict[str, object]) -> bool:
     """Return whether the native kernels run this config; mlx-lm's classes and stock MLX lack groups of 16."""
     from headrace.runtime import ops
 
     return _own_decoder(config) is not None and ops.select() is ops.native
 
 
-def _own_decoder(config: dict[str, Any]) -> "DecoderConfig | None":
+def _own_decoder(config: dict[str, object]) -> "DecoderConfig | None":
     """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run a file."""
     from headrace.models.architectures.read import decoder_config
     from headrace.models.checkpoint.text_part import text_config
@@ -250,7 +250,7 @@ def _stamp(file: Path) -> list[int]:
     return [sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)]
 
 
-def _row(file: Path, stamp: list[int], store: Store) -> dict[str, Any]:
+def _row(file: Path, stamp: list[int], store: Store) -> dict[str, object]:
     """Return the cached facts of the file with this stamp: `sha256`, and the `name` of its conversion."""
     row = _load(store).get(str(file), {})
     return row if row.get("stamp") == stamp else {}
@@ -260,17 +260,17 @@ def _remember(file: Path, stamp: list[int], store: Store, **facts: str) -> None:
     _save(store, {**_load(store), str(file): {**_row(file, stamp, store), "stamp": stamp, **facts}})
 
 
-def _load(store: Store) -> dict[str, dict[str, Any]]:
+def _load(store: Store) -> dict[str, dict[str, object]]:
     return {path: row for path, row in read_cache(store.root / _SEEN).items() if isinstance(row, dict)}
 
 
-def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
+def _save(store: Store, seen: dict[str, dict[str, object]]) -> None:
     """Write the cache for the next start, without entries of deleted files."""
     existing = {path: row for path, row in seen.items() if Path(path).exists()}
     write_cache(store.root / _SEEN, existing)
 
 
-def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:
+def _stored(row: dict[str, object], store: Store) -> StoredModel | None:
     """Return the model that a cached row names, or None for an invalid row or an entry whose file is gone."""
     try:
         model = store.get(str(row["name"])) if "name" in row else None

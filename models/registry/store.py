@@ -18,7 +18,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ _LARGEST_ORIGIN = 1 << 20  # bytes
 _OLD = ".old."  # no model name starts with a dot
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-Build = Callable[[Path], dict[str, Any]]
+Build = Callable[[Path], Mapping[str, object]]
 """Writes a model into an empty directory, and returns facts for headrace.json, besides those it wrote there itself.
 
 Among them may be "files", the checksums; without them they are computed.
@@ -205,7 +205,7 @@ class Store:
             lock.release()
 
 
-def write_model(output: Path, build: Build, progress: Progress) -> dict[str, Any]:
+def write_model(output: Path, build: Build, progress: Progress) -> Mapping[str, Any]:
     """Write a model to a new directory outside of the store, complete or not at all; return the facts of `build`.
 
     Raises what `build` raises, and HeadraceError if it cannot be written.
@@ -221,7 +221,7 @@ def write_model(output: Path, build: Build, progress: Progress) -> dict[str, Any
         raise HeadraceError(f"{output} cannot be written: {error.strerror or error}") from error
 
 
-def _build(staging: Path, build: Build, progress: Progress) -> dict[str, Any]:
+def _build(staging: Path, build: Build, progress: Progress) -> Mapping[str, object]:
     """Build a model in an empty directory, with its headrace.json, and flush it; return the facts of `build`."""
     facts = build(staging)
     with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
@@ -249,9 +249,9 @@ def directory_bytes(path: Path) -> int:
     return total
 
 
-def _write_origin(directory: Path, facts: dict[str, Any]) -> None:
+def _write_origin(directory: Path, facts: Mapping[str, object]) -> None:
     file = directory / ORIGIN_FILE
-    written: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+    written = json.loads(file.read_bytes()) if file.exists() else {}
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     known = {key: value for key, value in facts.items() if value is not None}
     text = json.dumps({**written, **known, "installed": stamp}, indent=1, ensure_ascii=False)
