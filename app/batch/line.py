@@ -18,8 +18,9 @@ class Defaults:
 
     written: options from the settings file with their numbers as written there, for digests: in JSON, 1 is not 1.0.
     recommended: the catalog's sampling, for digests; that of the model's files is part of `identity`.
-    model: the model that answers. names: names that a line's `model` may have; None: any. identity: whatever else
-    decides an answer (the model's files, the context limit), as part of every digest.
+    model: the model that answers.
+    names: names that a line's `model` may have; None: any.
+    identity: whatever else decides an answer (the model's files, the context limit), as part of every digest.
     """
 
     options: AnswerOptions = field(default_factory=AnswerOptions)
@@ -34,9 +35,12 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The request of a line. prompt: a conversation, or a text to continue as it is.
+    """The request of a line.
 
-    options: the line's own. tools: that the model may call. logprobs: best tokens reported with each token; None: off.
+    prompt: a conversation, or a text to continue as it is.
+    options: the line's own.
+    tools: that the model may call.
+    logprobs: best tokens reported with each token; None: off.
     """
 
     prompt: Sequence[Mapping[str, object]] | str

@@ -18,10 +18,14 @@ _UNSET = AnswerOptions()
 class ModelSpec:
     """Load a model.
 
-    name: as after `-m`; None: the default. context: tokens; None: as many as fit into memory. kv: K/V format, as after
-    --kv. draft: a draft model; None: none. serving: for many clients: prompts may fill the context, text leaves sooner,
-    and the load is always reported. max_running: sequences at a time. activations: as after --activations. hosts:
-    machines that share the model; None: this one alone.
+    name: as after `-m`; None: the default.
+    context: tokens; None: as many as fit into memory.
+    kv: K/V format, as after --kv.
+    draft: a draft model; None: none.
+    serving: for many clients: prompts may fill the context, text leaves sooner, and the load is always reported.
+    max_running: sequences at a time.
+    activations: as after --activations.
+    hosts: machines that share the model; None: this one alone.
     """
 
     name: str | None = None
@@ -39,11 +43,16 @@ class ModelSpec:
 class Generate:
     """Answer a conversation, or continue a text; submitted requests are answered in one batch.
 
-    messages: `{"role": ..., "content": ...}`, the system message first. prompt: a text to continue as it is, instead of
-    messages. suffix: the text behind the gap that a continued text ends at. tools: that the model may call.
-    continue_text: the answer so far; the deltas continue it. drop_oldest: leave out the oldest turns of a too long
-    prompt, with a `Dropped` event, instead of ending with `ContextFull`. logprobs: best tokens reported with each
-    token; None: off. explain: send the prompt as the model gets it. submitted: monotonic clock.
+    messages: `{"role": ..., "content": ...}`, the system message first.
+    prompt: a text to continue as it is, instead of messages.
+    suffix: the text behind the gap that a continued text ends at.
+    tools: that the model may call.
+    continue_text: the answer so far; the deltas continue it.
+    drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of ending with
+        `ContextFull`.
+    logprobs: best tokens reported with each token; None: off.
+    explain: send the prompt as the model gets it.
+    submitted: monotonic clock.
     """
 
     id: int

@@ -69,8 +69,10 @@ class Damaged:
 class PromptCounted:
     """Token counts of a `PrefetchPrompt`.
 
-    tokens: the whole prompt. longest: a prompt that leaves room for an answer. message: the last message, if it is the
-    user's. files: one count per file.
+    tokens: the whole prompt.
+    longest: a prompt that leaves room for an answer.
+    message: the last message, if it is the user's.
+    files: one count per file.
     """
 
     id: int
@@ -111,10 +113,11 @@ class TokensCounted:
 class Prefill:
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
-    waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took. reuse:
-    of its prompt, in the first of a request's events. unchecked_tools: see `Answer`. prompt: its parts as the model
-    gets it, True for control tokens; in the first event, if it was asked for. prefill_s: computing so far; None if it
-    is not known.
+    waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took.
+    reuse: of its prompt, in the first of a request's events.
+    unchecked_tools: see `Answer`.
+    prompt: its parts as the model gets it, True for control tokens; in the first event, if it was asked for.
+    prefill_s: computing so far; None if it is not known.
     """
 
     id: int
@@ -186,9 +189,12 @@ class Done:
 class BatchStatus:
     """State of a batch of several answers, or of all answers of a server: twice a second, and after the last answer.
 
-    states: by generation. tokens: generated until `at` (monotonic clock) since the engine was idle. batches: batch
-    sizes of the passes since the last report. kv_room_bytes: the K/V budget. pool_bytes: size of the pool. blocks: None
-    without a pool.
+    states: by generation.
+    tokens: generated until `at` (monotonic clock) since the engine was idle.
+    batches: batch sizes of the passes since the last report.
+    kv_room_bytes: the K/V budget.
+    pool_bytes: size of the pool.
+    blocks: None without a pool.
     """
 
     states: "Mapping[int, State]"

@@ -14,15 +14,24 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
 
 @dataclass(frozen=True)
 class ModelCard:
-    """kind: "headrace" or "mlx-lm", the decoder's origin. context_limit: tokens of prompt and answer together.
+    """Facts of a loaded model that do not change while it is loaded, but for what is measured later.
 
-    weight_bytes: of the checkpoint, as loaded. cost: of a decode step. generation_defaults: generation_config.json.
-    thinks: the chat template has <think> sections. thinking_levels: it takes levels of thinking. peak, compute_flops:
-    None until measured (`PeakMeasured`). spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading.
-    notes: lines for the user. kv: name of the K/V format; None: that of mlx-lm's classes.
-    activations: bits of prompts' activations. ranks: a line per rank, if several machines share the model.
-    is_sample: the default model, which is there to try the program with. recommended: the model to use in its place;
-    None until it is known (`Recommended`).
+    kind: "headrace" or "mlx-lm", the decoder's origin.
+    context_limit: tokens of prompt and answer together.
+    weight_bytes: of the checkpoint, as loaded.
+    cost: of a decode step.
+    generation_defaults: generation_config.json.
+    thinks: the chat template has <think> sections.
+    thinking_levels: it takes levels of thinking.
+    peak, compute_flops: None until measured (`PeakMeasured`).
+    spare_cpus: not used for decoding.
+    active_memory_bytes: MLX's after loading.
+    notes: lines for the user.
+    kv: name of the K/V format; None: that of mlx-lm's classes.
+    activations: bits of prompts' activations.
+    ranks: a line per rank, if several machines share the model.
+    is_sample: the default model, which is there to try the program with.
+    recommended: the model to use in its place; None until it is known (`Recommended`).
     """
 
     name: str

@@ -33,10 +33,15 @@ _PEAK_SHARE = (
 class HostsPrediction:
     """One way of running a shape on machines, for one sequence with `context` cached tokens.
 
-    speed: tokens per second. expected: False for a roofline, an upper bound. link_share: part of a step in which
-    machines wait for the link. layers: of each machine, all of them in tensor parallel. memory: bytes of each. fits:
-    None if a machine's memory is unknown. together: tokens per second with as many sequences as machines; those of a
-    pipeline are in different machines at a time. prefill: prompt tokens per second, None without published FLOP/s.
+    speed: tokens per second.
+    expected: False for a roofline, an upper bound.
+    link_share: part of a step in which machines wait for the link.
+    layers: of each machine, all of them in tensor parallel.
+    memory: bytes of each.
+    fits: None if a machine's memory is unknown.
+    together: tokens per second with as many sequences as machines; those of a pipeline are in different machines at a
+        time.
+    prefill: prompt tokens per second, None without published FLOP/s.
     prefill_link_s: part of a prompt's time on the link.
     """
 

@@ -15,8 +15,11 @@ from headrace.runtime.config.paths import ASSETS
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """latency: of a message, in seconds. bandwidth: bytes per second. mesh: largest number of ranks in one.
+    """A network between machines.
 
+    latency: of a message, in seconds.
+    bandwidth: bytes per second.
+    mesh: largest number of ranks in one.
     gathers: sums of a ring are gathered where that is faster.
     """
 

@@ -26,9 +26,12 @@ LARGE_MAC_SHARE = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine to predict for. bandwidth: bytes per second. memory: bytes for weights and cache.
+    """A machine to predict for.
 
-    flops: peak FLOP/s of matrix products; None is unknown and limits nothing. chip: the name of this machine's.
+    bandwidth: bytes per second.
+    memory: bytes for weights and cache.
+    flops: peak FLOP/s of matrix products; None is unknown and limits nothing.
+    chip: the name of this machine's.
     busy: other programs slowed the measurement.
     """
 

@@ -28,9 +28,10 @@ _GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
 class Assumptions:
     """An engine on Apple GPUs: t = kernels * time of a kernel + bytes / (efficiency * nominal bandwidth).
 
-    ultra_efficiency: of chips of two dies; None: as of the others. kernel_s: of an M1, for kernels of any size; each
-    later generation takes `per_generation` times as long. kernels: those of a layer, by a pattern of the family, the
-    first that fits. mixture: the time of a layer's kernels with experts over a dense one's.
+    ultra_efficiency: of chips of two dies; None: as of the others.
+    kernel_s: of an M1, for kernels of any size; each later generation takes `per_generation` times as long.
+    kernels: those of a layer, by a pattern of the family, the first that fits.
+    mixture: the time of a layer's kernels with experts over a dense one's.
     """
 
     engine: str

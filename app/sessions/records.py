@@ -30,7 +30,8 @@ class Message:
     partial: the answer is being written, was stopped, ended at a limit or was cut off by a crash.
     finish_reason: stop, length, cancelled, died or failed; None while being written, after a crash, for user messages.
     model, sampling, system: of an answer: the model, the settings in effect (`AnswerOptions` fields) and the system
-    prompt. None for user messages, and if an earlier version did not store them. damaged: columns with invalid values.
+        prompt. None for user messages, and if an earlier version did not store them.
+    damaged: columns with invalid values.
     """
 
     id: int
@@ -77,9 +78,12 @@ def joined(drafts: Sequence[Draft]) -> Draft:
 class Session:
     """A conversation's settings and its active branch.
 
-    model: as after `-m`; None: the default. sampling: the `AnswerOptions` fields that are set. active_leaf: the last
-    message of the active branch. prompt_from: the first message of the prompt; `summary` replaces those before it.
-    draft: what was typed and not sent. damaged: columns with invalid values.
+    model: as after `-m`; None: the default.
+    sampling: the `AnswerOptions` fields that are set.
+    active_leaf: the last message of the active branch.
+    prompt_from: the first message of the prompt; `summary` replaces those before it.
+    draft: what was typed and not sent.
+    damaged: columns with invalid values.
     """
 
     id: str

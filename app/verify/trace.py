@@ -72,9 +72,12 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers to one request. gap: largest difference of log probabilities (natural logarithms).
+    """Two answers to one request.
 
-    tokens, entries: compared. missing: difference in length. changed: positions of cache entries with different bytes.
+    gap: largest difference of log probabilities (natural logarithms).
+    tokens, entries: compared.
+    missing: difference in length.
+    changed: positions of cache entries with different bytes.
     """
 
     tokens: int

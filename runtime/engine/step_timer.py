@@ -37,8 +37,10 @@ class StepTimer:
     def parts(self, seconds: float, host_s: float, *, decodes: bool, follows: bool = True) -> StepParts | None:
         """Return the parts of the step that was read just now, if it was timed; start the clocks if the next one is.
 
-        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt. follows: it followed the
-        step before at once.
+        seconds: of the step.
+        host_s: the part of them without a queued step.
+        decodes: it fed no prompt.
+        follows: it followed the step before at once.
         """
         every = self.every
         if not self._times and not every:

@@ -18,10 +18,12 @@ from headrace.runtime.ops import Phase
 class KVOptions:
     """Requirements of one engine.
 
-    limit: entries of a sequence, at most. max_running: sequences with a cache at a time. keep_prefix: K/V outlive
-    their sequence, answers included, for later prompts with the same beginning; else only entries equal to a cold
-    prefill are shared, among concurrent sequences. key: identity of the K/V on disk. spare: bytes free for cached
-    blocks beside caches of so many bytes; None for no bound.
+    limit: entries of a sequence, at most.
+    max_running: sequences with a cache at a time.
+    keep_prefix: K/V outlive their sequence, answers included, for later prompts with the same beginning; else only
+        entries equal to a cold prefill are shared, among concurrent sequences.
+    key: identity of the K/V on disk.
+    spare: bytes free for cached blocks beside caches of so many bytes; None for no bound.
     """
 
     limit: int

@@ -171,9 +171,12 @@ class CacheLengths:
 class KVShape:
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
-    windows: the attention window of each layer, None for none; () if no layer has one. recurrent: layers with recurrent
-    state; mixers: what they compute. without: layers that have no K/V. heads: (Hkv, D) of each layer, () if all are
-    alike. sources: for each layer the one whose K/V it reads, () if each has its own.
+    windows: the attention window of each layer, None for none; () if no layer has one.
+    recurrent: layers with recurrent state.
+    mixers: what they compute.
+    without: layers that have no K/V.
+    heads: (Hkv, D) of each layer, () if all are alike.
+    sources: for each layer the one whose K/V it reads, () if each has its own.
     """
 
     layers: int

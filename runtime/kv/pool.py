@@ -32,9 +32,11 @@ class PrefixMatch:
 class BlockPool:
     """Blocks of one network, by layer group.
 
-    windows: the window of each group. max_blocks: bounds by group. storage: the arrays behind the blocks; if it
-    allocates none, cached blocks are evicted. key: identity of the K/V (weights, format, kernels). max_cached: bounds
-    by group above which cached blocks are evicted.
+    windows: the window of each group.
+    max_blocks: bounds by group.
+    storage: the arrays behind the blocks; if it allocates none, cached blocks are evicted.
+    key: identity of the K/V (weights, format, kernels).
+    max_cached: bounds by group above which cached blocks are evicted.
     """
 
     def __init__(

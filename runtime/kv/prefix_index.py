@@ -21,9 +21,11 @@ from headrace.runtime.ops import BLOCK
 class PrefixNode:
     """A cached block: up to BLOCK entries behind those of `parent`.
 
-    decode_written: of each entry, 1 for a decode step, 0 for prefill. prefill_exact: its first entries that equal a
-    cold prefill of all tokens. blocks: the block of each layer group, None if evicted there. states: recurrent state
-    behind its last entry, if kept. parent: None for the root and for removed nodes.
+    decode_written: of each entry, 1 for a decode step, 0 for prefill.
+    prefill_exact: its first entries that equal a cold prefill of all tokens.
+    blocks: the block of each layer group, None if evicted there.
+    states: recurrent state behind its last entry, if kept.
+    parent: None for the root and for removed nodes.
     """
 
     key: bytes

@@ -65,10 +65,13 @@ class PassFacts:
 class StepRecord:
     """One step of one sequence. `context`: cache entries after it.
 
-    batch: sequences in its pass, which read `weight_bytes` once for all. proposed: draft tokens of `source` verified in
-    it; accepted: those accepted, up to the end of the answer. fed: prompt tokens of other sequences computed in its
-    pass. gc_s: time of Python's garbage collection in it. parts: None if the step was not timed. ranks: rank 0 first;
-    () unless it was timed on several ranks.
+    batch: sequences in its pass, which read `weight_bytes` once for all.
+    proposed: draft tokens of `source` verified in it.
+    accepted: those accepted, up to the end of the answer.
+    fed: prompt tokens of other sequences computed in its pass.
+    gc_s: time of Python's garbage collection in it.
+    parts: None if the step was not timed.
+    ranks: rank 0 first; () unless it was timed on several ranks.
     """
 
     index: int
@@ -154,15 +157,20 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 class Summary:
     """Figures of one generation; None if there were too few steps.
 
-    queue_s: request submitted -> admitted, without tokenize_s. prefill_s: admitted -> end of prefill.
+    queue_s: request submitted -> admitted, without tokenize_s.
+    prefill_s: admitted -> end of prefill.
     ttft_s: request submitted -> first token ready, without tokenisation.
-    reused_tokens: prompt tokens found in the cache. prefill_tokens: computed before the first step, which computes the
-    prompt's last token. steps: all, the one of the end-of-turn token included.
-    Without the first step: step_latency and its mean step_s per step; itl per token, an end-of-turn token included;
-    tpot_s = (t_last - t_first) / tokens. proposed, accepted: draft tokens of all steps.
+    reused_tokens: prompt tokens found in the cache.
+    prefill_tokens: computed before the first step, which computes the prompt's last token.
+    steps: all, the one of the end-of-turn token included.
+    step_latency, step_s: per step, and their mean, without the first step.
+    itl: per token, an end-of-turn token included, without the first step.
+    tpot_s: (t_last - t_first) / tokens, without the first step.
+    proposed, accepted: draft tokens of all steps.
+    busy: other programs slowed the steps down, so there is no mbu.
+
     An `Answer` counts queue_s and ttft_s from its prompt's submission, ttft_s to the first text or tool call, and sets
     tokenize_s, mbu and busy.
-    busy: other programs slowed the steps down, so there is no mbu.
     """
 
     prompt_tokens: int

@@ -40,8 +40,11 @@ from headrace.runtime.metrics.units import format_bytes, format_joules, percent,
 class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
-    session: id of the stored conversation. sampling_source: origin of the temperature. peak: the machine's measured
-    peak. memory_now: its newest reading, of the last hour. compute_flops: its measured FLOP/s; None if not measured.
+    session: id of the stored conversation.
+    sampling_source: origin of the temperature.
+    peak: the machine's measured peak.
+    memory_now: its newest reading, of the last hour.
+    compute_flops: its measured FLOP/s; None if not measured.
     """
 
     model: LoadedModel
