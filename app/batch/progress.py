@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-from headrace.app.output.redrawn_line import RedrawnLine
+from headrace.app.output.progress import RedrawnLine
 from headrace.runtime.metrics.units import format_long, percent, three_digits
 
 _EVERY_S = 0.2

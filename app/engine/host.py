@@ -31,7 +31,6 @@ from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S, Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
-from headrace.app.engine.spare_cpus import spare_cpus
 from headrace.app.hosts.load import load_model
 from headrace.app.predict.uses import Recommendation
 from headrace.models.loading.draft import load_draft
@@ -49,7 +48,7 @@ from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.network import Network
 
 
@@ -103,7 +102,7 @@ class EngineHost:
         self._reuse = ReuseLog(loaded.tokenizer)
         self._running: dict[Answer, _Running] = {}
         self._file_tokens: dict[str, int] = {}  # of the last prefetch
-        self._spare_cpus = spare_cpus(machine())
+        self._spare_cpus = _spare_cpus(machine())
         self.idle = IdleWork(resolved, self._disk_cache)
         if spec.serving:  # any request may have a schema
             self.idle.prepare = self._answerer.prepare_grammars
@@ -347,3 +346,12 @@ def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network 
     except HeadraceError as error:
         loaded.notes.append(f"without the draft {spec.draft}: {error}")
         return None
+
+
+def _spare_cpus(host: Machine) -> int:
+    """Return the CPUs, hyper-threads included, that the kernels' threads do not use."""
+    native = ops.native.status() if ops.select() is ops.native else None
+    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
+    busy = native.threads if native is not None and native.threads else 1
+    return max(0, (host.usable_cores if limited else scheduled) - busy)

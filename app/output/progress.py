@@ -10,15 +10,37 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.app.output.redrawn_line import RedrawnLine
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.terminal import can_redraw
+from headrace.app.output.terminal import can_redraw, table_width
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
 _DRAW_S = 0.1  # between two drawings of a line
 _LOG_S = 10.0  # between two log lines of one stage
 _BAR = 24  # columns
+
+
+class RedrawnLine:
+    """A line on standard error that is redrawn in place, on a terminal alone. draws: False where nothing is drawn."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.draws = can_redraw(sys.stderr) and not quiet
+        self._width = 0
+
+    def draw(self, text: str) -> None:
+        """Draw `text` over the line before."""
+        if self.draws:
+            text = text[: (table_width(sys.stderr) or 80) - 1]  # some terminals wrap in the last column
+            sys.stderr.write(f"\r{text:<{self._width}}")
+            sys.stderr.flush()
+            self._width = len(text)
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._width:
+            sys.stderr.write(f"\r{'':<{self._width}}\r")
+            sys.stderr.flush()
+            self._width = 0
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from itertools import islice
 import mlx.core as mx
 
 from headrace.runtime.engine.admission import Admission
-from headrace.runtime.engine.batch_clock import BatchClock
 from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.commit import commit_batch
 from headrace.runtime.engine.decode import start
@@ -29,7 +28,7 @@ from headrace.runtime.engine.prefill import chunk_end, prefill
 from headrace.runtime.engine.request import Event, Failed, Request
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
-from headrace.runtime.engine.step_timer import StepTimer
+from headrace.runtime.engine.step_timer import BatchClock, StepTimer
 from headrace.runtime.engine.work_memory import WorkMemory
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVOptions

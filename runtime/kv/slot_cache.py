@@ -1,4 +1,4 @@
-"""One sequence's K/V in contiguous buffers: its own, or a slot of shared ones (`runtime.kv.slot_buffers`).
+"""One sequence's K/V in contiguous buffers: its own, or a slot of shared ones (`runtime.kv.buffers`).
 
 Layers of one window and shape share the position of their first row. A full buffer grows to the entries that are
 reserved for the sequence; beyond them it doubles, later it grows by GROWTH rows, one layer at a time. Packed formats

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
-from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, rounding, stock_sampling
+from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, Xielu, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
@@ -26,7 +26,6 @@ rotate_heads = attention_parts.rotate_heads
 expert_linear = mixtures.expert_linear
 join_experts = mixtures.join_experts
 add_norms = metal.add_norms
-rounded_to_bytes = rounding.rounded_to_bytes
 mix_pass = recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
@@ -310,3 +309,24 @@ def greedy(logits: mx.array) -> mx.array:
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
     """Choose a token for each row. See `runtime.ops.stock_sampling`."""
     return gpu_sampling.sample(logits, rules, keys) if on_gpu() else stock_sampling.sample(logits, rules, keys)
+
+
+def rounded_to_bytes(x: mx.array, group: int) -> mx.array:
+    """Return activations (..., K) as products with weights in groups of `group` see them in 8 bits, in float32.
+
+    This defines the rounding of the native kernels.
+
+    A group of 32 values, or of `group` if that is less, shares a scale: its largest magnitude / 127. In each run of 16
+    groups, the eighth with the largest magnitudes (rounded up) have an outlier each, the first value of that
+    magnitude: their scale is the second largest / 127, or the largest / 2032 if that is more.
+    """
+    size = min(group, 32)
+    groups = x.reshape(-1, x.shape[-1] // size, size)  # (rows, groups, size)
+    order = mx.sort(mx.abs(groups), axis=-1)
+    top = mx.maximum(order[..., -1], 1e-30)
+    second = mx.maximum(order[..., -2], 1e-30)
+    runs = [top[:, i : i + 16] for i in range(0, top.shape[1], 16)]
+    ranks = [mx.argsort(mx.argsort(-run, axis=-1), axis=-1) for run in runs]
+    has_outlier = mx.concatenate([rank < (rank.shape[-1] + 7) // 8 for rank in ranks], axis=1)
+    peak = mx.where(has_outlier, mx.maximum(second, top / 16), top)[..., None]
+    return (mx.round(groups * (127 / peak)) * (peak / 127)).reshape(x.shape)

@@ -19,7 +19,7 @@ from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
-from headrace.app.output.redrawn_line import RedrawnLine
+from headrace.app.output.progress import RedrawnLine
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Attachment
 from headrace.models.checkpoint.quantization import Quantization

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from headrace.app.sessions.markdown_part import markdown_line, markdown_part
+from headrace.app.sessions.export import markdown_line, markdown_part
 
 PARSER = MarkdownIt("commonmark")
 PIECES = st.sampled_from([

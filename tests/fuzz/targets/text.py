@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.output.sanitise import Sanitiser, sanitise
-from headrace.app.sessions.markdown_part import markdown_part
+from headrace.app.sessions.export import markdown_part
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
 from tests.app.sessions.test_markdown_part import stays_a_part

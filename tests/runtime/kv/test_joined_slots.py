@@ -14,9 +14,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv import slot_cache
 from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.kv.buffers import BufferBackend, BufferPass
+from headrace.runtime.kv.buffers import BufferBackend, BufferPass, SlotBuffers, idle_bytes
 from headrace.runtime.kv.cache import CHUNK, PassRow
-from headrace.runtime.kv.slot_buffers import SlotBuffers, idle_bytes
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, Phase, reference
 from tests.support.alone import Alone
