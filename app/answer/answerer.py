@@ -65,7 +65,7 @@ class Answerer:
             model.network,
             context_limit=model.context_limit,
             keep_prefix=keep_prefix,
-            most_running=max_running,
+            max_running=max_running,
             kv_key=kv_key,
             draft=draft,
             pass_costs=PassCostStore(model.network.cost),

@@ -46,7 +46,7 @@ def read_lines(source: str | None) -> list[bytes]:
 
 def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLine]:
     """Return every line that is not blank. A name used before is an error of the later line."""
-    found: list[Line | BadLine] = []
+    parsed: list[Line | BadLine] = []
     names: dict[tuple[bool, str], int] = {}
     for number, raw in enumerate(lines, 1):
         if not raw.strip():
@@ -57,8 +57,8 @@ def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLi
             if first != number and isinstance(line, Line):
                 error = UsageError(f"{shown(line.name)} is the name of line {first} already")
                 line = _bad(raw, number, line.name, line.form, error)
-        found.append(line)
-    return found
+        parsed.append(line)
+    return parsed
 
 
 def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:

@@ -154,7 +154,7 @@ class RemoteEngine:
             time.sleep(_LOOK_S)
         if number != self._current or command.id not in self._open:
             return
-        answer = RemoteAnswer(command, own=self._own)
+        answer = RemoteAnswer(command, is_headrace=self._own)
         connection = self._address.connection(_SILENCE_S)
         with self._changes:
             self._running[command.id] = connection

@@ -19,9 +19,9 @@ P = TypeVar("P", TextChunk, Completed)
 class RemoteAnswer:
     """Chunks in, events out. own: the server is headrace's and reports the steps after their text."""
 
-    def __init__(self, command: Generate, *, own: bool) -> None:
+    def __init__(self, command: Generate, *, is_headrace: bool) -> None:
         self._id = command.id
-        self._own_server = own
+        self._own_server = is_headrace
         self._ttft_s: float | None = None
         self._last = command.submitted  # when the latest text came
         self._latencies: list[float] = []
@@ -37,8 +37,8 @@ class RemoteAnswer:
         if error := chunk.get("error"):
             raise ServerError(str(error.get("message", error))[:500], str(error.get("code") or ""))
         self._usage = chunk.get("usage") or self._usage
-        if own := chunk.get("headrace"):
-            return self._own(own)
+        if extension := chunk.get("headrace"):
+            return self._own(extension)
         for choice in chunk["choices"]:
             self._cut = self._cut or choice.get("finish_reason") == "length"
             delta = choice.get("delta") or {}
@@ -55,9 +55,9 @@ class RemoteAnswer:
         rest = Completed("", done.end)
         return [Delta(self._id, [self._with_text(rest)], self._ttft_s, by_kind=True), done]
 
-    def _own(self, own: Mapping[str, Any]) -> list[Event]:
+    def _own(self, extension: Mapping[str, Any]) -> list[Event]:
         """Return the event that headrace's own server reports."""
-        event = event_of(str(own["event"]), {**own["data"], "id": self._id})
+        event = event_of(str(extension["event"]), {**extension["data"], "id": self._id})
         if isinstance(event, Done):
             self._done = event
             return []

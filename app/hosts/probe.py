@@ -39,10 +39,10 @@ def measure_link(connection: socket.socket) -> Measured:
         connection.sendall(piece)
         _receive(connection, 1)
         sent += 1
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     connection.sendall(b"\2")
     round_trip = median(rounds)
-    return Measured(round_trip / 2, sent * _PIECE / max(took - sent * round_trip, took / 10))
+    return Measured(round_trip / 2, sent * _PIECE / max(seconds - sent * round_trip, seconds / 10))
 
 
 def answer_probe(connection: socket.socket) -> None:
@@ -61,10 +61,10 @@ def _prepare(connection: socket.socket) -> None:
 
 def _receive(connection: socket.socket, size: int) -> bytes:
     """Receive `size` bytes, and return the first."""
-    held = bytearray(size)
-    rest = memoryview(held)
+    buffer = bytearray(size)
+    rest = memoryview(buffer)
     while rest:
         if not (count := connection.recv_into(rest)):
             raise ConnectionError("the connection was closed")
         rest = rest[count:]
-    return bytes(held[:1])
+    return bytes(buffer[:1])

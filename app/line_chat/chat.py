@@ -145,7 +145,7 @@ class LineChat:
     def _follow(self, printer: AnswerPrinter) -> None:
         """Print text until no answer is written and no model is loaded; Ctrl-C stops the answer."""
         conversation = self.conversation
-        told = set[str]()
+        notices = set[str]()
         self.lines.interrupted()  # forgets an interrupt from before
         while True:
             interrupted = self._wait_for_model() or self.lines.interrupted()
@@ -157,8 +157,8 @@ class LineChat:
                 "(summarising the oldest turns)": conversation.phase == "summarising",
             }
             for remark, applies in remarks.items():
-                if applies and remark not in told:
-                    told.add(remark)
+                if applies and remark not in notices:
+                    notices.add(remark)
                     printer.line(remark)
             if conversation.phase == "idle":
                 if interrupted or self.engine.state != "loading":  # the model goes on loading after Ctrl-C

@@ -251,10 +251,10 @@ def _format_in_list(checkpoint: Checkpoint) -> str | None:
 
 def _format_of(section: Mapping[str, object], module: str) -> str:
     entry = section.get(module)
-    own = entry if isinstance(entry, Mapping) else {}
-    bits = own.get("bits", section.get("bits"))
-    group = own.get("group_size", section.get("group_size"))
-    mode = own.get("mode", section.get("mode", "affine"))
+    settings = entry if isinstance(entry, Mapping) else {}
+    bits = settings.get("bits", section.get("bits"))
+    group = settings.get("group_size", section.get("group_size"))
+    mode = settings.get("mode", section.get("mode", "affine"))
     return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
 
 
@@ -349,8 +349,8 @@ def _fits(
     config = own_decoder(checkpoint)
     if config is not None:
         shape = shape_of_checkpoint(checkpoint)
-        held = replace(shape, resident_bytes=loaded_weight_bytes(checkpoint, shape) + shape.head_bytes)
-        return kv_fits(held, usable, packs=long_rope(config) is None)
+        loaded = replace(shape, resident_bytes=loaded_weight_bytes(checkpoint, shape) + shape.head_bytes)
+        return kv_fits(loaded, usable, packs=long_rope(config) is None)
     costs = {FLOAT16.name: cost}
     if network is not None:
         for kind in FORMATS[1:]:

@@ -57,11 +57,11 @@ def _block_lines(source: str, width: int) -> list[RenderedLine]:
     made = console()
     lines = []
     for line in made.render_lines(markdown, made.options.update(width=width), pad=False):
-        kept = _without_end(line)
+        stripped = _without_end(line)
         with made.capture() as captured:
-            made.print(Segments(kept), end="", soft_wrap=True)
-        lines.append(RenderedLine(captured.get(), Segment.get_line_length(kept)))
-    filled = [place for place, line in enumerate(lines) if line.cells]
+            made.print(Segments(stripped), end="", soft_wrap=True)
+        lines.append(RenderedLine(captured.get(), Segment.get_line_length(stripped)))
+    filled = [index for index, line in enumerate(lines) if line.cells]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
@@ -81,9 +81,9 @@ def _as_text(tokens: list["Token"]) -> list["Token"]:
 
 def _without_end(line: Sequence["Segment"]) -> list["Segment"]:
     """Drop spaces at the end of a line: a copy has none, and a narrower terminal does not wrap them."""
-    kept = list(line)
-    while kept and not kept[-1].text.rstrip():
-        kept.pop()
-    if kept:
-        kept[-1] = kept[-1]._replace(text=kept[-1].text.rstrip())
-    return kept
+    cells = list(line)
+    while cells and not cells[-1].text.rstrip():
+        cells.pop()
+    if cells:
+        cells[-1] = cells[-1]._replace(text=cells[-1].text.rstrip())
+    return cells

@@ -87,8 +87,8 @@ def _named(wanted: str, shown: str) -> str:
     """Return the one name of the table that `wanted` matches."""
     names = list(dict.fromkeys(chip.name for chip in table()))
     squashed = {name: "".join(_words(name)) for name in names}
-    if found := [name for name in names if squashed[name] == "".join(_words(wanted))]:
-        return found[0]
+    if matches := [name for name in names if squashed[name] == "".join(_words(wanted))]:
+        return matches[0]
     words = set(_words(wanted))
     partial = [name for name in names if words and words <= set(_words(name))]
     shortest = min(partial, key=lambda name: len(squashed[name]), default="")

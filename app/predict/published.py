@@ -132,8 +132,8 @@ def error_line(engine: str) -> str:
     parts = []
     for kind, errors in held_out(engine).items():
         least = percent(errors.least, is_signed=True)
-        most = percent(errors.most, is_signed=True)
-        parts.append(f"{names[kind]} {percent(errors.median, 1)} ({errors.figures}, {least} to {most})")
+        largest = percent(errors.most, is_signed=True)
+        parts.append(f"{names[kind]} {percent(errors.median, 1)} ({errors.figures}, {least} to {largest})")
     return f"median error on published speeds of sources that were left out of the fit: {', '.join(parts)}"
 
 

@@ -238,13 +238,13 @@ def _choose(source: _Source, parts: Sequence[Sequence[Option]], budget: Budget, 
 
     least = sum(min(option.nbytes for option in options) for options in parts)
     most_bytes = sum(max(option.nbytes for option in options) for options in parts)
-    found = largest_that_holds(least, most_bytes, lambda room: predicted(room) >= speed)
-    if found is None:
+    bytes_to_use = largest_that_holds(least, most_bytes, lambda room: predicted(room) >= speed)
+    if bytes_to_use is None:
         raise UsageError(
             f"{source.model.name} reaches {predicted(least):.1f} tok/s at most on {target.name}, in 2 bits",
             "ask for less, or take a smaller model",
         )
-    return choose(parts, found)
+    return choose(parts, bytes_to_use)
 
 
 def _stored(source: _Source, module: str) -> int:

@@ -102,11 +102,11 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
     for message in branch:
         parts.append(f"## {_SPEAKERS[message.role]}")
         parts += [f"*Attached: {_line(attachment.name)}*" for attachment in message.attachments]
-        said = split_thinking(message.content)
-        if said.thinking:
-            parts.append(f"<details><summary>Thinking</summary>\n\n{_part(said.thinking)}\n\n</details>")
-        if said.answer.strip():
-            parts.append(_part(said.answer))
+        spoken = split_thinking(message.content)
+        if spoken.thinking:
+            parts.append(f"<details><summary>Thinking</summary>\n\n{_part(spoken.thinking)}\n\n</details>")
+        if spoken.answer.strip():
+            parts.append(_part(spoken.answer))
         if message.partial:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
         if message.system and message.system != session.system:
@@ -195,9 +195,9 @@ def _without_underlines(lines: Sequence[str]) -> list[str]:
     """Escape the lines that make a heading of the line above."""
     changed = list(lines)
     for start, end in _plain_runs(lines):
-        for place in range(max(start, 1), end):
-            if lines[place - 1].strip():
-                changed[place] = _UNDERLINE.sub(r"\1\\\2", lines[place])
+        for index in range(max(start, 1), end):
+            if lines[index - 1].strip():
+                changed[index] = _UNDERLINE.sub(r"\1\\\2", lines[index])
     return changed
 
 
@@ -230,7 +230,7 @@ def _escape(text: str) -> str:
 
 def _escape_around_code(text: str) -> str:
     parts = _CODE.split(text)  # text, code, its backticks, text, ...
-    return "".join(_escape(part) if place % 3 == 0 else part for place, part in enumerate(parts) if place % 3 != 2)
+    return "".join(_escape(part) if index % 3 == 0 else part for index, part in enumerate(parts) if index % 3 != 2)
 
 
 def _has_html(tokens: Sequence["Token"]) -> bool:

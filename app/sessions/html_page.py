@@ -73,15 +73,15 @@ def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, f
 
 
 def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, object]:
-    said = split_thinking(message.content)
+    spoken = split_thinking(message.content)
     steps = steps_of(message) if message.role == "assistant" else None
     shown = steps if steps is not None and steps.latencies_s else None
     return {
         "role": message.role,
         "attachments": [" ".join(sanitise(attachment.name).split()) for attachment in message.attachments],
-        "thinking": _rendered(said.thinking or ""),
-        "body": _rendered(said.answer) if message.role == "assistant" else None,
-        "text": sanitise(said.answer if message.role == "assistant" else message.content),
+        "thinking": _rendered(spoken.thinking or ""),
+        "body": _rendered(spoken.answer) if message.role == "assistant" else None,
+        "text": sanitise(spoken.answer if message.role == "assistant" else message.content),
         "unfinished": message.finish_reason or "interrupted" if message.partial else "",
         "facts": made(message),
         "chart": step_chart(shown) if shown else None,
@@ -124,16 +124,16 @@ def strip(steps: AnswerSteps) -> Iterator[Mark]:
     """Yield the tokens of an answer in order, rejected draft tokens in front of the token that replaced them."""
     each = [latency / max(1, len(text.pieces)) for latency, text in zip(steps.latencies_s, steps.texts, strict=False)]
     usual = median(each[1:] or each) if each else 0.0
-    for place, (pieces, accepted, rejected) in enumerate(steps.texts):
-        known = place < len(each)
-        title = f"step {place}" + (f", {format_seconds(steps.latencies_s[place])}" if known else "")
+    for index, (pieces, accepted, rejected) in enumerate(steps.texts):
+        known = index < len(each)
+        title = f"step {index}" + (f", {format_seconds(steps.latencies_s[index])}" if known else "")
         for piece in pieces[:accepted]:
             yield Mark(sanitise(piece), "accepted", f"{title}, accepted draft token")
         for draft in rejected:
             yield Mark(sanitise(draft), "rejected", f"{title}, rejected draft token")
         for piece in pieces[accepted:]:
             if piece:
-                yield Mark(sanitise(piece), _speed(each[place], usual) if known and place else "usual", title)
+                yield Mark(sanitise(piece), _speed(each[index], usual) if known and index else "usual", title)
 
 
 def _speed(latency_s: float, usual_s: float) -> str:

@@ -21,19 +21,19 @@ class Presence:
 
     def open(self, session_id: str) -> bool:
         """Lock this session instead of the one before; return whether another process has it open, too."""
-        place = crc32(session_id.encode()) & 0x7FFFFFFF  # within the range every file system can lock
+        offset = crc32(session_id.encode()) & 0x7FFFFFFF  # within the range every file system can lock
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            if self._held not in (None, place):
+            if self._held not in (None, offset):
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._held)
-            self._held = place
+            self._held = offset
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
                 alone = True
             except OSError:
                 alone = False
-            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)  # shared with other processes
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, offset)  # shared with other processes
         except OSError:
             return False
         return not alone

@@ -65,7 +65,7 @@ class Draft:
         """Return the text with the pastes in full."""
         if not self.pastes:
             return self.text
-        return re.sub("|".join(map(re.escape, self.pastes)), lambda found: self.pastes[found[0]], self.text)
+        return re.sub("|".join(map(re.escape, self.pastes)), lambda match: self.pastes[match[0]], self.text)
 
 
 def joined(drafts: Sequence[Draft]) -> Draft:

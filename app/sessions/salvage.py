@@ -30,11 +30,13 @@ def readable_messages(db: Database, session_id: str) -> list[Message]:
         row["id"]: row["parent_id"]
         for row in db.rows("SELECT id, parent_id FROM messages INDEXED BY messages_by_parent")
     }
-    found: list[Message] = []
+    messages: list[Message] = []
     for number in sorted(row["id"] for row in ids):
         try:
-            found += map(message_of, db.rows(f"{SELECT_MESSAGE} WHERE id = ?", number))
+            messages += map(message_of, db.rows(f"{SELECT_MESSAGE} WHERE id = ?", number))
         except SessionError:
             parent = parents.get(number)
-            found.append(lost_message(number, session_id, parent if parent is not None and parent < number else None))
-    return found
+            if parent is not None and parent >= number:  # damage: a parent is older than its answers
+                parent = None
+            messages.append(lost_message(number, session_id, parent))
+    return messages

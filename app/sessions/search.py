@@ -48,11 +48,11 @@ def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
 def best_line(lines: Sequence[str], text: str) -> int | None:
     """Return the index of the first line with most words of `text`; None if no line has any."""
     wanted = set(_WORD.findall(_folded(text)))
-    found = [_words_begun(line, wanted) for line in lines]
-    if not any(found) and (whole := text.strip().casefold()):
-        found = [int(whole in line.casefold()) for line in lines]
-    most = max(found, default=0)
-    return found.index(most) if most else None
+    counts = [_words_begun(line, wanted) for line in lines]
+    if not any(counts) and (whole := text.strip().casefold()):
+        counts = [int(whole in line.casefold()) for line in lines]
+    max_count = max(counts, default=0)
+    return counts.index(max_count) if max_count else None
 
 
 def _words_begun(line: str, starts: set[str]) -> int:

@@ -248,10 +248,10 @@ class SessionStore:
             below = [row["id"] for row in self.db.rows(f"{_BELOW} SELECT id FROM below", message.id)]
             self.db.run(f"{_BELOW} DELETE FROM messages WHERE id IN (SELECT id FROM below)", message.id)
             if shown in below:
-                beside = f"{_BELOW} SELECT max(id) AS leaf FROM below"
+                last_below = f"{_BELOW} SELECT max(id) AS leaf FROM below"
                 of_all = "SELECT max(id) AS leaf FROM messages WHERE session_id = ?"
                 parent = message.parent_id
-                (row,) = self.db.rows(*((of_all, message.session_id) if parent is None else (beside, parent)))
+                (row,) = self.db.rows(*((of_all, message.session_id) if parent is None else (last_below, parent)))
                 self.db.run("UPDATE sessions SET active_leaf = ? WHERE id = ?", row["leaf"], message.session_id)
         return self.session(message.session_id)
 
@@ -330,19 +330,19 @@ class SessionStore:
     def messages(self, session_id: str) -> list[Message]:
         """Return the messages of all branches, parents before children."""
         try:
-            found = [
+            messages = [
                 message_of(row)
                 for row in self.db.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
             ]
         except SessionError:
-            found = readable_messages(self.db, session_id)
-        ids = {message.id for message in found}
+            messages = readable_messages(self.db, session_id)
+        ids = {message.id for message in messages}
         return [
             # A message without its parent becomes a first message, or it would be invisible.
             message
             if message.parent_id is None or message.parent_id in ids
             else replace(marked(message, ["parent_id"]), parent_id=None)
-            for message in found
+            for message in messages
         ]
 
     def recent_questions(self) -> list[str]:

@@ -32,8 +32,8 @@ def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[Tree
         if len(below) == 1:
             waiting.append((below[0], depth, lead, lead))
             return
-        for place, message in reversed(list(enumerate(below))):
-            last = place == len(below) - 1
+        for index, message in reversed(list(enumerate(below))):
+            last = index == len(below) - 1
             waiting.append((message, depth + 1, lead + ("└ " if last else "├ "), lead + ("  " if last else "│ ")))
 
     hang(None, 0, "")

@@ -30,8 +30,9 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
         f"SELECT *, content || {APPENDED} AS whole FROM messages WHERE session_id = ? ORDER BY id", session_id
     )
     there = {row["id"] for row in file.rows("SELECT id FROM messages WHERE session_id = ?", session_id)}
-    kept = {row["id"] for row in messages}
-    for gone in sorted((id for id in there - kept if id <= last_id), reverse=True):  # children before their parents
+    ids_in_memory = {row["id"] for row in messages}
+    deleted = [id for id in there - ids_in_memory if id <= last_id]
+    for gone in sorted(deleted, reverse=True):  # children before their parents
         file.run("DELETE FROM messages WHERE id = ?", gone)
     ids: dict[int | None, int | None] = {None: None}
     for message in messages:

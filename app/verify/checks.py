@@ -63,16 +63,16 @@ class Row:
             "name": self.name,
             "result": self.verdict,
             "sequences": len(self.comparisons),
-            "tokens": sum(found.tokens for found in self.comparisons),
-            "missing_tokens": sum(found.missing for found in self.comparisons),
-            "kv_entries": sum(found.entries for found in self.comparisons),
-            "changed_kv_entries": sum(len(found.changed) for found in self.comparisons),
-            "largest_gap": max((found.gap for found in self.comparisons), default=0.0),
-            "flips": [asdict(found.flip) for found in self.comparisons if found.flip is not None],
+            "tokens": sum(comparison.tokens for comparison in self.comparisons),
+            "missing_tokens": sum(comparison.missing for comparison in self.comparisons),
+            "kv_entries": sum(comparison.entries for comparison in self.comparisons),
+            "changed_kv_entries": sum(len(comparison.changed) for comparison in self.comparisons),
+            "largest_gap": max((comparison.gap for comparison in self.comparisons), default=0.0),
+            "flips": [asdict(comparison.flip) for comparison in self.comparisons if comparison.flip is not None],
             "kv_changes": [
-                {"sequence": number, "position": found.changed[0]}
-                for number, found in enumerate(self.comparisons)
-                if found.changed
+                {"sequence": number, "position": comparison.changed[0]}
+                for number, comparison in enumerate(self.comparisons)
+                if comparison.changed
             ],
             "note": self.note,
         }
@@ -143,24 +143,24 @@ class Verification:
             traces, note = check.serve()
             pairs = enumerate(zip(check.expected, traces, strict=True))
             yield judged(
-                self._expected, check.name, [compare(place, *pair, cut=check.cut) for place, pair in pairs], note
+                self._expected, check.name, [compare(index, *pair, cut=check.cut) for index, pair in pairs], note
             )
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
-        most = self._plan.sequences
+        max_running = self._plan.sequences
         seed = self._plan.seed
         if self._here is not None:
             yield Check("alone, on this machine only", self._here.generated, alone[:SHARERS])
         yield Check("alone, by another call", self._few.generated, alone[:SHARERS])
         yield Check("alone, from a queue", partial(self._few.together, 1), alone[:SHARERS])
         for size in (2, 4, 8, 16):
-            if size <= most:
+            if size <= max_running:
                 serving = self._some if size <= SOME else self._all
                 # otherwise the fast ones end alone
                 together = partial(serving.together, size, FixedPace(lambda: CHUNK))
                 yield Check(f"{size} at a time", together, alone[: len(serving.requests)])
-        if most > 1:
-            joining = partial(self._all.joining, most, seed)
+        if max_running > 1:
+            joining = partial(self._all.joining, max_running, seed)
             yield Check("joining, ending, cancelled, preempted", joining, alone, cut=True)
         yield Check("short of memory, preempted", partial(self._crowd.preempted, CROWD), crowd)
         yield Check("with a shared prefix", partial(self._sharers.sharing, self._prefix), [*sharers, *sharers])
@@ -173,7 +173,7 @@ class Verification:
             ("prompts in chunks of any size", self._some, pieces),
             ("prompts in one chunk", self._some, whole),
         ):
-            yield Check(name, partial(serving.together, most, FixedPace(draw)), alone[: len(serving.requests)])
+            yield Check(name, partial(serving.together, max_running, FixedPace(draw)), alone[: len(serving.requests)])
         now = native.status().threads
         if now is not None and ops.select().name == native.name:
             for threads in sorted({1, 2, machine().usable_cores} - {now}):
@@ -190,17 +190,17 @@ class Verification:
 
 def judged(expected: Expectation, name: str, comparisons: list[Comparison], note: str = "") -> Row:
     """Return the result of a check."""
-    verdicts = {_verdict(expected, found) for found in comparisons}
+    verdicts = {_verdict(expected, comparison) for comparison in comparisons}
     worst = next(verdict for verdict in ("differs", "near ties", "close", "equal") if verdict in verdicts)
     return Row(name, worst, note, comparisons)
 
 
-def _verdict(expected: Expectation, found: Comparison) -> str:
-    if found.same_bits:
+def _verdict(expected: Expectation, comparison: Comparison) -> str:
+    if comparison.same_bits:
         return "equal"
-    if expected.exact or found.missing or found.gap > expected.tolerance:
+    if expected.exact or comparison.missing or comparison.gap > expected.tolerance:
         return "differs"
-    if found.flip is None:
+    if comparison.flip is None:
         return "close"
-    near = found.flip.margin is not None and found.flip.margin <= 2 * expected.tolerance
+    near = comparison.flip.margin is not None and comparison.flip.margin <= 2 * expected.tolerance
     return "near ties" if near else "differs"

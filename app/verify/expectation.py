@@ -68,8 +68,8 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
             continue
         if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
             continue  # a convolution takes one row at a time
-        own = section.get(module)
-        entry = {**section, **(own if isinstance(own, dict) else {})}
+        of_module = section.get(module)
+        entry = {**section, **(of_module if isinstance(of_module, dict) else {})}
         quantized = f"{module}.scales" in checkpoint.tensors
         if not quantized or entry.get("bits") not in _ROUNDED_BITS or entry.get("mode") == "mxfp8":
             yield module

@@ -67,12 +67,12 @@ class Interfaces:
         for number, ((name, how), serve) in enumerate(self._ways(by_api, expected), 1):
             begin(number, 6, f"{name}, {how}")
             pairs = enumerate(zip(expected, serve(), strict=True))
-            yield judged(self._expected, f"{name}, {how}", [compare(place, *pair) for place, pair in pairs])
+            yield judged(self._expected, f"{name}, {how}", [compare(index, *pair) for index, pair in pairs])
 
     def _ways(self, by_api: Sequence[list[Trace]], expected: Sequence[Trace]) -> Iterator[tuple[tuple[str, str], Way]]:
         hows = {"alone": 1, f"{len(expected)} at once": len(expected)}
-        for how, found in zip(hows, by_api, strict=True):
-            yield ("Python API", how), partial(list, found)
+        for how, traces in zip(hows, by_api, strict=True):
+            yield ("Python API", how), partial(list, traces)
         for how, parallel in hows.items():
             yield ("batch", how), partial(self._by_batch, expected, parallel)
         with self._server() as address:
@@ -80,21 +80,22 @@ class Interfaces:
                 yield ("server", how), partial(self._by_server, address, expected, parallel)
 
     def _by_api(self, model: Model) -> list[Trace]:
-        found = [model.generate(prompt, logprobs=TOP, **self._options) for prompt in self._prompts]
-        return [_trace(one.tokens, one.logprobs) for one in found]
+        answers = [model.generate(prompt, logprobs=TOP, **self._options) for prompt in self._prompts]
+        return [_trace(answer.tokens, answer.logprobs) for answer in answers]
 
     def _by_api_at_once(self, model: Model) -> list[Trace]:
-        found = model.batch(self._prompts, logprobs=TOP, **self._options)
-        return [_trace(one.tokens, one.logprobs) for one in found]
+        answers = model.batch(self._prompts, logprobs=TOP, **self._options)
+        return [_trace(answer.tokens, answer.logprobs) for answer in answers]
 
     def _by_run(self, prompt: str) -> Trace:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._options.items()]
         arguments = ["run", prompt, *self._load, "--system", "", *flags, "--json", f"--logprobs={TOP}"]
-        found = json.loads(_command(arguments))
-        return _trace(found["tokens"], [TokenLogprobs(one["chosen"], one["top"]) for one in found["logprobs"]])
+        document = json.loads(_command(arguments))
+        logprobs = [TokenLogprobs(token["chosen"], token["top"]) for token in document["logprobs"]]
+        return _trace(document["tokens"], logprobs)
 
     def _by_batch(self, expected: Sequence[Trace], parallel: int) -> list[Trace]:
-        lines = [{"custom_id": str(place), "body": self._body(prompt)} for place, prompt in enumerate(self._prompts)]
+        lines = [{"custom_id": str(index), "body": self._body(prompt)} for index, prompt in enumerate(self._prompts)]
         arguments = ["batch", *self._load, "--system", "", f"--parallel={parallel}", "--in-order", "-q"]
         output = _command(arguments, "\n".join(map(json.dumps, lines)))
         bodies = [json.loads(line)["response"]["body"] for line in output.splitlines()]
@@ -121,20 +122,20 @@ class Interfaces:
             reports = body["choices"][0]["logprobs"]["content"]
         except (KeyError, TypeError):
             raise EngineError(f"an answer failed: {str(body)[:300]}") from None
-        found = Trace()
-        for place, report in enumerate(reports):
-            known = expected.logprobs[place].top if place < len(expected.logprobs) else []
+        trace = Trace()
+        for index, report in enumerate(reports):
+            known = expected.logprobs[index].top if index < len(expected.logprobs) else []
             ids = {self._text_of(token): token for token, _ in reversed(known)}
-            top = [(ids.get(one["token"], -1), one["logprob"]) for one in report["top_logprobs"]]
+            top = [(ids.get(entry["token"], -1), entry["logprob"]) for entry in report["top_logprobs"]]
             # Several tokens may have one text: the one in the same place comes first.
             top = [
-                (other if self._text_of(other) == one["token"] else token, value)
-                for one, (token, value), (other, _) in zip(report["top_logprobs"], top, known, strict=False)
+                (other if self._text_of(other) == entry["token"] else token, value)
+                for entry, (token, value), (other, _) in zip(report["top_logprobs"], top, known, strict=False)
             ]
-            same = place < len(expected.tokens) and self._text_of(expected.tokens[place]) == report["token"]
-            found.tokens.append(expected.tokens[place] if same else ids.get(report["token"], -1))
-            found.logprobs.append(TokenLogprobs(report["logprob"], top))
-        return found
+            same = index < len(expected.tokens) and self._text_of(expected.tokens[index]) == report["token"]
+            trace.tokens.append(expected.tokens[index] if same else ids.get(report["token"], -1))
+            trace.logprobs.append(TokenLogprobs(report["logprob"], top))
+        return trace
 
     @contextmanager
     def _server(self) -> Iterator[HTTPAddress]:
@@ -159,9 +160,8 @@ def _flags(options: Mapping[str, object]) -> list[str]:
 
 
 def _trace(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Trace:
-    found = Trace(tokens=list(tokens))
-    found.logprobs = [TokenLogprobs(one.chosen, [(token, value) for token, value in one.top]) for one in logprobs]
-    return found
+    copies = [TokenLogprobs(report.chosen, [(token, value) for token, value in report.top]) for report in logprobs]
+    return Trace(tokens=list(tokens), logprobs=copies)
 
 
 def _command(arguments: Sequence[str], given: str = "") -> str:

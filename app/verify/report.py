@@ -60,9 +60,9 @@ def document(about: About, rows: Sequence[Row], *, interrupted: bool) -> Documen
     }
 
 
-def show(found: Document, width: int | None) -> None:
+def show(document: Document, width: int | None) -> None:
     """Print a line per check on standard output, then the summary."""
-    checks = found["checks"]
+    checks = document["checks"]
     columns = [
         Column("check", [check["name"] for check in checks], right=False),
         Column("result", [Text(check["result"], style=_STYLES[check["result"]]) for check in checks], right=False),
@@ -74,16 +74,16 @@ def show(found: Document, width: int | None) -> None:
     ]
     if checks:
         print_lines(table_lines(columns, width))
-    print_lines([Text(line) for line in summary(found)])
+    print_lines([Text(line) for line in summary(document)])
 
 
-def summary(found: Document) -> list[str]:
+def summary(document: Document) -> list[str]:
     """Return the summary's lines."""
-    checks = found["checks"]
+    checks = document["checks"]
     entries = ", K/V entries" if any(check["kv_entries"] for check in checks) else ""
-    with_what, logits = ("run", "") if found["interfaces"] else ("each answer alone", "all logits, ")
-    compared = f"tokens, {logits}log probabilities of the {found['top']} most likely tokens{entries}"
-    lines = [f"{found['model']}: {found['expectation']}", f"compared with {with_what}: {compared}"]
+    with_what, logits = ("run", "") if document["interfaces"] else ("each answer alone", "all logits, ")
+    compared = f"tokens, {logits}log probabilities of the {document['top']} most likely tokens{entries}"
+    lines = [f"{document['model']}: {document['expectation']}", f"compared with {with_what}: {compared}"]
     flips = [(check, flip) for check in checks for flip in check["flips"]]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:
@@ -92,10 +92,10 @@ def summary(found: Document) -> list[str]:
     wrong = [check["name"] for check in checks if check["result"] == "differs"]
     if wrong:
         lines.append(f"NOT equal: {'; '.join(wrong)}")
-    elif checks and not found["interrupted"]:
+    elif checks and not document["interrupted"]:
         same = all(check["result"] == "equal" for check in checks)
         lines.append("all checks: equal bits" if same else "all checks: equal, apart from near-ties")
-    if found["interrupted"]:
+    if document["interrupted"]:
         lines.append(f"interrupted after {len(checks)} checks")
     return lines
 

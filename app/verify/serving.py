@@ -31,7 +31,7 @@ class FixedPace(ChunkBudget):
         super().__init__()
         self._draw = draw
 
-    def budget(self, beside: bool) -> int:  # noqa: ARG002
+    def budget(self, decoding: bool) -> int:  # noqa: ARG002
         return self._draw()
 
 
@@ -68,19 +68,19 @@ class Serving:
                 self._tick()
         return traces, ""
 
-    def together(self, most: int, pace: ChunkBudget | None = None) -> Served:
+    def together(self, max_running: int, pace: ChunkBudget | None = None) -> Served:
         """Submit all at once with at most `most` running; others join as some end."""
-        engine = Engine(self.network, context_limit=self.limit, most_running=most, pace=pace)
+        engine = Engine(self.network, context_limit=self.limit, max_running=max_running, pace=pace)
         sequences = [engine.submit(request) for request in self.requests]
         return self._drive(engine, sequences), ""
 
-    def joining(self, most: int, seed: int) -> Served:
+    def joining(self, max_running: int, seed: int) -> Served:
         """Submit at random times; a third ends early, a third is cancelled. Partial answers are compared.
 
         In one of 50 steps the youngest is preempted.
         """
         draw = random.Random(seed)
-        engine = Engine(self.network, context_limit=self.limit, most_running=most)
+        engine = Engine(self.network, context_limit=self.limit, max_running=max_running)
         traces = [Trace(len(request.prompt)) for request in self.requests]
         fates = [number % 3 for number in range(len(traces))]  # 0: unchanged, 1: ends early, 2: cancelled
         draw.shuffle(fates)
@@ -109,7 +109,7 @@ class Serving:
         note = f"{fates.count(1)} ended early, {fates.count(2)} cancelled"
         return traces, f"{note}, preemptions: {watch.times}"
 
-    def preempted(self, most: int) -> Served:
+    def preempted(self, max_running: int) -> Served:
         """Serve with too little memory, so that the youngest are preempted and prefilled again.
 
         Prompts end shortly before a block does. Half are admitted, with memory for all but one to grow, and prefilled
@@ -117,7 +117,7 @@ class Serving:
         """
         at_once = FixedPace(lambda: len(self.requests) * CHUNK)
         memory = self._memory(2 * (len(self.requests) // 2) - 1)
-        engine = Engine(self.network, context_limit=self.limit, most_running=most, kv_memory=memory, pace=at_once)
+        engine = Engine(self.network, context_limit=self.limit, max_running=max_running, kv_memory=memory, pace=at_once)
         sequences = [engine.submit(request) for request in self.requests]
         watch = _PreemptionCount()
         traces = self._drive(engine, sequences, lambda: watch.look(sequences))

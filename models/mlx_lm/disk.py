@@ -1,7 +1,7 @@
 """The cache of an ended sequence of mlx-lm's classes as one file of a `DiskStore`.
 
 The file has the state of every part, and of the newest earlier mark, since a next prompt may open the last answer
-differently. Its place follows from the tokens (`runtime.kv.disk.places`). Content is a safetensors file: arrays, and
+differently. Its name follows from the tokens (`runtime.kv.disk.file_names`). Content is a safetensors file: arrays, and
 other attributes as JSON.
 """
 
@@ -14,14 +14,14 @@ import mlx.core as mx
 
 from headrace.models.mlx_lm.cache import MlxLmCache
 from headrace.models.mlx_lm.touched import leaves
-from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
 
 
 def store_cache(cache: MlxLmCache, tokens: Sequence[int], root: bytes, store: DiskStore) -> bool:
     """Write a cache, whose entries are of `tokens`, if the store lacks it; return whether the store has it now."""
-    *_, (place, part) = places(root, tokens)
+    *_, (place, part) = file_names(root, tokens)
     parent = digest(root, tokens[: len(tokens) - len(part)], b"")
     key = digest(parent, part, bytes(len(part)))
     if store.has(place, key):
@@ -54,7 +54,7 @@ def load_cache(empty: MlxLmCache, prompt: Sequence[int], root: bytes, store: Dis
 def _ends(root: bytes, prompt: Sequence[int]) -> Iterator[tuple[bytes, int]]:
     """Yield the places where a stored cache may end, and the prompt tokens before its last block."""
     yield digest(root, (), b"end"), 0
-    for number, (key, part) in enumerate(places(root, prompt)):
+    for number, (key, part) in enumerate(file_names(root, prompt)):
         if len(part) == BLOCK:
             yield key, number * BLOCK
             yield digest(key, (), b"end"), (number + 1) * BLOCK

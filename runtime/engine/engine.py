@@ -72,7 +72,7 @@ class Engine:
 
     context_limit: cache entries of a generation; an answer's last token needs none.
     keep_prefix: K/V outlive their request, for later prompts with the same beginning.
-    most_running: concurrent sequences.
+    max_running: concurrent sequences.
     kv_memory: bytes for all K/V, a draft model's included, at least one sequence's; None for the machine's free memory.
     kv_key: identity of the K/V on disk.
     pace: prompt tokens of a pass, instead of the measured budget.
@@ -86,7 +86,7 @@ class Engine:
         *,
         context_limit: int,
         keep_prefix: bool = False,
-        most_running: int = 16,
+        max_running: int = 16,
         kv_memory: int | None = None,
         kv_key: bytes = b"",
         pace: ChunkBudget | None = None,
@@ -105,14 +105,14 @@ class Engine:
         with_drafts = replace(self._cost, kv=all_kv)
         weight_bytes = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting_costs)
         self._budget = KVBudget(with_drafts, context_limit, kv_memory or (division.kv_memory if division else None))
-        self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
+        self.kv = network.kv_backend(KVOptions(context_limit, max_running, keep_prefix, kv_key, self._budget.spare))
         self._memory = WorkMemory(self.kv, weight_bytes, with_drafts.kv_bytes(context_limit))
 
         self._pace = pace or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(
             self._budget,
             self._pace,
-            most_running,
+            max_running,
             shared=self.kv.shares_prefixes,
             output=OUTPUT_RESERVED if self.kv.copies_to_grow else 0,
         )

@@ -46,9 +46,9 @@ class KVBudget:
         if entries <= sequence.reserved:
             return True
         entries = min(-(-entries // CHUNK) * CHUNK, self.limit)
-        held, total = self._cost.kv_bytes(sequence.reserved), self.total  # measured before any K/V are allocated
-        more = self._cost.kv_bytes(entries) - held
-        if self.used > held and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
+        reserved, total = self._cost.kv_bytes(sequence.reserved), self.total  # measured before any K/V are allocated
+        more = self._cost.kv_bytes(entries) - reserved
+        if self.used > reserved and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
             return False
         self.used += more
         sequence.reserved = entries

@@ -64,13 +64,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, room: KVBudget, pace: ChunkBudget, most_running: int, *, shared: bool = False, output: int = 0
+        self, room: KVBudget, pace: ChunkBudget, max_running: int, *, shared: bool = False, output: int = 0
     ) -> None:
         self.waiting: deque[Sequence] = deque()  # oldest first, preempted ones before all others
         self.running: list[Sequence] = []  # oldest first
         self._budget = room
         self._pace = pace
-        self._most_running = most_running
+        self._max_running = max_running
         self._shared = shared
         self._output = output
         self._preempting: Sequence | None = None  # as soon as no in-flight pass appends to its cache
@@ -96,7 +96,7 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Admit waiting sequences, and return them. They need caches."""
         admitted: list[Sequence] = []
-        while self.waiting and len(self.running) < self._most_running and self._preempting is None:
+        while self.waiting and len(self.running) < self._max_running and self._preempting is None:
             sequence = self.waiting[0]
             if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break

@@ -83,10 +83,10 @@ class BlockTable(ReusableCache):
     @property
     def allocated_bytes(self) -> int:
         """Bytes of its blocks, shared ones included."""
-        held = 0
+        nbytes = 0
         for group, (table, dropped) in enumerate(zip(self.tables, self.dropped, strict=True)):
-            held += self.pool.storage.block_bytes(group) * (len(table) - dropped)
-        return held
+            nbytes += self.pool.storage.block_bytes(group) * (len(table) - dropped)
+        return nbytes
 
     def _drop_outside_windows(self) -> None:
         """Release blocks outside the windows, except the ROLLBACK entries that going back needs."""

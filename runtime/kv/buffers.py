@@ -67,8 +67,8 @@ class SlotBuffers:
         last = len(self._caches) + len(newcomers)
         ahead = max(0, 2 * self.slots - last)
         grown = self.slots if last <= self.slots else last + (ahead if affords(ahead * self.slot_bytes) else 0)
-        for side, held in enumerate(self.sides):
-            for layer, buffer in enumerate(held):
+        for side, layers in enumerate(self.sides):
+            for layer, buffer in enumerate(layers):
                 if grown > self.slots:
                     zeros = mx.broadcast_to(mx.zeros((), buffer.dtype), (grown - first, *buffer.shape[1:]))
                     buffer = mx.concatenate([buffer[:first], zeros])
@@ -76,11 +76,11 @@ class SlotBuffers:
                     array = newcomer.sides[side][layer]
                     lacks = array.shape[2] < buffer.shape[2]
                     buffer[slot : slot + 1] = reference.grow(array, buffer.shape[2]) if lacks else array
-                held[layer] = buffer
+                layers[layer] = buffer
                 del array, buffer
-                mx.eval(held[layer])
+                mx.eval(layers[layer])
                 for newcomer in newcomers:
-                    newcomer.sides[side][layer] = held[layer]
+                    newcomer.sides[side][layer] = layers[layer]
         self.slots = grown
         for slot, newcomer in enumerate(newcomers, start=first):
             newcomer.share(self, self.sides, slot)
@@ -105,10 +105,10 @@ class SlotBuffers:
         """Free idle slots."""
         self.close_gaps()
         used = mx.arange(len(self._caches))
-        for held in self.sides:
-            for layer in range(len(held)):
-                held[layer] = mx.take(held[layer], used, axis=0)
-                mx.eval(held[layer])
+        for layers in self.sides:
+            for layer in range(len(layers)):
+                layers[layer] = mx.take(layers[layer], used, axis=0)
+                mx.eval(layers[layer])
         self.slots = len(self._caches)
 
     def _cache(self, slot: int) -> SlotCache | None:
@@ -116,10 +116,10 @@ class SlotBuffers:
         return cache if cache is not None and cache.buffers is self and cache.slot == slot else None
 
     def _move(self, source: int, target: int) -> None:
-        for held in self.sides:
-            for layer in range(len(held)):
-                held[layer][target : target + 1] = mx.take(held[layer], mx.array([source]), axis=0)
-                mx.eval(held[layer])
+        for layers in self.sides:
+            for layer in range(len(layers)):
+                layers[layer][target : target + 1] = mx.take(layers[layer], mx.array([source]), axis=0)
+                mx.eval(layers[layer])
 
 
 SharedBuffers = WeakValueDictionary[tuple[int, ...], SlotBuffers]

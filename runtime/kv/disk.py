@@ -4,7 +4,7 @@ Contract: `get` returns exactly the block of a `put`, or None for missing, torn 
 under another name first, and ends in a digest of its content. `trim` deletes the least recently used files beyond
 `max_bytes`. Several processes may use one folder. Write errors are not raised: the blocks can be computed again.
 
-Files are named by their tokens and all tokens before (`places`).
+Files are named by their tokens and all tokens before (`file_names`).
 """
 
 import contextlib
@@ -42,10 +42,10 @@ class StoredBlock:
     groups: tuple[bytes | None, ...]
 
 
-def places(root: bytes, tokens: Sequence[int]) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Yield the file's place and the tokens of each block of `tokens`; root: the key of `PrefixIndex.root`.
+def file_names(root: bytes, tokens: Sequence[int]) -> Iterator[tuple[bytes, Sequence[int]]]:
+    """Yield the name of the file, and the tokens, of each block of `tokens`; root: the key of `PrefixIndex.root`.
 
-    All partial last blocks behind the same beginning have one place; the newest is kept.
+    All partial last blocks after the same beginning have one name; the newest is kept.
     """
     key = root
     for start in range(0, len(tokens), BLOCK):
@@ -64,9 +64,9 @@ class DiskStore:
         self._folder = folder
         self._max_bytes = max_bytes
 
-    def has(self, place: bytes, key: bytes) -> bool:
+    def has(self, name: bytes, key: bytes) -> bool:
         """Return whether the file's head has that key, and mark it as used."""
-        path = self._path(place)
+        path = self._path(name)
         try:
             with open_regular(path, _LARGEST) as file:
                 start = file.read(len(_MAGIC) + calcsize(_HEAD))
@@ -77,9 +77,9 @@ class DiskStore:
             return False
         return True
 
-    def put(self, place: bytes, block: StoredBlock) -> bool:
+    def put(self, name: bytes, block: StoredBlock) -> bool:
         """Write a block; return whether that succeeded."""
-        path = self._path(place)
+        path = self._path(name)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         parts = [_MAGIC, *_head(block), *(group for group in block.groups if group is not None)]
         check = blake2b(digest_size=_KEY)
@@ -98,9 +98,9 @@ class DiskStore:
             return False
         return True
 
-    def get(self, place: bytes) -> StoredBlock | None:
+    def get(self, name: bytes) -> StoredBlock | None:
         """Read a block; None if there is none. A damaged file is deleted, so that the block is written again."""
-        path = self._path(place)
+        path = self._path(name)
         try:
             content = memoryview(read_regular(path, _LARGEST))
             with contextlib.suppress(OSError):
@@ -149,8 +149,8 @@ class DiskStore:
                     files.append((stat.st_mtime, stat.st_size, Path(entry.path)))
         return files
 
-    def _path(self, place: bytes) -> Path:
-        return self._folder / place.hex()
+    def _path(self, name: bytes) -> Path:
+        return self._folder / name.hex()
 
 
 def _head(block: StoredBlock) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from math import prod
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.prefix_index import PrefixNode, digest
 from headrace.runtime.ops import BLOCK
@@ -27,18 +27,19 @@ def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop:
     """
     written = 0
     index = pool.index
-    for (place, _), (node, entries) in zip(places(index.root.key, tokens), index.find(tokens, True), strict=False):
+    names = file_names(index.root.key, tokens)
+    for (file_name, _), (node, entries) in zip(names, index.find(tokens, True), strict=False):
         if entries < len(node.tokens):  # the end of another conversation
             break
         assert node.parent is not None
-        if store.has(place, node.key):
+        if store.has(file_name, node.key):
             continue
         if stop():
             break
         groups = tuple(_bytes(pool, group, block, entries) for group, block in enumerate(node.blocks))
         if pool.storage.shape.mixers:
             groups += (None if node.states is None else _raw(mx.concatenate(node.states)),)
-        if not store.put(place, StoredBlock(node.parent.key, node.key, node.tokens, node.decode_written, groups)):
+        if not store.put(file_name, StoredBlock(node.parent.key, node.key, node.tokens, node.decode_written, groups)):
             break
         written += 1
     return written
@@ -51,11 +52,11 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
     parent = index.root
     used = list[tuple[int, int]]()
     loaded = 0
-    for number, (place, part) in enumerate(places(index.root.key, tokens)):
+    for number, (file_name, part) in enumerate(file_names(index.root.key, tokens)):
         if number < len(path) and path[number][1] == len(part):
             parent = path[number][0]
             continue
-        block = store.get(place)
+        block = store.get(file_name)
         if block is None or not _follows(block, parent, part):
             break
         try:

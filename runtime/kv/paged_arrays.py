@@ -42,11 +42,11 @@ class PagedArrays:
 
     def allocate(self, group: int, blocks: int) -> int:
         """Add a slab of at most `blocks` blocks, and return its size; 0 if no memory is spare."""
-        held = self.store.groups[group]
-        blocks = min(blocks, MAX_SLAB, max(2, held.blocks), -self.excess // self.block_bytes(group))
+        stored = self.store.groups[group]
+        blocks = min(blocks, MAX_SLAB, max(2, stored.blocks), -self.excess // self.block_bytes(group))
         if blocks <= 0:
             return 0
-        held.slabs.append(self.ops.slab(blocks, held.block_shape, self.shape.format.dtype))
+        stored.slabs.append(self.ops.slab(blocks, stored.block_shape, self.shape.format.dtype))
         return blocks
 
     def free_slabs(self, groups: Sequence[GroupBlocks]) -> None:
@@ -72,16 +72,16 @@ class PagedArrays:
     def read(self, group: int, block: int, entries: int) -> mx.array:
         """Return the first entries (layers, 2, Hkv, entries, D), or a whole packed block (`KVFormat.part_shape`)."""
         self.settle()
-        held = self.store.block(group, block)
-        return held if self.shape.format.packed else held[..., :entries, :]
+        stored = self.store.block(group, block)
+        return stored if self.shape.format.packed else stored[..., :entries, :]
 
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
         """Return `read` without content of other sequences: zeros behind a packed block's first entries."""
-        held = self.read(group, block, entries)
+        stored = self.read(group, block, entries)
         return (
-            self.ops.cut_block(self.store, group, held, entries)
+            self.ops.cut_block(self.store, group, stored, entries)
             if self.shape.format.packed and entries < BLOCK
-            else held
+            else stored
         )
 
     def write(self, group: int, block: int, entries: mx.array) -> None:
@@ -92,13 +92,13 @@ class PagedArrays:
     @property
     def arrays(self) -> list[mx.array]:
         """All slabs, after all appends."""
-        held = [slab for group in self.store.groups for slab in group.slabs]
-        return held if self.newest is None or not held else mx.depends(held, self.newest)
+        arrays = [slab for group in self.store.groups for slab in group.slabs]
+        return arrays if self.newest is None or not arrays else mx.depends(arrays, self.newest)
 
     def block_bytes(self, group: int) -> int:
         """Return the bytes of a block of a group."""
-        held = self.store.groups[group]
-        return len(held.layers) * BLOCK * self.shape.row_bytes(held.kind)
+        stored = self.store.groups[group]
+        return len(stored.layers) * BLOCK * self.shape.row_bytes(stored.kind)
 
     @property
     def nbytes(self) -> int:

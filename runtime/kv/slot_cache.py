@@ -158,9 +158,9 @@ class SlotCache(ReusableCache):
             self.leave()
         with moving_buffers():
             for span, first, capacity in placed:
-                kept = slice(first - span.first, max(first, self.length) - span.first)
+                remaining = slice(first - span.first, max(first, self.length) - span.first)
                 for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
-                    self._move(layer, kept, capacity)
+                    self._move(layer, remaining, capacity)
                 self._set_first(span, first)
                 span.capacity = capacity
 
@@ -232,9 +232,9 @@ class SlotCache(ReusableCache):
     @property
     def arrays(self) -> list[mx.array]:
         """All keys, then all values, after all appends."""
-        held = [*self.keys, *self.values]
+        arrays = [*self.keys, *self.values]
         pending = self._before if self._newest is None else self._newest
-        return held if pending is None else mx.depends(held, pending)
+        return arrays if pending is None else mx.depends(arrays, pending)
 
     def _move(self, layer: int, entries: slice, capacity: int) -> None:
         """Copy these entries of a layer to the front of new buffers, one by one; the old memory is freed at once."""

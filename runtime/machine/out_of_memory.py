@@ -51,12 +51,12 @@ def _figures(message: str, weight_bytes: int) -> str:
     import mlx.core as mx
 
     host = machine()
-    held = mx.get_active_memory()
+    active = mx.get_active_memory()
     peak = mx.get_peak_memory()
     limit = host.device_memory_bytes or host.memory_bytes
     kind = {"metal": "a recommended working set", "cuda": "GPU memory", "cpu": "memory"}[host.backend]
     asked = _ASKED.search(message)
-    text = f"memory ran out: {format_bytes(held)} in use, {format_bytes(peak)} at most"
+    text = f"memory ran out: {format_bytes(active)} in use, {format_bytes(peak)} at most"
     text += f" (weights {format_bytes(weight_bytes)})"
     if asked:
         text += f", {format_bytes(int(asked[1]))} more wanted"

@@ -109,10 +109,12 @@ def store(peak: Peak, host: Machine | None = None) -> None:
 
 
 def _keep(peak: Peak, host: Machine) -> None:
-    older = sorted(_recent(measurements(host)), key=lambda kept: kept.bytes_per_second)[-(KEPT - 1) :]
-    entries = [asdict(kept) for kept in sorted([*older, peak], key=lambda kept: kept.measured_at)]
+    older = sorted(_recent(measurements(host)), key=lambda measured: measured.bytes_per_second)[-(KEPT - 1) :]
+    entries = [asdict(measured) for measured in sorted([*older, peak], key=lambda measured: measured.measured_at)]
     stored = read_cache(_cache_file()).get("peaks")
-    others = {key: kept for key, kept in stored.items() if key.endswith(_VERSION)} if isinstance(stored, dict) else {}
+    others = {}
+    if isinstance(stored, dict):
+        others = {key: rows for key, rows in stored.items() if key.endswith(_VERSION)}
     write_cache(_cache_file(), {"peaks": {**others, _key(host): entries}})
 
 

@@ -164,14 +164,14 @@ def _attempt(make: Callable[[], _Made]) -> _Made | None:
         return None
 
 
-def _until_it_fails(look: Sensors) -> Sensors:
+def _until_it_fails(read: Sensors) -> Sensors:
     """Return empty readings from the first failure on."""
     works = [True]
 
     def guarded() -> Readings:
         if works[0]:
             try:
-                return look()
+                return read()
             except Exception:
                 works[0] = False
         return Readings()

@@ -109,8 +109,8 @@ class LayerWeights:
         latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
         own_input = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
         latent = [part for part in latent if part]
-        beside = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
-        return [*self.qkv, *gates, *latent, self.output, *beside, *router, *feed_forward, *own_input]
+        of_mixer = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
+        return [*self.qkv, *gates, *latent, self.output, *of_mixer, *router, *feed_forward, *own_input]
 
 
 class LayersNode(Protocol):

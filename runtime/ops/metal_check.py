@@ -16,8 +16,8 @@ _TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two 
 
 def differing() -> str:
     """Return the first kernel that differs from its twin, "" if none does. Raises RuntimeError if one is broken."""
-    for name, own, twin in pairs():
-        for array, other in zip(own, twin, strict=True):
+    for name, kernel, twin in pairs():
+        for array, other in zip(kernel, twin, strict=True):
             if not close(array, other):
                 return f"{name} differs from stock MLX in {array.dtype}"
     return ""
@@ -38,10 +38,10 @@ def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
             post = _values((width,), dtype, 3)
             norm = _values((width,), dtype, 4)
             scalar = _values((1,), dtype, 5)
-            for before, behind, scale in (
+            for before, after, scale in (
                 (None, norm, None), (post, None, None), (post, norm, None), (post, norm, scalar),
             ):  # fmt: skip
-                yield "add_norms", *_both(partial(metal.add_norms, x, residual, before, behind, 1e-6, scale))
+                yield "add_norms", *_both(partial(metal.add_norms, x, residual, before, after, 1e-6, scale))
         for spec in specs(dtype):
             heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             qkv = _values((1, _ROWS, heads), dtype, 6)

@@ -77,11 +77,11 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
     feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
     weights = [*layer.qkv, layer.output, *feed_forward]
-    beside = [weight.matrix for weight in layer.mixer_ends or () if isinstance(weight, PreparedWeight)]
+    end_matrices = [weight.matrix for weight in layer.mixer_ends or () if isinstance(weight, PreparedWeight)]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
     gates = [gate.matrix if isinstance(gate, PreparedWeight) else None for gate in (layer.gate, layer.down_gate)]
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
-    if None in matrices or None in beside or len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
+    if None in matrices or None in end_matrices or len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
         return None
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
@@ -114,7 +114,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         after_experts,
         layer.scalar,
     )
-    ends = (beside[0], beside[1]) if len(beside) > 1 and beside[0] and beside[1] else None
+    ends = (end_matrices[0], end_matrices[1]) if len(end_matrices) > 1 and end_matrices[0] and end_matrices[1] else None
     parts = (plan, qkv, output, gate_up, down, eps, "xielu" if layer.curve else activation, experts, mixer)
     return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends, layer.curve)
 

@@ -278,8 +278,10 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         if min(table[first:last]) < 0:
             raise ValueError("block table lacks a block that its sequence sees")
         places = [kv.find(block) for block in table[first:last]]
-        held = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
-        out, *appended = attend(own_qkv, held[0:1], held[1:2], sequence.offset, spec, first * BLOCK, sequence.phase)
+        gathered = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
+        out, *appended = attend(
+            own_qkv, gathered[0:1], gathered[1:2], sequence.offset, spec, first * BLOCK, sequence.phase
+        )
         outs.append(out)
         if not spec.appends:
             continue

@@ -86,7 +86,7 @@ def attend_slots(
         else:
             places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
             keys[places], values[places] = k[:, :, 0], v[:, :, 0]
-    seen_keys, seen_values = (held[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for held in (keys, values))
+    seen_keys, seen_values = (side[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for side in (keys, values))
     out = mx.fast.scaled_dot_product_attention(
         q if rows.in_order else q[rows.rows],
         seen_keys,

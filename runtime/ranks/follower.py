@@ -153,9 +153,9 @@ class _Repeated:
         self._link.send({"cleared": True})
 
     def _drop(self) -> None:
-        for held in (self._caches, self._tokens, self._passes, self._head):
-            if held is not None:
-                held.clear()
+        for table in (self._caches, self._tokens, self._passes, self._head):
+            if table is not None:
+                table.clear()
 
 
 class _KernelClock:

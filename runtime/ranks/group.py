@@ -141,13 +141,13 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
 
     Raises OSError or RankLostError; returns None if rank 0 cannot listen.
     """
-    told = [0] * 33
+    message = [0] * 33
     listener = None
     if ring.rank() == 0:
         with suppress(OSError):
             listener = listen(address)
-            told = [listener.getsockname()[1], *secrets.token_bytes(32)]
-    port, *key = read_ints(_sum(ring, told))
+            message = [listener.getsockname()[1], *secrets.token_bytes(32)]
+    port, *key = read_ints(_sum(ring, message))
     if listener is None:
         return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
     with closing(Reception(listener, bytes(key))) as reception:

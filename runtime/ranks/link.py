@@ -166,17 +166,17 @@ def receive_frame(connection: socket.socket, max_bytes: int, until: float | None
 
 
 def _receive(connection: socket.socket, size: int, until: float | None) -> bytes:
-    held = bytearray()
-    while len(held) < size:
+    received = bytearray()
+    while len(received) < size:
         if until is not None:
             connection.settimeout(max(_LEAST_S, until - time.monotonic()))
             if time.monotonic() > until:
                 raise TimeoutError("too slow")
-        part = connection.recv(size - len(held))
+        part = connection.recv(size - len(received))
         if not part:
             raise ConnectionError("closed")
-        held += part
-    return bytes(held)
+        received += part
+    return bytes(received)
 
 
 def _proves(answer: Record, key: bytes, text: str) -> bool:

@@ -49,8 +49,8 @@ class PassLimit:
         finally:
             self._since = None
         prompt = max(self._prompts)
-        took = (self._clock() - since) / (prompt or 1)
-        self._slowest[prompt > 0] = max(took, self._slowest.get(prompt > 0, 0.0))
+        seconds = (self._clock() - since) / (prompt or 1)
+        self._slowest[prompt > 0] = max(seconds, self._slowest.get(prompt > 0, 0.0))
 
     def exceeded(self) -> float | None:
         """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""

@@ -49,7 +49,7 @@ class Soak:
         os.environ["HEADRACE_HOME"] = str(folder / "home")
         self._models = [write_chat_model(folder / name, seed=number) for number, name in enumerate("ab")]
         loaded = load_model(self._models[0], name="a", context=2048)
-        self._engine = Engine(loaded.network, context_limit=2048, most_running=8)
+        self._engine = Engine(loaded.network, context_limit=2048, max_running=8)
         self._store = SessionStore(folder / "sessions.db")
         self._client = EngineClient()
         self._rounds = 0

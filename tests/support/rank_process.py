@@ -83,7 +83,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     from headrace.runtime.sampling.params import SamplingParams
     from tests.support.speculating import Always
 
-    engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
+    engine = Engine(network, context_limit=limit, keep_prefix=True, max_running=8)
     if job.get("always"):  # draft tokens in every pass
         engine._drafting.controller = Always()
     weights = network.cost.weight_bytes

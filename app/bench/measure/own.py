@@ -163,7 +163,7 @@ class OwnEngine:
                 self._network,
                 context_limit=self._limit,
                 keep_prefix=True,
-                most_running=test.batch,
+                max_running=test.batch,
                 draft=self._draft,
                 pass_costs=PassCostStore(self.cost),
             )
@@ -179,7 +179,7 @@ class OwnEngine:
 
     def _engine_for(self, sequences: int) -> Engine:
         if sequences not in self._batched:
-            self._batched[sequences] = Engine(self._network, context_limit=self._limit, most_running=sequences)
+            self._batched[sequences] = Engine(self._network, context_limit=self._limit, max_running=sequences)
         return self._batched[sequences]
 
     def _prompts(self, test: Test) -> list[list[int]]:

@@ -61,7 +61,7 @@ def test_workloads_are_planned_alone_and_together() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_answers_are_whole_and_the_same(decoder: Decoder, batch: int, temperature: float) -> None:
-    engine = Engine(decoder, context_limit=64, keep_prefix=True, most_running=batch)
+    engine = Engine(decoder, context_limit=64, keep_prefix=True, max_running=batch)
     test = Test(100, 24, batch=batch, workload="prose", temperature=temperature)
     for turn in (1, 2):
         sample = measure_pair(engine, test, ASKED, turn)
@@ -84,7 +84,7 @@ def test_seeds_differ_by_turn_and_sequence_and_the_first_way_changes(
     asked: list[Request] = []
     submit = Engine.submit
     monkeypatch.setattr(Engine, "submit", lambda engine, request: asked.append(request) or submit(engine, request))
-    engine = Engine(decoder, context_limit=64, most_running=2)
+    engine = Engine(decoder, context_limit=64, max_running=2)
     for turn in (1, 2):
         measure_pair(engine, Test(100, 12, batch=2, workload="prose", temperature=1.0), ASKED, turn)
     seeds = [request.sampling.seed for request in asked]

@@ -64,7 +64,7 @@ def test_kept_conversations_are_bounded_in_entries_and_bytes(network: MlxLmNetwo
 
 @pytest.mark.sampled
 def test_prompts_of_a_batch_share_their_beginning(network: MlxLmNetwork) -> None:
-    engine = Engine(network, context_limit=LIMIT, most_running=3)
+    engine = Engine(network, context_limit=LIMIT, max_running=3)
     prompts = [[*FIRST * 6, *FIRST[:9], end, 3, end] for end in range(4)]
     sequences = [engine.submit(Request(prompt, max_tokens=WINDOW)) for prompt in prompts]
     said: dict[Any, list[int]] = {sequence: [] for sequence in sequences}

@@ -87,12 +87,12 @@ def _alone(network: Any, number: int) -> list[Event]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("most_running", "joins"), [(1, True), (3, True), (3, False), (16, True), (16, False)])
-def test_each_sequence_has_the_tokens_it_has_alone(network: Decoder, most_running: int, joins: bool) -> None:
+@pytest.mark.parametrize(("max_running", "joins"), [(1, True), (3, True), (3, False), (16, True), (16, False)])
+def test_each_sequence_has_the_tokens_it_has_alone(network: Decoder, max_running: int, joins: bool) -> None:
     watched = WatchedNetwork(network)
     watched.joins = joins
     for request, events in zip(
-        REQUESTS, serve(Engine(watched, context_limit=LIMIT, most_running=most_running), REQUESTS), strict=True
+        REQUESTS, serve(Engine(watched, context_limit=LIMIT, max_running=max_running), REQUESTS), strict=True
     ):
         expected = alone(network, request)
         tokens, end = split(events)
@@ -164,7 +164,7 @@ def _all(engine: Engine) -> Any:
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_a_waiting_and_a_running_sequence_can_be_cancelled(network: Decoder, by_flag: bool) -> None:
     watched = WatchedNetwork(network)
-    engine = Engine(watched, context_limit=LIMIT, most_running=2)
+    engine = Engine(watched, context_limit=LIMIT, max_running=2)
     sequences = [engine.submit(Request(prompt_of(i, 9), max_tokens=30, cancel=CancelFlag())) for i in range(4)]
     events: dict[Sequence, list[Event]] = defaultdict(list)
     steps = 0
@@ -247,7 +247,7 @@ def test_an_error_ends_all_sequences_and_the_engine_is_ready_again(network: Deco
         if n == 6:
             raise BrokenError
 
-    engine = Engine(WatchedNetwork(network, on_pass=explode), context_limit=64, most_running=2)
+    engine = Engine(WatchedNetwork(network, on_pass=explode), context_limit=64, max_running=2)
     sequences = [engine.submit(Request(prompt_of(i, 5), max_tokens=20)) for i in range(4)]
     with pytest.raises(BrokenError):
         drive(engine)
@@ -352,7 +352,7 @@ def test_batching_does_not_change_output(quantized: Decoder, short: bool) -> Non
     chance = random.Random(1)
     room = 3 * 256 if short else 16 * LIMIT
     bytes_per_token = quantized.cost.kv_bytes_per_token
-    engine = Engine(quantized, context_limit=LIMIT, most_running=8, kv_memory=room * bytes_per_token)
+    engine = Engine(quantized, context_limit=LIMIT, max_running=8, kv_memory=room * bytes_per_token)
     kept = [
         engine.submit(
             Request(

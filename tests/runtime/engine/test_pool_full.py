@@ -48,12 +48,12 @@ def failing(function: Callable[..., Any], calls: list[int], at: range, error: Ex
     return call
 
 
-@pytest.mark.parametrize("most_running", [1, 2])
-def test_blocks_are_freed_before_the_next_sequence_is_admitted(paged: Decoder, most_running: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_blocks_are_freed_before_the_next_sequence_is_admitted(paged: Decoder, max_running: int) -> None:
     """Each takes all the blocks that one sequence may have, and others wait."""
     requests = [Request(range(number, number + LIMIT - 9), max_tokens=9) for number in range(0, 60, 10)]
     requests = [replace(request, prompt=[token % 96 for token in request.prompt]) for request in requests]
-    engine = Engine(paged, context_limit=LIMIT - 1, most_running=most_running, kv_memory=1 << 40)
+    engine = Engine(paged, context_limit=LIMIT - 1, max_running=max_running, kv_memory=1 << 40)
     sequences = [engine.submit(replace(request, prompt=request.prompt[:-1])) for request in requests]
     ends = 0
     while engine.has_work:

@@ -187,7 +187,7 @@ def test_prompts_are_prefilled_oldest_first_within_the_chunk_budget() -> None:
     room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
     pace = ChunkBudget()
     pace.record(decoding=0, prompt_tokens=512, seconds=0.4)
-    scheduler = Scheduler(room, pace, most_running=8)
+    scheduler = Scheduler(room, pace, max_running=8)
     timeline: Any = SimpleNamespace()
     sequences = [Sequence(Request(range(301), 5), LIMIT, timeline) for _ in range(3)]
     for sequence in sequences:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.ops import BLOCK
 
 PLACE = b"p" * 16
@@ -173,10 +173,10 @@ def test_two_processes_write_the_same_block(tmp_path: Path) -> None:
 
 def test_a_blocks_name_depends_on_all_tokens_before_it() -> None:
     tokens = list(range(2 * BLOCK + 5))
-    first = list(places(b"r" * 16, tokens))
+    first = list(file_names(b"r" * 16, tokens))
     assert [list(part) for _, part in first] == [tokens[:BLOCK], tokens[BLOCK : 2 * BLOCK], tokens[2 * BLOCK :]]
-    longer = list(places(b"r" * 16, [*tokens, 7]))
+    longer = list(file_names(b"r" * 16, [*tokens, 7]))
     assert [place for place, _ in longer] == [place for place, _ in first]  # the end is the same place
-    changed = list(places(b"r" * 16, [9, *tokens[1:]]))
-    other = list(places(b"s" * 16, tokens))
+    changed = list(file_names(b"r" * 16, [9, *tokens[1:]]))
+    other = list(file_names(b"s" * 16, tokens))
     assert not {place for place, _ in first} & {place for place, _ in [*changed, *other]}

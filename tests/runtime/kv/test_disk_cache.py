@@ -9,7 +9,7 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.common_prefix import common_prefix
-from headrace.runtime.kv.disk import DiskStore, places
+from headrace.runtime.kv.disk import DiskStore, file_names
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, reference
@@ -94,7 +94,7 @@ def test_blocks_after_a_damaged_one_are_computed_again(
     network: Decoder, store: DiskStore, which: int, harm: str
 ) -> None:
     pool = new_pool(network)
-    paths = [store._path(place) for place, _ in places(pool.index.root.key, CHAT)]
+    paths = [store._path(name) for name, _ in file_names(pool.index.root.key, CHAT)]
     content = bytearray(paths[which].read_bytes())
     if harm == "gone":
         paths[which].unlink()

@@ -68,7 +68,7 @@ def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], 
     if network._ops is reference and native.status().available and (beside == 1) == (proposer == "ngram"):
         pytest.skip("every pair on the native kernels, each value once on stock MLX")
     requests, expected = asked
-    whole = partial(run, speculating(network, context_limit=128, most_running=beside))
+    whole = partial(run, speculating(network, context_limit=128, max_running=beside))
     found: Answers = []
     accepted = 0
     for first in range(0, PROMPTS, beside):
