@@ -51,9 +51,10 @@ def examine(store: SessionStore) -> Examination:
             ids |= {row[0]: None for row in store.db.rows(query)}
         except SessionError as error:
             problems.append(str(error))
+    conversations = [_kept(store, id, problems) for id in ids]
     return Examination(
         list(dict.fromkeys(problems)),
-        [kept for id in ids if (kept := _kept(store, id, problems)).messages or kept.session.draft],
+        [readable for readable in conversations if readable.messages or readable.session.draft],
     )
 
 

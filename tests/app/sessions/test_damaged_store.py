@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.cli.sessions import sessions as command
+from headrace.app.sessions.examine import examine
+from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import HeadraceError, SessionError
 from tests.support.damaged_sessions import (
@@ -148,3 +150,13 @@ def test_a_bias_is_sound_as_it_was_given_and_as_it_was_used(tmp_path: Path, bias
         session = store.create(sampling={"logit_bias": bias})
         assert store.session(session.id).sampling == {"logit_bias": bias}
         assert not store.session(session.id).damaged
+
+
+def test_a_session_whose_messages_are_unreadable_is_a_problem(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_store: SessionStore, session_id: str) -> list[Message]:
+        raise SessionError(f"session {session_id} cannot be read")
+
+    with closing(SessionStore(damaged)) as store:
+        (first, *_) = store.sessions()
+        monkeypatch.setattr(SessionStore, "messages", unreadable)
+        assert f"session {first.session.id} cannot be read" in examine(store).problems
