@@ -4,8 +4,6 @@ A part is rounded to its probe format, about 3 bits, and a text goes through the
 small change of the weights, so the KL of another format is the probe's times the ratio of their squared errors.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +16,7 @@ from headrace.models.loading.bit_choice import Option
 from headrace.models.loading.divergence import Divergence, divergence
 from headrace.models.loading.forcing import CHUNK, Forced
 from headrace.models.loading.importance import record_importance
+from headrace.models.loading.measurement_key import measurement_key
 from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.config.cache_file import read_cache, write_cache
@@ -81,7 +80,8 @@ class Sensitivities:
 
     def __init__(self, checkpoint: Checkpoint, excerpt: Excerpt) -> None:
         self._checkpoint = checkpoint
-        self._file = cache_dir() / "quantize" / f"{_key(checkpoint, excerpt)}.json"
+        key = measurement_key(checkpoint, _VERSION, list(excerpt.fed), FORMATS)
+        self._file = cache_dir() / "quantize" / f"{key}.json"
         self._measured = read_cache(self._file)
 
     def count(self, parts: Sequence[Part]) -> int:
@@ -125,10 +125,3 @@ def _is_whole(row: object, part: Part) -> bool:
     if not isinstance(kl, float) or not isinstance(errors, list) or len(errors) != len(part.formats):
         return False
     return all(isinstance(error, float) for error in errors)
-
-
-def _key(checkpoint: Checkpoint, excerpt: Excerpt) -> str:
-    """Hash the identity of the files, the tokens and the formats."""
-    files = [(str(shard), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in checkpoint.files]
-    content = [_VERSION, files, checkpoint.config, list(excerpt.fed), FORMATS]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -4,8 +4,6 @@ The networks of both widths share every weight. A text of the package goes throu
 predictions of the one with 8 bits are compared with those of the other.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import mlx.core as mx
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.forcing import Forced
+from headrace.models.loading.measurement_key import measurement_key
 from headrace.models.network.activations import unsupported, with_activations
 from headrace.models.registry.progress import Progress
 from headrace.models.text.tokenizer import Tokenizer
@@ -52,7 +51,7 @@ def choose_activations(
         return network, f"activations stay in 16 bits: {reason}"
     coarse = with_activations(network, 8)
     ids = tokenizer.encode_prompt(_text())[: min(_TOKENS, context)]
-    key = _key(checkpoint, requantize, ids)
+    key = measurement_key(checkpoint, _VERSION, str(requantize), list(ids))
     stored = read_cache(_cache_file())
     kl = stored.get(key)
     note = None
@@ -88,15 +87,6 @@ def _measured_kl(fine: Network, coarse: Network, ids: Sequence[int], tick: Calla
 
 def _text() -> str:
     return (ASSETS / "quality_text.txt").read_text(encoding="utf-8")[:_CHARACTERS]
-
-
-def _key(checkpoint: Checkpoint, requantize: Quantization | None, ids: Sequence[int]) -> str:
-    """Hash the identity of the weights' files and the tokens."""
-    adapter = checkpoint.adapter
-    files = checkpoint.files if adapter is None else [*checkpoint.files, adapter.file]
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    content = [_VERSION, stats, checkpoint.config, str(requantize), list(ids)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _cache_file() -> Path:

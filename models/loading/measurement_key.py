@@ -1,0 +1,19 @@
+"""Key of a measurement that is kept on disk for the weights that it was made with."""
+
+import hashlib
+import json
+
+from headrace.models.checkpoint.gguf_link import file_facts
+from headrace.models.checkpoint.safetensors import Checkpoint
+
+
+def measurement_key(checkpoint: Checkpoint, *conditions: object) -> str:
+    """Hash the identity of the weights' files, the config and the conditions, which are JSON values.
+
+    An adapter's file is one of the files. Links to a file have the identity of the file.
+    """
+    adapter = checkpoint.adapter
+    files = checkpoint.files if adapter is None else [*checkpoint.files, adapter.file]
+    identities = [(str(file.resolve()), file_facts(file)) for file in files]
+    content = [identities, checkpoint.config, conditions]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
