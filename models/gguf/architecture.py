@@ -119,7 +119,7 @@ class Architecture:
     window_period: int = 0  # every n-th layer has no window, unless the metadata lists them; 0: without windows
     wrapped: str = ""  # model_type of the multimodal family that has the class; its text part is nested
     unread: tuple[str, ...] = ()  # keys of the metadata that change nothing here
-    # What the class cannot run
+    # Limits of the class
     whole_heads: bool = False  # heads that are not together as wide as the model
     untied: bool = False  # embeddings that are the output matrix too
     sigmoid: bool = False  # experts that are not chosen by sigmoids of their scores
