@@ -12,6 +12,7 @@ from headrace import runtime
 from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
 from headrace.models import network as network_files
+from headrace.models.checkpoint.adapter import Adapter
 from headrace.runtime import ops
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.engine import Engine
@@ -67,10 +68,10 @@ def disk_cache_bytes() -> int:
     return int(chat.kept_gb * 1e9)
 
 
-def kv_key(model: Path, network: Network, adapter: Path | None = None) -> bytes:
+def kv_key(model: Path, network: Network, adapter: Adapter | None = None) -> bytes:
     """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions."""
     key = blake2b(digest_size=16)
-    folders = [model] if adapter is None else [model, adapter]
+    folders = [model] if adapter is None else [model, adapter.path]
     for file in [file for folder in folders for file in sorted(folder.glob("*"))]:
         stat = file.stat()
         key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())

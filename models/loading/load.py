@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
-from headrace.models.checkpoint.adapter import open_adapter
+from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
@@ -114,15 +114,15 @@ def load_model(
     force: bool = False,
     progress: Progress = silent,
     place: "Place | None" = None,
-    adapter: Path | None = None,
+    adapter: Adapter | None = None,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
     requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
-    adapter: a folder with low-rank changes of the weights (`models.checkpoint.adapter`). progress: called while "auto"
-    activations are measured, once for each model.
+    adapter: low-rank changes of the weights. progress: called while "auto" activations are measured, once for each
+    model.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -132,7 +132,7 @@ def load_model(
                 f"{name} cannot have an adapter: headrace applies it in its own decoder, on one machine",
                 "merge the adapter into its base, and load the result",
             )
-        checkpoint = replace(checkpoint, adapter=open_adapter(adapter))
+        checkpoint = replace(checkpoint, adapter=adapter)
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
-from headrace.models.checkpoint.adapter import open_adapter
+from headrace.models.checkpoint.adapter import Adapter, open_adapter
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.registry.import_gguf import gguf_of
 from headrace.models.registry.progress import Progress
@@ -33,8 +33,8 @@ def name_with(base: str, adapter: str) -> str:
     return f"{base}+{PurePath(adapter).name}"
 
 
-def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Path:
-    """Return the folder of an adapter, from the hub if it is a repository's name; or its GGUF file.
+def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Path:
+    """Return an adapter, from the hub if it is a repository's name; or its GGUF file.
 
     Raises ModelNotFoundError, FetchError, UsageError, and what `open_adapter` raises.
     """
@@ -52,18 +52,15 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Path:
         from headrace.models.registry.fetch_hub import fetch_adapter  # late: imports huggingface_hub
 
         folder = fetch_adapter(hub, progress, fetch=fetch)
-    open_adapter(folder)
-    return folder
+    return open_adapter(folder)
 
 
-def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
-    """Return the folder of an adapter; that of a GGUF file is made once for its base, of some megabytes.
+def converted(adapter: Path, base: StoredModel | None) -> Adapter:
+    """Return the adapter of a GGUF file, in a folder of some megabytes that is made once for its base.
 
-    base: the store's entry of the model, None for a model outside. Raises UnsupportedModelError for the GGUF file of
-    an adapter without that of its base, HeadraceError if it cannot be written, and what `convert_adapter` raises.
+    base: the store's entry of the model, None for a model outside. Raises UnsupportedModelError for an adapter without
+    the GGUF file of its base, HeadraceError if it cannot be written, and what `convert_adapter` raises.
     """
-    if adapter.is_dir():
-        return adapter
     file = None if base is None else gguf_of(base)
     if file is None:
         raise UnsupportedModelError(
@@ -75,7 +72,7 @@ def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
         key.update(f"{part.resolve()} {file_facts(part)}\n".encode())
     folder = cache_dir() / "adapters" / key.hexdigest()
     if folder.is_dir():
-        return folder
+        return open_adapter(folder)
     from headrace.models.gguf.adapter import convert_adapter  # late: numpy and MLX
 
     try:
@@ -87,4 +84,4 @@ def adapter_folder(adapter: Path, base: StoredModel | None) -> Path:
                 Path(made).mkdir()  # for the end of the block
     except OSError as error:
         raise HeadraceError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
-    return folder
+    return open_adapter(folder)

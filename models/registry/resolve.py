@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.registry.adapters import adapter_folder, find_adapter, name_with, split_adapter
+from headrace.models.registry.adapters import converted, find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import (
     convert,
@@ -58,7 +59,7 @@ class ResolvedModel:
     licence: str | None = None
     stored_as: str | None = None  # name in the store; None for a local directory
     facts: dict[str, object] = field(default_factory=dict)  # headrace.json in the store
-    adapter: Path | None = None  # folder of an adapter
+    adapter: Adapter | None = None
 
 
 def resolve(
@@ -92,12 +93,13 @@ def resolve(
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
 
 
-def _with_adapter(model: ResolvedModel, name: str, path: Path, store: Store) -> ResolvedModel:
-    """Return a model with the adapter at `path`: a folder or a GGUF file. Raises as `adapter_folder`."""
+def _with_adapter(model: ResolvedModel, name: str, adapter: Adapter | Path, store: Store) -> ResolvedModel:
+    """Return a model with an adapter, or with that of a GGUF file. Raises as `converted`."""
     if model.adapter is not None:
         raise UnsupportedModelError(f"{model.name} has an adapter already; headrace applies one")
-    entry = None if model.stored_as is None else store.get(model.stored_as)
-    return replace(model, name=name_with(model.name, name), adapter=adapter_folder(path, entry))
+    if isinstance(adapter, Path):
+        adapter = converted(adapter, None if model.stored_as is None else store.get(model.stored_as))
+    return replace(model, name=name_with(model.name, name), adapter=adapter)
 
 
 def _parsed(text: str, store: Store) -> Source:

@@ -48,13 +48,12 @@ def test_an_adapter_is_converted_once_for_each_base(tmp_path: Path, store: Store
     model = resolve(f"{base}+{adapter}", store=store)
     assert model.name.endswith("+lora.gguf")
     assert model.adapter is not None
-    file = model.adapter / "adapters.safetensors"
-    made = file.stat().st_mtime_ns
+    made = model.adapter.file.stat().st_mtime_ns
     assert resolve(f"{base}+{adapter}", store=store).adapter == model.adapter
-    assert file.stat().st_mtime_ns == made
+    assert model.adapter.file.stat().st_mtime_ns == made
     other = write_gguf(tmp_path / "other.gguf", "llama", seed=1)
     assert resolve(f"{other}+{adapter}", store=store).adapter != model.adapter
-    assert len(list(model.adapter.parent.iterdir())) == 2
+    assert len(list(model.adapter.path.parent.iterdir())) == 2
 
 
 @pytest.mark.parametrize(

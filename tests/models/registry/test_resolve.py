@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.shard_header import read_header
 from headrace.models.checkpoint.validation import check_sound
+from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
@@ -22,6 +25,7 @@ from tests.support.adapters import write_adapter
 from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.support.hub_server import HubServer
 from tests.support.tiny import write_model
+from tests.support.tiny_chat import write_chat_model
 from tests.support.wheels import build_wheel, isolate_pip
 
 MODEL = {
@@ -460,8 +464,19 @@ def test_an_adapter_stands_behind_its_base(store: Store, tmp_path: Path) -> None
     base = write_model(tmp_path / "base", "llama")
     write_adapter(tmp_path / "lora", base)
     model = resolve(f"{base}+{tmp_path / 'lora'}", store=store)
-    assert (model.path, model.adapter) == (base, tmp_path / "lora")
+    assert (model.path, model.adapter) == (base, open_adapter(tmp_path / "lora"))
     assert model.name == f"{resolve(str(base), store=store).name}+lora"
+
+
+def test_the_header_of_an_adapter_is_read_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_chat_model(tmp_path / "base")
+    write_adapter(tmp_path / "lora", base)
+    read: list[str] = []
+    monkeypatch.setattr(
+        "headrace.models.checkpoint.adapter.read_header", lambda *given: (read.append(given[1]), read_header(*given))
+    )
+    load_resolved(resolve(f"{base}+{tmp_path / 'lora'}", store=store))
+    assert read == ["adapter_model.safetensors"]
 
 
 def test_an_adapter_without_its_base_says_which_one_it_wants(store: Store, tmp_path: Path) -> None:
