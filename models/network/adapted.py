@@ -60,6 +60,9 @@ class Changes:
             a = arrays[stated.a]
             b = arrays[stated.b].astype(mx.float32) * stated.scale
             self._left[module] = Change(mx.contiguous(a.T), mx.contiguous(b.T)) if stated.transposed else Change(a, b)
+        factors = [factor for change in self._left.values() for factor in change]
+        if not mx.all(mx.stack([mx.isfinite(factor).all() for factor in factors])).item():
+            raise CheckpointError(f"the adapter {adapter.path.name} has factors that are infinite or no numbers")
 
     def take(self, module: str, rows: int, columns: int) -> Change | None:
         """Return the change of a module of this size; None without one. Raises CheckpointError for another size."""

@@ -151,6 +151,15 @@ def test_an_adapter_that_does_more_is_refused_by_name(tmp_path: Path, settings: 
         open_adapter(tmp_path / "adapter")
 
 
+@pytest.mark.parametrize("settings", [{"lora_alpha": 1e300}, {}])
+def test_factors_that_are_no_numbers_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    base = _model(tmp_path)
+    size = 0.05 if settings else float("nan")
+    write_adapter(tmp_path / "adapter", base, settings=settings, size=size)
+    with pytest.raises(CheckpointError, match="adapter has factors that are infinite or no numbers"):
+        _network(base, tmp_path / "adapter")
+
+
 def test_scales_follow_the_config(tmp_path: Path) -> None:
     settings = {"lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"q_proj": 2}}
     write_adapter(tmp_path / "adapter", _model(tmp_path), settings=settings)
