@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import to_builtins
 
 from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.bench.compare.stored import checked
 from headrace.app.cli.bench.command import bench
 from headrace.app.cli.run.command import run
 from tests.app.cli.test_bench import LLAMA_BENCH
@@ -88,7 +90,8 @@ def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.
     check(described["profile"], found["profile"])
     if found["step_cost"] is not None:  # two depths of a tiny model need not make a line
         check(described["step_cost"], found["step_cost"])
-    compared = compare_documents(found, found)
+    run_document = checked(found, "the run")
+    compared = to_builtins(compare_documents(run_document, run_document))
     check(described["The document of bench compare"], compared, own_section=("tests",))
     check(described["An entry of tests"], compared["tests"][0])
 

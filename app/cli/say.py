@@ -1,10 +1,8 @@
 """Lines, JSON documents and questions of commands on a terminal: sanitised text, indented ASCII JSON."""
 
-import json
-from typing import Any
-
 import click
 
+from headrace.app.output.document import json_text
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import HeadraceError
 
@@ -20,11 +18,6 @@ def confirm(question: str) -> None:
         raise HeadraceError("nothing was removed")
 
 
-def json_text(document: Any) -> str:
-    """Return the document's text. ASCII cannot drive a terminal and fits any encoding."""
-    return json.dumps(document, indent=2)
-
-
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """Print `document` and a newline."""
     click.echo(json_text(document))

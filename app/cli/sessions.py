@@ -14,7 +14,8 @@ import click
 
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import session_ids
-from headrace.app.cli.say import confirm, json_text, print_json
+from headrace.app.cli.say import confirm, print_json
+from headrace.app.output.document import json_text
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines

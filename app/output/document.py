@@ -1,11 +1,18 @@
 """JSON documents that commands print."""
 
-import csv
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Document = dict[str, Any]
+
+
+def json_text(document: object, indent: int | None = 2) -> str:
+    """Return the JSON text of a struct or plain values. ASCII cannot drive a terminal and fits any encoding."""
+    from msgspec import to_builtins  # late: the chat's first frame writes no document
+
+    return json.dumps(to_builtins(document), indent=indent)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
@@ -16,6 +23,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
 
 def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Return rows as CSV, headed by all their keys."""
+    import csv  # late, as above
+
     columns = list(dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")

@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from headrace.app.predict.step_cost_fit import StepCostFit
+from headrace.app.predict.step_cost_fit import StepCost, StepCostFit
 from headrace.runtime import ops
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -49,48 +48,46 @@ class MeasuredFit:
         return self.points >= MIN_POINTS and 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
 
 
-def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
-    """Return the reason to refuse a benchmark's fit; None for a good fit or none."""
-    step_cost = document["step_cost"]
-    if step_cost is None:
-        return None
-    num_points = len(step_cost["points"])
+def refusal(step_cost: StepCost, peak_gb_s: float | None, unsure: float | None) -> str | None:
+    """Return the reason to refuse a benchmark's fit; None for a good one.
+
+    unsure: largest half width of a test's interval over its mean; None after a single round.
+    """
+    num_points = len(step_cost.points)
     if num_points < MIN_POINTS:
         return f"{num_points} points where {MIN_POINTS} are needed; measure more depths, such as -d 0,1024,4096"
-    rate = step_cost["effective_bandwidth_gb_s"]
+    rate = step_cost.effective_bandwidth_gb_s
     if peak_gb_s is not None and rate > peak_gb_s:
         return f"its {rate:.1f} GB/s exceed the measured peak of {peak_gb_s:.1f}"
-    if step_cost["fixed_ms"] < 0:
+    if step_cost.fixed_ms < 0:
         return "its fixed cost is negative"
-    if step_cost["largest_residual"] > NOISE:
-        return f"a point is {percent(step_cost['largest_residual'])} off the line"
-    speeds = [
-        entry["tokens_per_second"]
-        for entry in document["results"]
-        if entry["engine"] == "headrace" and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
-    ]
-    unsure = max((speed["high"] - speed["low"]) / 2 / speed["mean"] for speed in speeds)
+    if step_cost.largest_residual > NOISE:
+        return f"a point is {percent(step_cost.largest_residual)} off the line"
+    if unsure is None:
+        return "one round shows no spread; measure more, such as -r 3"
     return f"its rounds disagree by {percent(unsure)}" if unsure > NOISE else None
 
 
-def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | None:
+def remember(
+    host: Machine, step_cost: StepCost, *, unsure: float | None, created: str, command: str, quiet: bool
+) -> str | None:
     """Store a benchmark's fit or return the reason for refusal. A cache that cannot be written is no error.
 
-    document: see docs/bench-json.md. quiet: nothing is known to have slowed the machine during the run.
+    unsure: largest half width of a test's interval over its mean; None after a single round.
+    quiet: nothing is known to have slowed the machine during the run.
     """
     peak = cached_peak(host)
-    step_cost = document["step_cost"]
-    reason = refusal(document, peak.gb_s if peak else None)
-    if step_cost is None or reason is not None:
+    reason = refusal(step_cost, peak.gb_s if peak else None, unsure)
+    if reason is not None:
         return reason
     fit = MeasuredFit(
-        fixed_s=step_cost["fixed_ms"] / 1e3,
-        bytes_per_second=step_cost["effective_bandwidth_gb_s"] * 1e9,
-        step_bytes=sum(point["bytes"] for point in step_cost["points"]) / len(step_cost["points"]),
-        created=document["created"],
-        command=document["command"],
+        fixed_s=step_cost.fixed_ms / 1e3,
+        bytes_per_second=step_cost.effective_bandwidth_gb_s * 1e9,
+        step_bytes=sum(point.bytes for point in step_cost.points) / len(step_cost.points),
+        created=created,
+        command=command,
         quiet=quiet,
-        points=len(step_cost["points"]),
+        points=len(step_cost.points),
     )
     if not fit.usable:
         return "its figures are impossible"

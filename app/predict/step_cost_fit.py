@@ -6,7 +6,8 @@ as much as long ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 SPREAD = 1.15  # smallest ratio of most to fewest bytes that determines a line
 
@@ -20,9 +21,28 @@ class Point:
     seconds: float
 
 
+class FittedPoint(Struct, frozen=True):
+    """One decode test beside the line. residual: measured over fitted, less one."""
+
+    label: str
+    bytes: float
+    ms: float
+    residual: float
+
+
+class StepCost(Struct, frozen=True, kw_only=True):
+    """`step_cost` of the JSON document, see docs/bench-json.md."""
+
+    fixed_ms: float
+    effective_bandwidth_gb_s: float
+    largest_residual: float
+    points: list[FittedPoint]
+    notes: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class StepCostFit:
-    """A fitted line. A negative `fixed_s` contradicts the model; `document` reports that."""
+    """A fitted line. A negative `fixed_s` contradicts the model; `step_cost` reports that."""
 
     fixed_s: float
     bytes_per_second: float
@@ -36,21 +56,18 @@ class StepCostFit:
         """Return measured over fitted, less one."""
         return point.seconds / self.seconds(point.nbytes) - 1
 
-    def document(self) -> dict[str, object]:
+    def step_cost(self) -> StepCost:
         """Return the fit as in the JSON document."""
         notes = []
         if self.fixed_s < 0:
             notes.append("a negative fixed cost: more than the bytes differs between the steps")
-        return {
-            "fixed_ms": self.fixed_s * 1e3,
-            "effective_bandwidth_gb_s": self.bytes_per_second / 1e9,
-            "largest_residual": max(abs(self.residual(point)) for point in self.points),
-            "points": [
-                {"label": p.label, "bytes": p.nbytes, "ms": p.seconds * 1e3, "residual": self.residual(p)}
-                for p in self.points
-            ],
-            "notes": notes,
-        }
+        return StepCost(
+            fixed_ms=self.fixed_s * 1e3,
+            effective_bandwidth_gb_s=self.bytes_per_second / 1e9,
+            largest_residual=max(abs(self.residual(point)) for point in self.points),
+            points=[FittedPoint(p.label, p.nbytes, p.seconds * 1e3, self.residual(p)) for p in self.points],
+            notes=notes,
+        )
 
 
 def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
@@ -65,19 +82,3 @@ def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
     variance = sum(w * (p.nbytes - mean_b) ** 2 for w, p in zip(weights, points, strict=True))
     slope = covariance / variance
     return StepCostFit(mean_t - slope * mean_b, 1 / slope, list(points)) if slope > 0 else None
-
-
-def points_of(results: Sequence[dict[str, Any]], engine: str) -> list[Point]:
-    """Return one engine's decode tests by their median step, which is robust to stalls."""
-    return [
-        Point(
-            f"{entry['model']} {entry['test']} @ d{entry['depth']}",
-            entry["weight_bytes_per_step"] + entry["kv_bytes_per_step"],
-            entry["itl_ms"]["p50"] / 1e3,
-        )
-        for entry in results
-        if entry["engine"] == engine
-        and not entry["prompt_tokens"]
-        and entry["kv_bytes_per_step"] is not None
-        and entry.get("batch", 1) == 1  # a batch's step may be bound by arithmetic
-    ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from msgspec import to_builtins
 
 from headrace.app.bench.quality.figures import mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
@@ -258,8 +259,6 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
     network = load_model(directory, name=source.model.name, context=SCORED).network
     compared = scored.compare(network)
     tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
-    kl = mean_figure([compared.kl])
-    agreement = mean_figure([compared.agrees])
     return {
         "bits_per_weight": checkpoint.nbytes * 8 / source.weights,
         "weight_bytes": checkpoint.nbytes,
@@ -273,8 +272,8 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
         },
         "measured_tokens_per_second": _measured_speed(network, text),
         "scored_tokens": len(compared.kl),
-        "kl": kl,
-        "top1_agreement": agreement,
+        "kl": to_builtins(mean_figure([compared.kl])),
+        "top1_agreement": to_builtins(mean_figure([compared.agrees])),
     }
 
 

@@ -16,15 +16,15 @@ from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 import numpy as np
+from msgspec import structs
 
 from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.quality import show
-from headrace.app.bench.quality.run import Options, Variant, chosen_passages, document, load, measure
+from headrace.app.bench.quality.run import Options, QualityDocument, Variant, chosen_passages, document, load, measure
 from headrace.app.bench.quality.text import read_text
-from headrace.app.cli.say import json_text
-from headrace.app.output.document import Document
+from headrace.app.output.document import json_text
 from headrace.models.loading.forcing import CHUNK
 from headrace.runtime import ops
 from headrace.runtime.config import environment
@@ -79,7 +79,7 @@ class PeerLogits:
         """Do nothing: the process ends with the run."""
 
 
-def compare(arguments: argparse.Namespace) -> Document:
+def compare(arguments: argparse.Namespace) -> QualityDocument:
     """Measure all engines. Raises UsageError without headrace's CPU kernels, EngineError if a peer fails."""
     if ops.select() is not ops.native:
         raise UsageError("float32 throughout takes headrace's own CPU kernels", "`headrace doctor` shows why not")
@@ -111,7 +111,7 @@ def compare(arguments: argparse.Namespace) -> Document:
         variants += [Variant(one.name, "engine", None, one) for one in peers]
         interrupted = measure(exact.network, variants, found)
     compared = document(reference, [], options, variants, notes, interrupted=interrupted)
-    return {**compared, "engines": [one.setup.document() for one in peers]}
+    return structs.replace(compared, engines=[one.setup for one in peers])
 
 
 def opened(engine: str, start: Callable[[], ChildProcess]) -> ChildProcess:

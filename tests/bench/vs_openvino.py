@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 from headrace.app.bench.measure import peers
 from headrace.app.bench.measure.peers import ChildProcess, Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
+from headrace.app.bench.measure.records import RunDocument
 from headrace.app.bench.measure.run import Options, run
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.live import live_view
-from headrace.app.cli.say import json_text
-from headrace.app.output.document import Document
+from headrace.app.output.document import json_text
 from headrace.models.gguf.container import open_container
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -59,7 +59,7 @@ def _open(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -
     return open_openvino(peer, model.name, numbers), "; ".join(remarks)
 
 
-def compare(arguments: argparse.Namespace) -> Document:
+def compare(arguments: argparse.Namespace) -> RunDocument:
     """Measure both. Raises UsageError for a K/V format that it lacks, EngineError if it fails."""
     if arguments.kv not in KV_TYPES:
         raise UsageError(f"openvino has no comparable K/V format {arguments.kv}", "use f16 or q8 (its u8)")
@@ -83,8 +83,8 @@ def compare(arguments: argparse.Namespace) -> Document:
     )
     with live_view() as view:
         measured = run(options, view)
-    if "openvino" not in {entry["engine"] for entry in measured["results"]}:
-        raise EngineError(next((note for note in measured["notes"] if note.startswith("openvino")), "openvino failed"))
+    if "openvino" not in {entry.engine for entry in measured.results}:
+        raise EngineError(next((note for note in measured.notes if note.startswith("openvino")), "openvino failed"))
     return measured
 
 

@@ -108,7 +108,7 @@ def benched(work: Path) -> list[Any]:
     """The document on standard output, the page, and whether the run is kept: not its figures, which differ."""
     page = (work / "out").read_text("utf-8").rstrip()
     with History(work / "home" / "data" / "bench.sqlite") as history:
-        kept = [sorted(document) for _, document in history.documents()]
+        kept = [sorted(json.loads(run.text)) for run in history.runs()]
     return [sorted(json.loads(stdout(work))), page[-len("</html>") :], kept[-1]]
 
 

@@ -117,7 +117,7 @@ def _answered(work: Path, _: tuple[int, int]) -> None:
 
 def _benched(work: Path, _: tuple[int, int]) -> None:
     with History(work / "home" / "data" / "bench.sqlite") as history:
-        assert len(list(history.documents())) == 2
+        assert len(list(history.runs())) == 2
 
 
 def _one(folder: Path, pair: Pair, chance: random.Random) -> tuple[tuple[int, ...], str]:

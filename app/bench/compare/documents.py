@@ -5,61 +5,110 @@ rate of false alarms over all tests of a comparison is at most one in twenty.
 """
 
 from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.bench.compare.significance import Difference, difference, holm
-from headrace.app.output.document import Document
+from headrace.app.bench.measure.records import Result, RunDocument
 
 _WIDE = 4.0  # ends of an interval this many times apart leave the ratio unknown
 
 
-def compare_documents(a: Document, b: Document) -> Document:
-    """Return {tests: [...], only_in_a, only_in_b, differences: of device, model, versions ...}."""
-    ours = {_key(entry): entry for entry in a["results"]}
-    theirs = {_key(entry): entry for entry in b["results"]}
+Verdict = Literal["faster", "slower", "no difference", "no result", "too few repetitions"]
+
+
+class ComparedRun(Struct, frozen=True):
+    created: str
+    command: str
+
+
+class ComparedTest(Struct, frozen=True, kw_only=True):
+    """A test of both runs. ratio: B over A at equal memory speed; None without a result."""
+
+    engine: str
+    model: str
+    test: str
+    depth: int
+    a_tokens_per_second: float
+    b_tokens_per_second: float
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    memory_slope: float | None = None
+    verdict: Verdict
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """The document of `headrace bench compare`. differences: of device, model, versions and others."""
+
+    a: ComparedRun
+    b: ComparedRun
+    tests: list[ComparedTest]
+    only_in_a: list[str]
+    only_in_b: list[str]
+    differences: list[str]
+
+
+def compare_documents(a: RunDocument, b: RunDocument) -> Comparison:
+    """Compare the tests that both runs have."""
+    ours = {_key(entry): entry for entry in a.results}
+    theirs = {_key(entry): entry for entry in b.results}
     shared = [key for key in ours if key in theirs]
     differences = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
     known = [key for key in shared if differences[key] is not None]
     significant = dict(zip(known, holm([value.p for key in known if (value := differences[key])]), strict=True))
-    return {
-        "a": {"created": a["created"], "command": a["command"]},
-        "b": {"created": b["created"], "command": b["command"]},
-        "tests": [_row(ours[key], theirs[key], differences[key], significant.get(key, False)) for key in shared],
-        "only_in_a": [_name(key) for key in ours if key not in theirs],
-        "only_in_b": [_name(key) for key in theirs if key not in ours],
-        "differences": _circumstances(a, b),
-    }
+    return Comparison(
+        a=ComparedRun(a.created, a.command),
+        b=ComparedRun(b.created, b.command),
+        tests=[_compared(ours[key], theirs[key], differences[key], significant.get(key, False)) for key in shared],
+        only_in_a=[_name(key) for key in ours if key not in theirs],
+        only_in_b=[_name(key) for key in theirs if key not in ours],
+        differences=_circumstances(a, b),
+    )
 
 
-def _row(a: Document, b: Document, compared: Difference | None, significant: bool) -> Document:
-    figures: Document = dict.fromkeys(("ratio", "low", "high", "p", "memory_slope"))
+def _compared(a: Result, b: Result, compared: Difference | None, significant: bool) -> ComparedTest:
+    verdict = _verdict(compared, significant)
+    row = ComparedTest(
+        engine=a.engine,
+        model=a.model,
+        test=a.test,
+        depth=a.depth,
+        a_tokens_per_second=a.tokens_per_second.mean,
+        b_tokens_per_second=b.tokens_per_second.mean,
+        verdict=verdict,
+    )
+    if compared is None or verdict == "no result":
+        return row
+    return replace(
+        row,
+        ratio=compared.ratio,
+        low=compared.low,
+        high=compared.high,
+        p=compared.p,
+        memory_slope=compared.slope,
+    )
+
+
+def _verdict(compared: Difference | None, significant: bool) -> Verdict:
     if compared is None:
-        verdict = "too few repetitions"
-    elif compared.high > _WIDE * compared.low:
-        verdict = "no result"
-    else:
-        figures = {key: getattr(compared, key) for key in ("ratio", "low", "high", "p")}
-        figures["memory_slope"] = compared.slope
-        verdict = "no difference"
-        if significant:
-            verdict = "faster" if compared.ratio > 1 else "slower"
-    return {
-        "engine": a["engine"],
-        "model": a["model"],
-        "test": a["test"],
-        "depth": a["depth"],
-        "a_tokens_per_second": a["tokens_per_second"]["mean"],
-        "b_tokens_per_second": b["tokens_per_second"]["mean"],
-        **figures,
-        "verdict": verdict,
-    }
+        return "too few repetitions"
+    if compared.high > _WIDE * compared.low:
+        return "no result"
+    if not significant:
+        return "no difference"
+    return "faster" if compared.ratio > 1 else "slower"
 
 
-def _pairs(entry: Document) -> list[tuple[float, float | None]]:
-    return [(repetition["typical_tokens_per_second"], repetition["memory_gb_s"]) for repetition in entry["repetitions"]]
+def _pairs(entry: Result) -> list[tuple[float, float | None]]:
+    return [(repetition.typical_tokens_per_second, repetition.memory_gb_s) for repetition in entry.repetitions]
 
 
-def _key(entry: Document) -> tuple[str, str, str, int]:
-    return entry["engine"], entry["model"], entry["test"], entry["depth"]
+def _key(entry: Result) -> tuple[str, str, str, int]:
+    return entry.engine, entry.model, entry.test, entry.depth
 
 
 def _name(key: tuple[str, str, str, int]) -> str:
@@ -67,14 +116,14 @@ def _name(key: tuple[str, str, str, int]) -> str:
     return f"{engine} {model} {test}" + (f" @ d{depth}" if depth else "")
 
 
-def _circumstances(a: Document, b: Document) -> list[str]:
+def _circumstances(a: RunDocument, b: RunDocument) -> list[str]:
     """Return other differences that could explain a change in speed."""
-    facts: dict[str, Callable[[Document], object]] = {
-        "device": lambda d: d["device"]["name"],
-        "backend": lambda d: d["device"]["backend"],
-        "kernels": lambda d: d["device"]["kernels"].get("kernels"),
-        "model": lambda d: d["model"].get("headers_sha256"),
-        "versions": lambda d: d["versions"],
+    facts: dict[str, Callable[[RunDocument], object]] = {
+        "device": lambda run: run.device.name,
+        "backend": lambda run: run.device.backend,
+        "kernels": lambda run: run.device.kernels.get("kernels"),
+        "model": lambda run: run.model.headers_sha256,
+        "versions": lambda run: run.versions,
     }
     lines = []
     for name, get in facts.items():
@@ -84,7 +133,8 @@ def _circumstances(a: Document, b: Document) -> list[str]:
             lines.append("model differs")
         else:
             lines.append(f"{name}: {get(a)} and {get(b)}")
-    peaks = [document["device"]["measured_peak_gb_s"] for document in (a, b)]
-    if all(peaks) and abs(peaks[1] / peaks[0] - 1) > 0.05:
-        lines.append(f"memory: {peaks[0]:.1f} and {peaks[1]:.1f} GB/s; ratios are for equal memory speed")
+    peak_a = a.device.measured_peak_gb_s
+    peak_b = b.device.measured_peak_gb_s
+    if peak_a and peak_b and abs(peak_b / peak_a - 1) > 0.05:
+        lines.append(f"memory: {peak_a:.1f} and {peak_b:.1f} GB/s; ratios are for equal memory speed")
     return lines

@@ -4,10 +4,13 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from headrace.app.bench.compare.stored import checked
+from headrace.app.bench.measure.records import RunDocument
+from headrace.app.output.document import json_text
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -21,6 +24,15 @@ create table if not exists run (
     document text not null
 )
 """
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A saved run. text: its document as saved, with the keys of the version that saved it."""
+
+    number: int
+    text: str
+    document: RunDocument
 
 
 class History:
@@ -44,22 +56,22 @@ class History:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def add(self, document: dict[str, Any]) -> int:
+    def add(self, document: RunDocument) -> int:
         """Save a run and return its number."""
-        row = (document["created"], document["device"]["name"], document["model"]["name"], json.dumps(document))
+        row = (document.created, document.device.name, document.model.name, json_text(document, indent=None))
         with self._errors(), self._database:
             cursor = self._database.execute(
                 "insert into run (created, device, model, document) values (?, ?, ?, ?)", row
             )
         return int(cursor.lastrowid or 0)
 
-    def get(self, number: int) -> dict[str, Any]:
-        """Return the document of a run. Raises UsageError for an unknown number."""
+    def get(self, number: int) -> SavedRun:
+        """Return a run. Raises UsageError for an unknown number."""
         with self._errors():
             row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
         if row is None:
             raise UsageError(f"no saved run {number}", "`headrace bench history` lists them")
-        return _document(number, row[0])
+        return _saved(number, row[0])
 
     def delete(self, number: int) -> None:
         """Delete a run. Raises UsageError for an unknown number."""
@@ -67,12 +79,12 @@ class History:
             if self._database.execute("delete from run where id = ?", (number,)).rowcount == 0:
                 raise UsageError(f"no saved run {number}", "`headrace bench history` lists them")
 
-    def documents(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return (number, document) of all runs, oldest first."""
+    def runs(self) -> Iterator[SavedRun]:
+        """Return all runs, oldest first."""
         with self._errors():
             rows = self._database.execute("select id, document from run order by created, id").fetchall()
         for number, text in rows:
-            yield number, _document(number, text)
+            yield _saved(number, text)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -83,9 +95,9 @@ class History:
             raise HeadraceError(f"{self._path}: {error}") from None
 
 
-def _document(number: int, text: str) -> dict[str, Any]:
+def _saved(number: int, text: str) -> SavedRun:
     try:
-        return checked(json.loads(text), f"saved run {number}")
+        return SavedRun(number, text, checked(json.loads(text), f"saved run {number}"))
     except ValueError:
         raise HeadraceError(
             f"saved run {number} is damaged", f"`headrace bench history --delete {number}` removes it"

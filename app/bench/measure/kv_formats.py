@@ -5,10 +5,9 @@ They share the weights. Ratios compare every format with the first, paired by ro
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from headrace.app.bench.measure.ratios import paired_ratio
-from headrace.app.bench.measure.result import Result
+from headrace.app.bench.measure.records import KVRatio, Result
 from headrace.app.config.load_options import kv_choice
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading.kv_twin import with_kv
@@ -63,19 +62,18 @@ def check_memory(models: Sequence[LoadedModel], tokens: int) -> None:
         memory.check_fits(weights, caches, overhead, replace(free, free=free.free + weights), tokens)
 
 
-def kv_ratios(results: Sequence[Result], models: Sequence[LoadedModel]) -> list[dict[str, Any]]:
+def kv_ratios(results: Sequence[Result], models: Sequence[LoadedModel]) -> list[KVRatio]:
     """Return the speed of every further format over the first one's, with 95 % intervals."""
-    entries = {(entry["model"], _test(entry)): entry for entry in results if entry["engine"] == "headrace"}
+    entries = {(entry.model, _test(entry)): entry for entry in results if entry.engine == "headrace"}
     rows = []
     for model in models[1:]:
         for entry in results:
             first = entries.get((models[0].name, _test(entry)))
-            if entry["engine"] != "headrace" or entry["model"] != model.name or first is None:
+            if entry.engine != "headrace" or entry.model != model.name or first is None:
                 continue
-            named = {"test": entry["test"], "depth": entry["depth"], "model": model.name, "over": models[0].name}
-            rows.append(named | paired_ratio(entry, first))
+            rows.append(KVRatio(entry.test, entry.depth, model.name, models[0].name, *paired_ratio(entry, first)))
     return rows
 
 
 def _test(entry: Result) -> tuple[str, int, int]:
-    return entry["test"], entry["depth"], entry["batch"]
+    return entry.test, entry.depth, entry.batch

@@ -5,8 +5,8 @@ run's peak is the upper quartile of all passes, as in `runtime.machine.bandwidth
 """
 
 from statistics import median
-from typing import Any
 
+from headrace.app.bench.measure.records import MeasuredPeak
 from headrace.runtime.machine.bandwidth import Reader
 from headrace.runtime.machine.peaks import Peak, summarise
 
@@ -29,7 +29,7 @@ class MemorySpeed:
     @property
     def peak_gb_s(self) -> float | None:
         """Upper quartile of all passes so far, in GB/s."""
-        return sorted(self._rates)[len(self._rates) * 3 // 4] if self._rates else None
+        return _upper_quartile(sorted(self._rates)) if self._rates else None
 
     def measurement(self) -> Peak | None:
         """Return all passes as one measurement for the peak cache."""
@@ -38,18 +38,22 @@ class MemorySpeed:
             return None
         return summarise(rates, pass_bytes=self._reader.pass_bytes, method=self._reader.method, source="bench")
 
-    def document(self) -> dict[str, Any] | None:
-        """Return the spread of the passes for the JSON document."""
+    def spread(self) -> MeasuredPeak | None:
+        """Return the spread of the passes."""
         if not self._rates:
             return None
         ordered = sorted(self._rates)
         low = ordered[len(ordered) // 20]
         high = ordered[-1 - len(ordered) // 20]
-        return {
-            "upper_quartile": self.peak_gb_s,
-            "median": median(ordered),
-            "p5": low,
-            "p95": high,
-            "passes": len(ordered),
-            "method": self._reader.method,
-        }
+        return MeasuredPeak(
+            upper_quartile=_upper_quartile(ordered),
+            median=median(ordered),
+            p5=low,
+            p95=high,
+            passes=len(ordered),
+            method=self._reader.method,
+        )
+
+
+def _upper_quartile(ordered: list[float]) -> float:
+    return ordered[len(ordered) * 3 // 4]

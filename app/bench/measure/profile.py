@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.app.bench.measure.records import Profile
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
@@ -77,7 +78,7 @@ class _Recorder(_Apart):
         return noted
 
 
-def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, Any]:
+def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
     if not isinstance(network, Decoder):
         raise UsageError("--profile needs headrace's own decoder; this model runs through mlx-lm's classes")
@@ -108,15 +109,15 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
     times["step"] = _loop(network, kv, cache, sampler, token, rounds)
     quartiles_ms = {name: quantiles(values, n=4, method="inclusive")[0] * 1e3 for name, values in times.items()}
     total = sum(quartiles_ms[name] for name in PARTS)
-    return {
-        "depth": depth,
-        "step_ms": quartiles_ms["step"],
-        "synchronous_step_ms": quartiles_ms["synchronous"],
-        "parts_ms": {name: quartiles_ms[name] for name in PARTS},
-        "closure": total / quartiles_ms["synchronous"] - 1,
-        "overlap_ms": max(0.0, quartiles_ms["synchronous"] - quartiles_ms["step"]),
-        "rounds": rounds,
-    }
+    return Profile(
+        depth=depth,
+        step_ms=quartiles_ms["step"],
+        synchronous_step_ms=quartiles_ms["synchronous"],
+        parts_ms={name: quartiles_ms[name] for name in PARTS},
+        closure=total / quartiles_ms["synchronous"] - 1,
+        overlap_ms=max(0.0, quartiles_ms["synchronous"] - quartiles_ms["step"]),
+        rounds=rounds,
+    )
 
 
 def _record(

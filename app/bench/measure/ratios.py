@@ -1,82 +1,96 @@
 """Ratios from repetitions measured side by side: headrace over peers, batches over one sequence."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-from headrace.app.bench.measure.result import Result
+from headrace.app.bench.measure.records import Agreement, Mean, Ratio, Result, Scaling
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
 
 
-def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
+class PairedRatio(NamedTuple):
+    """A ratio of speeds by round, its 95 % interval, and the number of rounds."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+def ratios(results: Sequence[Result], peer: str) -> list[Ratio]:
     """Return headrace / peer for every shared test and model, paired by round, with 95 % intervals."""
-    ours = {_key(entry): entry for entry in results if entry["engine"] == "headrace"}
-    rows = []
-    for entry in results:
-        if entry["engine"] != peer or (own_entry := ours.get(_key(entry))) is None:
-            continue
-        named = {"test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer}
-        rows.append(named | paired_ratio(own_entry, entry))
-    return rows
+    ours = {_key(entry): entry for entry in results if entry.engine == "headrace"}
+    return [
+        Ratio(entry.test, entry.depth, entry.model, peer, *paired_ratio(own_entry, entry))
+        for entry in results
+        if entry.engine == peer and (own_entry := ours.get(_key(entry))) is not None
+    ]
 
 
-def paired_ratio(entry: Result, base: Result) -> dict[str, Any]:
-    """Return the speed of a test over that of another by round, with its 95 % interval, and the number of pairs."""
-    pairs = list(zip(entry["samples"], base["samples"], strict=False))  # an interrupted round is not paired
+def paired_ratio(entry: Result, base: Result) -> PairedRatio:
+    """Return the speed of a test over that of another by round."""
+    pairs = list(zip(entry.samples, base.samples, strict=False))  # an interrupted round is not paired
     ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
-    return {"ratio": ratio, "low": low, "high": high, "pairs": len(pairs)}
+    return PairedRatio(ratio, low, high, len(pairs))
 
 
-def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
+def scaling(results: Sequence[Result]) -> list[Scaling]:
     """Compare every batch with one sequence of the same run, paired by round, with 95 % intervals.
 
     speedup: total speed. step_time: time per step.
     """
-    alone = {_alone(entry): entry for entry in results if entry["batch"] == 1 and not entry["prompt_tokens"]}
+    alone = {_alone(entry): entry for entry in results if entry.batch == 1 and not entry.prompt_tokens}
     rows = []
     for entry in results:
-        batch = entry["batch"]
-        if batch == 1 or entry["prompt_tokens"] or (single := alone.get(_alone(entry))) is None:
+        batch = entry.batch
+        if batch == 1 or entry.prompt_tokens or (single := alone.get(_alone(entry))) is None:
             continue
-        ratio, low, high, pairs = paired_ratio(entry, single).values()
+        ratio, low, high, pairs = paired_ratio(entry, single)
         rows.append(
-            {
-                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "engine": entry["engine"],
-                "batch": batch,
-                "speedup": {"mean": ratio, "low": low, "high": high},
-                "step_time": {"mean": batch / ratio, "low": high and batch / high, "high": low and batch / low},
-                "pairs": pairs,
-            }
-        )  # fmt: skip
+            Scaling(
+                test=entry.test,
+                depth=entry.depth,
+                model=entry.model,
+                engine=entry.engine,
+                batch=batch,
+                speedup=Mean(ratio, low, high),
+                step_time=Mean(batch / ratio, high and batch / high, low and batch / low),
+                pairs=pairs,
+            )
+        )
     return rows
 
 
-def agreement(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
+def agreement(results: Sequence[Result], peer: str) -> list[Agreement]:
     """Return our measurement of a peer over its own report of the same repetitions."""
     rows = []
     for entry in results:
         pairs = [
-            (repetition["tokens_per_second"], repetition["own_tokens_per_second"])
-            for repetition in entry["repetitions"]
-            if repetition["own_tokens_per_second"]
+            (repetition.tokens_per_second, repetition.own_tokens_per_second)
+            for repetition in entry.repetitions
+            if repetition.own_tokens_per_second
         ]
-        if entry["engine"] != peer or not pairs:
+        if entry.engine != peer or not pairs:
             continue
         low, high = bootstrap([measured / own_speed for measured, own_speed in pairs])
         rows.append(
-            {
-                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer,
-                "own_tokens_per_second": fmean([own_speed for _, own_speed in pairs]),
-                "measured_over_own": fmean([measured / own_speed for measured, own_speed in pairs]),
-                "low": low, "high": high,
-            }
-        )  # fmt: skip
+            Agreement(
+                test=entry.test,
+                depth=entry.depth,
+                model=entry.model,
+                peer=peer,
+                own_tokens_per_second=fmean([own_speed for _, own_speed in pairs]),
+                measured_over_own=fmean([measured / own_speed for measured, own_speed in pairs]),
+                low=low,
+                high=high,
+            )
+        )
     return rows
 
 
 def _alone(entry: Result) -> tuple[str, str, int, int]:
     """Return the test's identity without its batch size."""
-    return entry["engine"], entry["model"], entry["generated_tokens"], entry["depth"]
+    return entry.engine, entry.model, entry.generated_tokens, entry.depth
 
 
 def _key(entry: Result) -> tuple[str, int, str]:
-    return entry["test"], entry["depth"], entry["model"]
+    return entry.test, entry.depth, entry.model

@@ -5,18 +5,27 @@ not read from a counter.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.records import (
+    ArrivalEffect,
+    Latencies,
+    Mean,
+    Median,
+    RepetitionFigures,
+    Result,
+    SpeculationGain,
+    Speed,
+    TimeToFirstToken,
+)
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.workloads import load_workloads
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
-from headrace.runtime.machine.energy import per_token
+from headrace.runtime.machine.energy import TokenEnergy, per_token
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds, mbu, quantile
 
-Result = dict[str, Any]
 DRIFT = 0.05  # as a fraction; larger drift is reported
 Work = Callable[[Test], tuple[int, int]]
 """(bytes, FLOPs) that a test's prefill moves and computes."""
@@ -38,37 +47,42 @@ def result(
     """
     samples = [repetition.sample for repetition in repetitions]
     speeds = [sample.tokens_per_second(test) for sample in samples]
-    low, high = bootstrap(speeds, median)
-    entry: Result = {
-        "test": test.name,
-        "depth": test.depth,
-        "model": setup.model,
-        "engine": setup.engine,
-        "threads": setup.threads,
-        "threads_batch": setup.threads_batch,
-        "threads_told": setup.threads_told,
-        "prompt_tokens": test.prompt if samples[0].prompt_tokens is None else samples[0].prompt_tokens,
-        "generated_tokens": test.generate,
-        "batch": test.batch,
-        "tokens_per_second": {
-            "mean": fmean(speeds), "sd": sd(speeds), "median": median(speeds), "low": low, "high": high,
-        },
-        "tokens_per_second_each": fmean(speeds) / test.batch if test.kind == "decode" else None,
-        "itl_ms": _itl(test, repetitions),
-        "ttft_ms": _ttft(test, repetitions),
-        "arrival": _arrival(repetitions),
-        "speculation": _speculation(test, repetitions),
-        **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
-        "busy": busy(repetitions),
-        **_arithmetic(test, repetitions, prefill_work),
-        "energy_per_token": _energy(test, samples, idle),
-        "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
-        "drift": drift(speeds),
-        "samples": speeds,
-        "repetitions": [_repetition(test, repetition) for repetition in repetitions],
-    }  # fmt: skip
-    entry["notes"] = _notes(entry)
-    return entry
+    memory = _memory(test, repetitions, peak_gb_s, nominal_gb_s)
+    intensity, gflop_s = _arithmetic(test, repetitions, prefill_work)
+    return Result(
+        test=test.name,
+        depth=test.depth,
+        model=setup.model,
+        engine=setup.engine,
+        threads=setup.threads,
+        threads_batch=setup.threads_batch,
+        threads_told=setup.threads_told,
+        prompt_tokens=test.prompt if samples[0].prompt_tokens is None else samples[0].prompt_tokens,
+        generated_tokens=test.generate,
+        batch=test.batch,
+        tokens_per_second=Speed(fmean(speeds), sd(speeds), median(speeds), *bootstrap(speeds, median)),
+        tokens_per_second_each=fmean(speeds) / test.batch if test.kind == "decode" else None,
+        itl_ms=_itl(test, repetitions),
+        ttft_ms=_ttft(test, repetitions),
+        arrival=_arrival(repetitions),
+        speculation=_speculation(test, repetitions),
+        weight_bytes_per_step=samples[0].weight_bytes,
+        kv_bytes_per_step=memory.kv_bytes,
+        achieved_bandwidth_gb_s=memory.achieved_gb_s,
+        mbu=memory.mbu,
+        mbu_nominal=memory.mbu_nominal,
+        mbu_paired=memory.mbu_paired,
+        roofline_tokens_per_second=memory.roofline,
+        busy=busy(repetitions),
+        arithmetic_intensity=intensity,
+        achieved_gflop_s=gflop_s,
+        energy_per_token=_energy(test, samples, idle),
+        peak_memory_bytes=max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
+        drift=drift(speeds),
+        samples=speeds,
+        repetitions=[_repetition(test, repetition) for repetition in repetitions],
+        notes=_notes(memory.mbu),
+    )
 
 
 def busy(repetitions: Sequence[Repetition]) -> bool:
@@ -82,41 +96,40 @@ def drift(speeds: Sequence[float]) -> float | None:
     return fmean(speeds[-third:]) / fmean(speeds[:third]) - 1 if third else None
 
 
-def _itl(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None]:
+def _itl(test: Test, repetitions: Sequence[Repetition]) -> Latencies:
     """Return percentiles over all steps of all repetitions."""
     pooled = [latency for repetition in repetitions for latency in repetition.sample.latencies_s]
-    return in_milliseconds(Percentiles.of(pooled) if test.generate else None)
+    return Latencies(**in_milliseconds(Percentiles.of(pooled) if test.generate else None))
 
 
-def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None] | None:
+def _ttft(test: Test, repetitions: Sequence[Repetition]) -> TimeToFirstToken | None:
     values = [ttft * 1e3 for repetition in repetitions if (ttft := repetition.sample.ttft_s) is not None]
     if not test.prompt or not values:
         return None
-    low, high = bootstrap(values, median)
-    return {"mean": fmean(values), "median": median(values), "low": low, "high": high}
+    return TimeToFirstToken(fmean(values), median(values), *bootstrap(values, median))
 
 
-def _arrival(repetitions: Sequence[Repetition]) -> Result | None:
+def _arrival(repetitions: Sequence[Repetition]) -> ArrivalEffect | None:
     """Return the effect of a joining prompt on the others and on itself; ratios are paired by repetition."""
     arrivals = [(rep.sample, rep.sample.arrival) for rep in repetitions if rep.sample.arrival is not None]
     before = [_p95(arrival.before_s) for _, arrival in arrivals]
     meanwhile = [_p95(sample.latencies_s) for sample, _ in arrivals]
     if not arrivals:
         return None
-    stretch, (low, high) = geometric_ratio(meanwhile, before)
-    share, (least, largest) = geometric_ratio(
+    stretch, stretch_interval = geometric_ratio(meanwhile, before)
+    share, share_interval = geometric_ratio(
         [arrival.alone_s for _, arrival in arrivals], [sample.ttft_s or sample.prefill_s for sample, _ in arrivals]
     )
-    return {
-        "itl_p95_before_ms": fmean(before) * 1e3,
-        "itl_p95_ms": fmean(meanwhile) * 1e3,
-        "itl_p95_ratio": {"mean": stretch, "low": low, "high": high},
-        "ttft_alone_ms": fmean([arrival.alone_s for _, arrival in arrivals]) * 1e3,
-        "of_speed_alone": {"mean": share, "low": least, "high": largest},
-    }
+    return ArrivalEffect(
+        itl_p95_before_ms=fmean(before) * 1e3,
+        itl_p95_ms=fmean(meanwhile) * 1e3,
+        itl_p95_ratio=Mean(stretch, *stretch_interval),
+        ttft_alone_ms=fmean([arrival.alone_s for _, arrival in arrivals]) * 1e3,
+        of_speed_alone=Mean(share, *share_interval),
+    )
 
 
-def _speculation(test: Test, repetitions: Sequence[Repetition]) -> Result | None:
+def _speculation(test: Test, repetitions: Sequence[Repetition]) -> SpeculationGain | None:
     """Return one workload's figures, the ratio paired by repetition. None for other tests and for peers."""
     pairs = [repetition.sample.pair for repetition in repetitions if repetition.sample.pair is not None]
     if not pairs:
@@ -128,41 +141,49 @@ def _speculation(test: Test, repetitions: Sequence[Repetition]) -> Result | None
     proposed = sum(pair.on.proposed for pair in pairs)
     accepted = sum(pair.on.accepted for pair in pairs)
     tried = sum(pair.on.tried for pair in pairs)
-    return {
-        "workload": workload.name,
-        "kind": workload.kind,
-        "temperature": test.temperature,
-        "plain_tokens_per_second": _spread([pair.off.tokens_per_second for pair in pairs]),
-        "ratio": _spread(ratios),
-        "proposed": proposed,
-        "accepted": accepted,
-        "acceptance": accepted / proposed if proposed else None,
-        "chance": accepted / tried if tried else None,
-        "proposed_per_step": proposed / steps,
-        "accepted_per_step": accepted / steps,
-        "tokens_per_step": tokens / steps,
-        "sources": sorted({source for pair in pairs for source in pair.sources}),
-        "same_tokens": all(pair.same for pair in pairs),
-    }
+    return SpeculationGain(
+        workload=workload.name,
+        kind=workload.kind,
+        temperature=test.temperature,
+        plain_tokens_per_second=_spread([pair.off.tokens_per_second for pair in pairs]),
+        ratio=_spread(ratios),
+        proposed=proposed,
+        accepted=accepted,
+        acceptance=accepted / proposed if proposed else None,
+        chance=accepted / tried if tried else None,
+        proposed_per_step=proposed / steps,
+        accepted_per_step=accepted / steps,
+        tokens_per_step=tokens / steps,
+        sources=sorted({source for pair in pairs for source in pair.sources}),
+        same_tokens=all(pair.same for pair in pairs),
+    )
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    low, high = bootstrap(values, median)
-    return {"median": median(values), "low": low, "high": high}
+def _spread(values: Sequence[float]) -> Median:
+    return Median(median(values), *bootstrap(values, median))
 
 
 def _p95(latencies: Sequence[float]) -> float:
     return quantile(sorted(latencies), 0.95)
 
 
-def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> Result:
-    """Return bytes per step, achieved bandwidth and its share of the peaks."""
+@dataclass(frozen=True, slots=True)
+class _MemoryUse:
+    """K/V bytes per step, achieved bandwidth and its share of the peaks; None for a prefill."""
+
+    kv_bytes: float | None = None
+    achieved_gb_s: float | None = None
+    mbu: float | None = None
+    mbu_nominal: float | None = None
+    mbu_paired: Mean | None = None
+    roofline: float | None = None
+
+
+def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> _MemoryUse:
     samples = [repetition.sample for repetition in repetitions]
     first = samples[0]
-    names = ("achieved_bandwidth_gb_s", "mbu", "mbu_nominal", "mbu_paired", "roofline_tokens_per_second")
     if not test.generate or first.weight_bytes is None or first.kv_bytes is None:
-        unknown = {"weight_bytes_per_step": first.weight_bytes, "kv_bytes_per_step": None}
-        return unknown | dict.fromkeys(names)
+        return _MemoryUse()
     per_step = first.weight_bytes + first.kv_bytes
     steps = sum(len(sample.latencies_s) for sample in samples)
     seconds = sum(sample.decode_s for sample in samples)
@@ -176,31 +197,21 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     paired = [share for share in shares if share is not None]
     slowed = busy(repetitions)
     share = mbu(achieved, None, peak, busy=slowed).share
-    mbu_paired: Result | None = None
+    mbu_paired: Mean | None = None
     if paired and not slowed:
-        low, high = bootstrap(paired)
         share = fmean(paired)
-        mbu_paired = {"mean": share, "low": low, "high": high}
+        mbu_paired = Mean(share, *bootstrap(paired))
     roofline = None
     if peak:
         roofline = _tokens_per_step(samples) * test.batch * peak * 1e9 / per_step
-    return {
-        "weight_bytes_per_step": first.weight_bytes,
-        "kv_bytes_per_step": first.kv_bytes,
-        "achieved_bandwidth_gb_s": achieved,
-        "mbu": share,
-        "mbu_nominal": mbu(achieved, None, nominal).share,
-        "mbu_paired": mbu_paired,
-        "roofline_tokens_per_second": roofline,
-    }
+    return _MemoryUse(first.kv_bytes, achieved, share, mbu(achieved, None, nominal).share, mbu_paired, roofline)
 
 
-def _energy(test: Test, samples: Sequence[Sample], idle: float | None) -> Result | None:
+def _energy(test: Test, samples: Sequence[Sample], idle: float | None) -> TokenEnergy | None:
     """Return the energy per token over the repetitions that were long enough to measure it."""
     measured = [sample for sample in samples if sample.energy is not None]
     uses = [sample.energy for sample in measured if sample.energy is not None]
-    energy = per_token(uses, sum(sample.tokens(test) for sample in measured), idle)
-    return asdict(energy) if energy is not None else None
+    return per_token(uses, sum(sample.tokens(test) for sample in measured), idle)
 
 
 def _tokens_per_step(samples: Sequence[Sample]) -> float:
@@ -209,8 +220,8 @@ def _tokens_per_step(samples: Sequence[Sample]) -> float:
     return sum(on.tokens for on in pairs) / sum(on.steps for on in pairs) if pairs else 1.0
 
 
-def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> Result:
-    """Return FLOP per byte and FLOP/s, of the prefill for a prefill test and of the steps otherwise."""
+def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> tuple[float | None, float | None]:
+    """Return FLOP per byte and GFLOP/s, of the prefill for a prefill test and of the steps otherwise."""
     samples = [repetition.sample for repetition in repetitions]
     nbytes: float | None = None
     flops: float | None = None
@@ -222,33 +233,31 @@ def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None
         nbytes = (samples[0].weight_bytes or 0) + (samples[0].kv_bytes or 0)
         flops = samples[0].flops
         seconds = sum(sample.decode_s for sample in samples) / sum(len(sample.latencies_s) for sample in samples)
-    return {
-        "arithmetic_intensity": flops / nbytes if flops is not None and nbytes else None,
-        "achieved_gflop_s": flops / seconds / 1e9 if flops is not None and seconds else None,
-    }
+    intensity = flops / nbytes if flops is not None and nbytes else None
+    return intensity, flops / seconds / 1e9 if flops is not None and seconds else None
 
 
-def _repetition(test: Test, repetition: Repetition) -> Result:
+def _repetition(test: Test, repetition: Repetition) -> RepetitionFigures:
     sample = repetition.sample
-    return {
-        "began_s": round(repetition.began_s, 3),
-        "tokens_per_second": sample.tokens_per_second(test),
-        "typical_tokens_per_second": typical_speed(test, sample),
-        "memory_gb_s": repetition.memory_gb_s,
-        "other_cpus": repetition.cpu_use.other_cpus if repetition.cpu_use else None,
-        "prefill_s": sample.prefill_s,
-        "ttft_s": sample.ttft_s,
-        "itl_ms": [round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
-        "own_tokens_per_second": sample.own_tokens_per_second,
-        "plain_tokens_per_second": sample.pair.off.tokens_per_second if sample.pair else None,
-        "itl_before_ms": [round(s * 1e3, 4) for s in sample.arrival.before_s] if sample.arrival else [],
-        "ttft_alone_s": sample.arrival.alone_s if sample.arrival else None,
-    }
+    return RepetitionFigures(
+        began_s=round(repetition.began_s, 3),
+        tokens_per_second=sample.tokens_per_second(test),
+        typical_tokens_per_second=typical_speed(test, sample),
+        memory_gb_s=repetition.memory_gb_s,
+        other_cpus=repetition.cpu_use.other_cpus if repetition.cpu_use else None,
+        prefill_s=sample.prefill_s,
+        ttft_s=sample.ttft_s,
+        itl_ms=[round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
+        own_tokens_per_second=sample.own_tokens_per_second,
+        plain_tokens_per_second=sample.pair.off.tokens_per_second if sample.pair else None,
+        itl_before_ms=[round(s * 1e3, 4) for s in sample.arrival.before_s] if sample.arrival else [],
+        ttft_alone_s=sample.arrival.alone_s if sample.arrival else None,
+    )
 
 
-def _notes(entry: Result) -> list[str]:
+def _notes(share: float | None) -> list[str]:
     notes = []
-    if entry["mbu"] is not None and entry["mbu"] > 1:
+    if share is not None and share > 1:
         notes.append(
             "MBU above 1: part of the bytes came from a CPU cache, or memory was slower while the peak was measured"
         )

@@ -7,9 +7,8 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from headrace.app.bench.measure.document import Run, document, identity, model_document, power_notes
+from headrace.app.bench.measure.document import Run, document, identity, model_facts, power_notes
 from headrace.app.bench.measure.hosts import hosts_account
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
@@ -18,7 +17,8 @@ from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile
-from headrace.app.bench.measure.result import Result, Work, result
+from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
+from headrace.app.bench.measure.result import Work, result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
@@ -26,7 +26,6 @@ from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.config.load_options import HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
-from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import remember
 from headrace.app.verify.expectation import expectation
@@ -98,7 +97,7 @@ class _Opened:
         return [backend.setup for backend in (*self.own, *self.peers)]
 
 
-def run(options: Options, show: Show) -> Document:
+def run(options: Options, show: Show) -> RunDocument:
     """Run the benchmark. Raises HeadraceError if a model cannot be loaded; KeyboardInterrupt before any result."""
     if options.threads is not None:
         use_threads(options.threads)
@@ -110,10 +109,24 @@ def run(options: Options, show: Show) -> Document:
     if opened.memory and (peak := opened.memory.measurement()) is not None:
         remember_peak(peak, host)
     result = document(replace(measured, notes=[*measured.notes, *busy, *_damage(opened.checks)]))
-    refused = remember(host, result, quiet=not (busy or power_notes(result["device"]["power"])))
+    refused = _remember_fit(host, result, quiet=not (busy or power_notes(result.device.power)))
     if refused is not None:
-        result["notes"].append(f"step-cost fit not kept for predictions: {refused}")
+        result.notes.append(f"step-cost fit not kept for predictions: {refused}")
     return result
+
+
+def _remember_fit(host: Machine, found: RunDocument, *, quiet: bool) -> str | None:
+    """Keep the run's step-cost fit for predictions, or return the reason for refusal."""
+    if found.step_cost is None:
+        return None
+    spreads = [
+        (speed.high - speed.low) / 2 / speed.mean
+        for entry in found.results
+        if entry.engine == "headrace" and not entry.prompt_tokens and entry.batch == 1
+        if (speed := entry.tokens_per_second).low is not None and speed.high is not None
+    ]
+    unsure = max(spreads, default=None)
+    return remember(host, found.step_cost, unsure=unsure, created=found.created, command=found.command, quiet=quiet)
 
 
 def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
@@ -165,7 +178,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         host=host,
         memory=memory,
         compute_gflop_s=_compute_ceiling(results) if options.measure_memory and not interrupted else None,
-        models=[model_document(model) for model in models],
+        models=[model_facts(model) for model in models],
         setups=opened.setups,
         notes=[*opened.peer_notes, *session.notes],
         results=results,
@@ -179,7 +192,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     )
 
 
-def _hosts_account(opened: _Opened, results: Sequence[Result]) -> Document | None:
+def _hosts_account(opened: _Opened, results: Sequence[Result]) -> HostsAccount | None:
     if opened.ranks is None:
         return None
     times = [step for backend in opened.own if isinstance(backend, OwnEngine) for step in backend.rank_times]
@@ -188,7 +201,7 @@ def _hosts_account(opened: _Opened, results: Sequence[Result]) -> Document | Non
 
 def _compute_ceiling(results: Sequence[Result]) -> float:
     """Return GFLOP/s: the larger of a measurement now and the best test."""
-    return max(measure_compute() / 1e9, *(entry["achieved_gflop_s"] or 0.0 for entry in results))
+    return max(measure_compute() / 1e9, *(entry.achieved_gflop_s or 0.0 for entry in results))
 
 
 def prefill_work(model: LoadedModel) -> Work | None:
@@ -323,7 +336,7 @@ def _own_setup(model: LoadedModel) -> Setup:
     """Describe the engine's threads and kernels for this model."""
     kernels = ops.describe()["kernels"]
     threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
-    settings: dict[str, Any] = {"kernels": kernels if model.kind == "headrace" else "mlx-lm's classes"}
+    settings = {"kernels": kernels if model.kind == "headrace" else "mlx-lm's classes"}
     if model.kv is not None:
         settings["kv_type"] = model.kv.name
     return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)

@@ -9,11 +9,11 @@ import random
 import time
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import mlx.core as mx
 
 from headrace.app.bench.measure.profile import run_ahead
+from headrace.app.bench.measure.records import DraftCost, RunCosts
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, break_even
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.decode import decode_step
@@ -28,7 +28,7 @@ DEPTH = 256
 _STEPS = 4  # plain steps per round
 
 
-def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> dict[str, Any] | None:
+def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> RunCosts | None:
     """Return `run_costs` of the JSON document: seconds by draft length, and break-even acceptance rates.
 
     None for a network of mlx-lm's, which has caches of its own.
@@ -55,13 +55,9 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
             cache.rollback()
     cache.close()
     medians = {drafts: median(values[1:]) for drafts, values in times.items()}
-    return {
-        "depth": depth,
-        "rounds": rounds,
-        "step_ms": medians[0] * 1e3,
-        "guesses": [_row(drafts, medians[drafts] / medians[0], medians[drafts]) for drafts in DRAFT_LENGTHS],
-    }
+    costs = [_draft_cost(drafts, medians[drafts] / medians[0], medians[drafts]) for drafts in DRAFT_LENGTHS]
+    return RunCosts(depth, rounds, medians[0] * 1e3, costs)
 
 
-def _row(drafts: int, cost: float, seconds: float) -> dict[str, Any]:
-    return {"guesses": drafts, "step_ms": seconds * 1e3, "cost": cost, "break_even": break_even(cost, drafts)}
+def _draft_cost(drafts: int, cost: float, seconds: float) -> DraftCost:
+    return DraftCost(drafts, seconds * 1e3, cost, break_even(cost, drafts))

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.records import Result
 from headrace.app.bench.measure.sample import Backend, Repetition, typical_speed
 from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
@@ -40,7 +40,7 @@ class Progress:
     round: int
 
 
-Results = Sequence[dict[str, Any]]
+Results = Sequence[Result]
 Show = Callable[[Progress, Callable[[], Results]], None]
 """Called with progress and a function that returns the results so far."""
 

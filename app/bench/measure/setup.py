@@ -5,8 +5,7 @@ afterwards.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import counted
@@ -14,7 +13,10 @@ from headrace.runtime.metrics.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """An engine with one model. Thread counts are None where the engine chooses and does not report."""
+    """An engine with one model, an entry of `engines`.
+
+    Thread counts are None where the engine chooses and does not report.
+    """
 
     engine: str
     model: str
@@ -23,14 +25,10 @@ class Setup:
     """CPU threads of a decode step."""
     threads_batch: int | None = None
     """CPU threads of a prefill."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Other settings that affect speed, by name."""
     threads_told: int | None = None
     """The number passed to the engine, used where it reports none."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the entry of `engines` in the JSON document."""
-        return asdict(self)
 
 
 def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
@@ -53,21 +51,18 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
             )
 
 
-def setup_line(setup: Mapping[str, Any]) -> str:
-    """Format an entry of `engines`: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
-    decode = setup["threads"]
-    batch = setup["threads_batch"]
-    requested = setup.get("threads_told")
-    if decode:
-        threads = counted(decode, "thread")
-    elif requested:
-        threads = f"{counted(requested, 'thread')} requested, actual number unknown"
+def setup_line(setup: Setup) -> str:
+    """Format a setup: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
+    if setup.threads:
+        threads = counted(setup.threads, "thread")
+    elif setup.threads_told:
+        threads = f"{counted(setup.threads_told, 'thread')} requested, actual number unknown"
     else:
         threads = "its own choice of threads"
-    if batch != decode and batch:
-        threads += f" ({batch} for prompts)"
-    settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in setup["settings"].items()]
-    name = " ".join(filter(None, (setup["engine"], setup["version"])))
+    if setup.threads_batch != setup.threads and setup.threads_batch:
+        threads += f" ({setup.threads_batch} for prompts)"
+    settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in setup.settings.items()]
+    name = " ".join(filter(None, (setup.engine, setup.version)))
     return f"{name}: {', '.join([threads, *settings])}"
 
 

@@ -8,7 +8,9 @@ phases) of a token are drawn together, since a hard passage is hard in all of th
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from msgspec import Struct
 
 from headrace.app.bench.stats import bootstrap_of, fmean
 from headrace.models.loading.divergence import Divergence
@@ -17,30 +19,51 @@ from headrace.runtime.metrics.telemetry import quantile
 BLOCK = 32  # tokens
 TAIL = 0.99
 
-Figure = dict[str, Any]
-"""`value`, and `low` and `high` of its interval."""
-
 _Block = TypeVar("_Block")
 
 
-def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
+class Figure(Struct, frozen=True):
+    """A figure with its 95 % interval; None after a single block."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """All figures of a text, see docs/quality-json.md."""
+
+    tokens: int
+    kl_mean: Figure
+    kl_p99: Figure
+    kl_max: float
+    top1_agreement: Figure
+    perplexity_ratio: Figure
+    perplexity: float
+    reference_perplexity: float
+
+
+def figures(conditions: Sequence[Divergence]) -> Figures:
     """Return all figures of one text in one or more conditions that score the same tokens."""
     kl = [condition.kl for condition in conditions]
     more = [[b - a for a, b in zip(condition.reference_nll, condition.nll, strict=True)] for condition in conditions]
     reference_nll = fmean(list(chain.from_iterable(condition.reference_nll for condition in conditions)))
     nll = fmean(list(chain.from_iterable(condition.nll for condition in conditions)))
-    return {
-        "tokens": sum(map(len, kl)),
-        "kl_mean": mean_figure(kl),
-        "kl_p99": tail_figure(kl),
-        "kl_max": max(chain.from_iterable(kl)),
-        "top1_agreement": mean_figure([condition.agrees for condition in conditions]),
-        "perplexity_ratio": {
-            key: None if value is None else math.exp(value) for key, value in mean_figure(more).items()
-        },
-        "perplexity": math.exp(nll),
-        "reference_perplexity": math.exp(reference_nll),
-    }
+    log_ratio = mean_figure(more)
+    return Figures(
+        tokens=sum(map(len, kl)),
+        kl_mean=mean_figure(kl),
+        kl_p99=tail_figure(kl),
+        kl_max=max(chain.from_iterable(kl)),
+        top1_agreement=mean_figure([condition.agrees for condition in conditions]),
+        perplexity_ratio=Figure(math.exp(log_ratio.value), _exp(log_ratio.low), _exp(log_ratio.high)),
+        perplexity=math.exp(nll),
+        reference_perplexity=math.exp(reference_nll),
+    )
+
+
+def _exp(value: float | None) -> float | None:
+    return None if value is None else math.exp(value)
 
 
 def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
@@ -65,8 +88,7 @@ def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
 
 
 def _figure(blocks: Sequence[_Block], statistic: Callable[[Sequence[_Block]], float]) -> Figure:
-    low, high = bootstrap_of(blocks, statistic)
-    return {"value": statistic(blocks), "low": low, "high": high}
+    return Figure(statistic(blocks), *bootstrap_of(blocks, statistic))
 
 
 def _blocks(rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict, replace
 
-from headrace.app.bench.measure.document import device_document, model_document
+from headrace.app.bench.measure.document import device_facts, model_facts
+from headrace.app.bench.measure.records import Device, Model
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.quality.figures import BLOCK, figures
+from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.quality.figures import BLOCK, Figure, figures
 from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text
-from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.versions import versions
 from headrace.models.loading.divergence import Divergence, divergence
@@ -60,15 +63,16 @@ class Options:
     threads: int | None = None
 
 
+Kind = Literal["kv", "activations", "weights", "engine"]
+"""`engine` for another program, which has no network here but `scores`."""
+
+
 @dataclass(slots=True)
 class Variant:
-    """A format or model compared with the reference.
-
-    kind: `engine` for another program, which has no network here but `scores`.
-    """
+    """A format or model compared with the reference."""
 
     name: str
-    kind: Literal["kv", "activations", "weights", "engine"]
+    kind: Kind
     network: Network | None
     scores: Scores | None = None
     found: dict[Condition, Divergence] = field(default_factory=dict)
@@ -76,7 +80,53 @@ class Variant:
     """Scored tokens per second."""
 
 
-def run(options: Options) -> Document:
+class QualityResult(Struct, frozen=True, kw_only=True):
+    """An entry of `results`. depth, phase: None for all conditions together."""
+
+    variant: str
+    kind: Kind
+    kv_bytes_per_token: float | None = None
+    kv_bytes_ratio: float | None = None
+    weight_bytes_per_step: float | None = None
+    depth: int | None = None
+    phase: Phase | None = None
+    tokens_per_second: float | None = None
+    tokens: int
+    kl_mean: Figure
+    kl_p99: Figure
+    kl_max: float
+    top1_agreement: Figure
+    perplexity_ratio: Figure
+    perplexity: float
+    reference_perplexity: float
+
+
+class ScoredText(Struct, frozen=True):
+    file: str
+    sha256: str
+
+
+class QualityDocument(Struct, frozen=True, kw_only=True):
+    """The document of `headrace bench --quality`; docs/quality-json.md explains the keys."""
+
+    schema: str = SCHEMA
+    created: str
+    command: str
+    interrupted: bool
+    device: Device
+    reference: Model
+    against: list[Model]
+    text: ScoredText
+    scored: int
+    block: int = BLOCK
+    versions: dict[str, str]
+    results: list[QualityResult]
+    notes: list[str]
+    engines: list[Setup] | UnsetType = UNSET
+    """Other programs, if there are any."""
+
+
+def run(options: Options) -> QualityDocument:
     """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
     if options.threads is not None:
         use_threads(options.threads)
@@ -206,46 +256,47 @@ def document(
     notes: Sequence[str],
     *,
     interrupted: bool,
-) -> Document:
+) -> QualityDocument:
     """Return the document. notes: variants left out, and why."""
     file = options.text or SHIPPED
-    return {
-        "schema": SCHEMA,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["headrace", *sys.argv[1:]]),
-        "interrupted": interrupted,
-        "device": device_document(machine(), None),
-        "reference": model_document(reference),
-        "against": [model_document(other) for other in others],
-        "text": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
-        "scored": options.scored,
-        "block": BLOCK,
-        "versions": versions(),
-        "results": [entry for variant in variants for entry in _entries(variant, reference)],
-        "notes": [*notes, *(note for model in (reference, *others) for note in model.notes)],
-    }
+    return QualityDocument(
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=shlex.join(["headrace", *sys.argv[1:]]),
+        interrupted=interrupted,
+        device=device_facts(machine(), None),
+        reference=model_facts(reference),
+        against=[model_facts(other) for other in others],
+        text=ScoredText(file.name, hashlib.sha256(file.read_bytes()).hexdigest()),
+        scored=options.scored,
+        versions=versions(),
+        results=[entry for variant in variants for entry in _entries(variant, reference)],
+        notes=[*notes, *(note for model in (reference, *others) for note in model.notes)],
+    )
 
 
-def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
+def _entries(variant: Variant, reference: LoadedModel) -> list[QualityResult]:
     """Return a variant's entries: all conditions together, then each by itself."""
-    facts: Document = {"variant": variant.name, "kind": variant.kind}
-    if variant.network is None:
-        facts |= dict.fromkeys(("kv_bytes_per_token", "kv_bytes_ratio", "weight_bytes_per_step"))
-    else:
-        cost = variant.network.cost
-        facts["kv_bytes_per_token"] = cost.kv_bytes_per_token
-        facts["kv_bytes_ratio"] = cost.kv_bytes_per_token / reference.network.cost.kv_bytes_per_token
-        facts["weight_bytes_per_step"] = cost.weight_bytes
-    every = {**facts, "depth": None, "phase": None, "tokens_per_second": None}
-    every |= figures(list(variant.found.values()))
+    every = _entry(variant, reference, list(variant.found.values()))
     each = [
-        {
-            **facts,
-            "depth": depth,
-            "phase": phase,
-            "tokens_per_second": variant.speeds.get((depth, phase)),
-            **figures([divergence]),
-        }
+        replace(
+            _entry(variant, reference, [divergence]),
+            depth=depth,
+            phase=phase,
+            tokens_per_second=variant.speeds.get((depth, phase)),
+        )
         for (depth, phase), divergence in variant.found.items()
     ]
     return [every, *each] if len(each) > 1 else each
+
+
+def _entry(variant: Variant, reference: LoadedModel, conditions: Sequence[Divergence]) -> QualityResult:
+    entry = QualityResult(variant=variant.name, kind=variant.kind, **asdict(figures(conditions)))
+    if variant.network is None:
+        return entry
+    cost = variant.network.cost
+    return replace(
+        entry,
+        kv_bytes_per_token=cost.kv_bytes_per_token,
+        kv_bytes_ratio=cost.kv_bytes_per_token / reference.network.cost.kv_bytes_per_token,
+        weight_bytes_per_step=cost.weight_bytes,
+    )

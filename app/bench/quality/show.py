@@ -3,21 +3,24 @@
 import json
 from collections.abc import Callable
 
+from msgspec import UNSET, to_builtins
 from rich.text import Text
 
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.quality.figures import Figure
+from headrace.app.bench.quality.run import QualityDocument, QualityResult
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
-from headrace.app.output.document import Document, csv_table, flat, markdown_table
+from headrace.app.output.document import csv_table, flat, markdown_table
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.runtime.metrics.units import format_bytes, percent
 
-_Cell = Callable[[Document], str]
+_Cell = Callable[[QualityResult], str]
 
 
-def show(document: Document, width: int | None) -> None:
+def show(document: QualityDocument, width: int | None) -> None:
     """Print a table of at most `width` cells and the circumstances."""
-    results = document["results"]
+    results = document.results
     columns = [
         Column.of(results, name, cell, leaves, right=name not in ("", "at")) for name, leaves, cell in _columns()
     ]
@@ -25,62 +28,64 @@ def show(document: Document, width: int | None) -> None:
     print_lines([Text(line) for line in circumstances(document)])
 
 
-def markdown(document: Document) -> str:
+def markdown(document: QualityDocument) -> str:
     """Return a table and the circumstances, to paste into an issue."""
     columns = _columns()
-    rows = [[cell(entry) for _, _, cell in columns] for entry in document["results"]]
+    rows = [[cell(entry) for _, _, cell in columns] for entry in document.results]
     lines = markdown_table([name for name, _, _ in columns], rows, left=2)
     return "\n".join([*lines, "", *(f"- {line}" for line in circumstances(document))])
 
 
-def csv_text(document: Document) -> str:
+def csv_text(document: QualityDocument) -> str:
     """Return a row for each result, nested figures as `kl_mean.low`."""
-    return csv_table([{"model": document["reference"]["name"], **flat(entry)} for entry in document["results"]])
+    return csv_table([{"model": document.reference.name, **flat(to_builtins(entry))} for entry in document.results])
 
 
-def json_lines(document: Document) -> str:
+def json_lines(document: QualityDocument) -> str:
     """Return a line for each result, with model and text."""
-    shared = {key: document[key] for key in ("schema", "created", "command", "device", "reference", "versions")}
-    return "\n".join(json.dumps({**shared, **entry}) for entry in document["results"])
+    plain = to_builtins(document)
+    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "reference", "versions")}
+    return "\n".join(json.dumps({**shared, **entry}) for entry in plain["results"])
 
 
-def circumstances(document: Document) -> list[str]:
+def circumstances(document: QualityDocument) -> list[str]:
     """Return lines on reference, text and settings."""
-    perplexity = document["results"][0]["reference_perplexity"]
-    text = document["text"]
-    kernels = document["device"]["kernels"].get("kernels", "?")
+    perplexity = document.results[0].reference_perplexity
+    text = document.text
+    kernels = document.device.kernels_name
+    engines = () if document.engines is UNSET else document.engines
     return [
-        f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
-        *(f"compared with it: {model_line(model)}" for model in document["against"]),
-        *(setup_line(engine) for engine in document.get("engines", ())),
-        f"{document['scored']:,} tokens of {text['file']} (sha256 {text['sha256'][:12]}) scored at every depth, fed as "
+        f"reference: {model_line(document.reference)}; perplexity {perplexity:.2f}",
+        *(f"compared with it: {model_line(model)}" for model in document.against),
+        *(setup_line(engine) for engine in engines),
+        f"{document.scored:,} tokens of {text.file} (sha256 {text.sha256[:12]}) scored at every depth, fed as "
         f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
-        f"blocks of {document['block']} tokens",
-        *document["notes"],
-        *(["interrupted: depths or phases are missing"] if document["interrupted"] else []),
+        f"blocks of {document.block} tokens",
+        *document.notes,
+        *(["interrupted: depths or phases are missing"] if document.interrupted else []),
     ]
 
 
 def _columns() -> list[tuple[str, int, _Cell]]:
     """Return (heading, priority to leave when narrow, cell) per column."""
     return [
-        ("", 0, lambda entry: entry["variant"]),
+        ("", 0, lambda entry: entry.variant),
         ("at", 0, _condition),
-        ("KL mean", 0, lambda entry: _nats(entry["kl_mean"]["value"])),
-        ("95 %", 4, lambda entry: _interval(entry["kl_mean"], _nats)),
-        ("KL p99", 1, lambda entry: _nats(entry["kl_p99"]["value"])),
-        ("95 %", 7, lambda entry: _interval(entry["kl_p99"], _nats)),
-        ("top-1 equal", 2, lambda entry: percent(entry["top1_agreement"]["value"], 1)),
-        ("95 %", 6, lambda entry: _interval(entry["top1_agreement"], lambda value: percent(value, 1))),
-        ("perplexity", 3, lambda entry: f"{entry['perplexity_ratio']['value']:.4f}x"),
-        ("95 %", 5, lambda entry: _interval(entry["perplexity_ratio"], lambda value: f"{value:.4f}")),
-        ("tok/s", 9, lambda entry: _speed(entry["tokens_per_second"])),
+        ("KL mean", 0, lambda entry: _nats(entry.kl_mean.value)),
+        ("95 %", 4, lambda entry: _interval(entry.kl_mean, _nats)),
+        ("KL p99", 1, lambda entry: _nats(entry.kl_p99.value)),
+        ("95 %", 7, lambda entry: _interval(entry.kl_p99, _nats)),
+        ("top-1 equal", 2, lambda entry: percent(entry.top1_agreement.value, 1)),
+        ("95 %", 6, lambda entry: _interval(entry.top1_agreement, lambda value: percent(value, 1))),
+        ("perplexity", 3, lambda entry: f"{entry.perplexity_ratio.value:.4f}x"),
+        ("95 %", 5, lambda entry: _interval(entry.perplexity_ratio, lambda value: f"{value:.4f}")),
+        ("tok/s", 9, lambda entry: _speed(entry.tokens_per_second)),
         ("bytes", 8, _bytes),
     ]
 
 
-def _condition(entry: Document) -> str:
-    return "all" if entry["depth"] is None else f"d{entry['depth']} {entry['phase']}"
+def _condition(entry: QualityResult) -> str:
+    return "all" if entry.depth is None else f"d{entry.depth} {entry.phase}"
 
 
 def _nats(value: float) -> str:
@@ -91,7 +96,7 @@ def _nats(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _interval(figure: Document, form: Callable[[float], str]) -> str:
+def _interval(figure: Figure, form: Callable[[float], str]) -> str:
     return interval(figure, form, "–")
 
 
@@ -100,10 +105,10 @@ def _speed(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _bytes(entry: Document) -> str:
+def _bytes(entry: QualityResult) -> str:
     """Return the saved bytes: of K/V per token, or of weights per step."""
-    if entry["weight_bytes_per_step"] is None:
+    if entry.weight_bytes_per_step is None:
         return ""
-    if entry["kind"] == "weights":
-        return f"{format_bytes(entry['weight_bytes_per_step'])} per step"
-    return f"{format_bytes(entry['kv_bytes_per_token'])} per token, {entry['kv_bytes_ratio']:.2f}x"
+    if entry.kind == "weights":
+        return f"{format_bytes(entry.weight_bytes_per_step)} per step"
+    return f"{format_bytes(entry.kv_bytes_per_token)} per token, {entry.kv_bytes_ratio:.2f}x"

@@ -10,12 +10,14 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING
 
+from headrace.app.bench.measure.records import Profile, Ratio, Result, Speed
 from headrace.app.bench.show.phrases import label
 from headrace.runtime.metrics.units import format_bytes, speed_text
 
-Entry = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Placeholders matplotlib draws with -> the page's variables.
 INK = "#010101"
@@ -29,66 +31,71 @@ _LEGEND_LINE = 0.22  # inches
 _LONG_NAME = 28  # characters; longer legend names get a line each
 
 
-def speed_by_depth(results: Sequence[Entry]) -> str | None:
+def speed_by_depth(results: Sequence[Result]) -> str | None:
     """Plot decode speed by depth with 95 % intervals and our engine's roofline."""
     groups = _by_engine([entry for entry in results if _is_decode(entry)])
     if not groups:
         return None
 
-    def draw(axes: Any) -> None:
+    def draw(axes: "Axes") -> None:
         for colour, (name, entries) in zip(SERIES, groups.items(), strict=False):
-            entries = sorted(entries, key=lambda entry: entry["depth"])
-            depths = [entry["depth"] for entry in entries]
-            speeds = [entry["tokens_per_second"] for entry in entries]
-            axes.plot(depths, [speed["median"] for speed in speeds], marker="o", color=colour, label=name)
-            lows, highs = ([_end(speed, end) for speed in speeds] for end in ("low", "high"))
+            entries = sorted(entries, key=lambda entry: entry.depth)
+            depths = [entry.depth for entry in entries]
+            speeds = [entry.tokens_per_second for entry in entries]
+            axes.plot(depths, [speed.median for speed in speeds], marker="o", color=colour, label=name)
+            lows = [_end(speed, speed.low) for speed in speeds]
+            highs = [_end(speed, speed.high) for speed in speeds]
             axes.fill_between(depths, lows, highs, color=colour, alpha=0.18, linewidth=0)
-            roofs = [entry["roofline_tokens_per_second"] for entry in entries]
+            roofs = [entry.roofline_tokens_per_second or 0.0 for entry in entries]
             if all(roofs):
                 axes.plot(depths, roofs, linestyle="--", color=colour, alpha=0.7, label=f"{name}: roofline")
             if len(depths) == 1 and lows[0] < highs[0]:  # a band of no width: show the interval as a bar
-                middle = speeds[0]["median"]
+                middle = speeds[0].median
                 axes.errorbar(depths, [middle], [[middle - lows[0]], [highs[0] - middle]], color=colour, capsize=4)
         axes.set(xlabel="tokens in the cache", ylabel="tok/s", ylim=(0, None))
 
     texts = [
         f"{name}: "
-        + ", ".join(f"{speed_text(entry['tokens_per_second']['mean'])} tok/s at {entry['depth']}" for entry in entries)
+        + ", ".join(f"{speed_text(entry.tokens_per_second.mean)} tok/s at {entry.depth}" for entry in entries)
         for name, entries in groups.items()
     ]
     return _svg(draw, f"Decode speed by tokens in the cache. {'; '.join(texts)}.")
 
 
-def latency_distribution(results: Sequence[Entry]) -> str | None:
+def latency_distribution(results: Sequence[Result]) -> str | None:
     """Plot the cumulative distribution of step latencies."""
     shown = [entry for entry in results if _is_decode(entry) and _latencies(entry)]
     if not shown:
         return None
 
-    def draw(axes: Any) -> None:
+    def draw(axes: "Axes") -> None:
         for colour, entry in zip(SERIES, shown, strict=False):
             ordered = sorted(_latencies(entry))
             shares = [(index + 1) / len(ordered) * 100 for index in range(len(ordered))]
-            axes.step(ordered, shares, where="post", color=colour, label=f"{entry['engine']} {label(entry)}")
-        longest = max(entry["itl_ms"]["p99"] for entry in shown)
+            axes.step(ordered, shares, where="post", color=colour, label=f"{entry.engine} {label(entry)}")
+        longest = max(entry.itl_ms.p99 or 0.0 for entry in shown)
         axes.set(xlabel="step latency, ms", ylabel="% of steps", ylim=(0, 101), xlim=(0, longest * 1.15))
 
     texts = [
-        f"{entry['engine']} {label(entry)}: median {speed_text(entry['itl_ms']['p50'])} ms, "
-        f"p99 {speed_text(entry['itl_ms']['p99'])} ms"
+        f"{entry.engine} {label(entry)}: median {speed_text(entry.itl_ms.p50)} ms, "
+        f"p99 {speed_text(entry.itl_ms.p99)} ms"
         for entry in shown
     ]
     return _svg(draw, f"Distribution of step latencies. {'; '.join(texts)}.")
 
 
-def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s: float | None) -> str | None:
+def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s: float | None) -> str | None:
     """Plot FLOP/s by FLOP per byte, with the limits of memory and of arithmetic."""
-    shown = [entry for entry in results if entry["arithmetic_intensity"] and entry["achieved_gflop_s"]]
+    shown = [
+        (entry, entry.arithmetic_intensity, entry.achieved_gflop_s)
+        for entry in results
+        if entry.arithmetic_intensity and entry.achieved_gflop_s
+    ]
     if not shown or not peak_gb_s:
         return None
 
-    def draw(axes: Any) -> None:
-        intensities = [entry["arithmetic_intensity"] for entry in shown]
+    def draw(axes: "Axes") -> None:
+        intensities = [intensity for _, intensity, _ in shown]
         least = min(intensities) / 2
         max_intensity = max(intensities) * 2
         if ceiling_gflop_s:
@@ -105,10 +112,10 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
                 label=f"compute: {ceiling_gflop_s:,.0f} GFLOP/s",
             )
         for colour, kind in zip(SERIES, ("prefill", "decode"), strict=False):
-            points = [entry for entry in shown if bool(entry["generated_tokens"]) == (kind == "decode")]
+            points = [point for entry, *point in shown if bool(entry.generated_tokens) == (kind == "decode")]
             axes.scatter(
-                [entry["arithmetic_intensity"] for entry in points],
-                [entry["achieved_gflop_s"] for entry in points],
+                [intensity for intensity, _ in points],
+                [gflop_s for _, gflop_s in points],
                 color=colour, label=kind, zorder=3,
             )  # fmt: skip
         axes.set(xlabel="FLOP/byte", ylabel="GFLOP/s", xscale="log", yscale="log")
@@ -119,76 +126,75 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
     limits = [f"memory {peak_gb_s:.1f} GB/s"]
     limits += [f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s"] if ceiling_gflop_s else []
     texts = [
-        f"{label(entry)}: {speed_text(entry['achieved_gflop_s'])} GFLOP/s "
-        f"at {speed_text(entry['arithmetic_intensity'])} FLOP/byte"
-        for entry in shown
+        f"{label(entry)}: {speed_text(gflop_s)} GFLOP/s at {speed_text(intensity)} FLOP/byte"
+        for entry, intensity, gflop_s in shown
     ]
     return _svg(draw, f"Roofline: {', '.join(limits)}. {'; '.join(texts)}.")
 
 
-def bytes_per_step(results: Sequence[Entry]) -> str | None:
+def bytes_per_step(results: Sequence[Result]) -> str | None:
     """Plot the bytes read per decode step: weights, and the cache on top."""
-    shown = [entry for entry in results if _is_decode(entry) and entry["kv_bytes_per_step"] is not None]
+    shown = [entry for entry in results if _is_decode(entry) and entry.step_bytes is not None]
     if not shown:
         return None
 
-    def draw(axes: Any) -> None:
+    def draw(axes: "Axes") -> None:
         names = [_bar_name(entry, shown) for entry in shown]
-        weights = [entry["weight_bytes_per_step"] / 2**20 for entry in shown]
-        cache = [entry["kv_bytes_per_step"] / 2**20 for entry in shown]
+        weights = [(entry.weight_bytes_per_step or 0.0) / 2**20 for entry in shown]
+        cache = [(entry.kv_bytes_per_step or 0.0) / 2**20 for entry in shown]
         axes.barh(names, weights, color=SERIES[0], label="weights", height=0.6)
         axes.barh(names, cache, left=weights, color=SERIES[1], label="K/V cache", height=0.6)
         axes.invert_yaxis()
         axes.set(xlabel="MiB per step")
 
     texts = [
-        f"{_bar_name(entry, shown)}: weights {format_bytes(entry['weight_bytes_per_step'])}, "
-        f"K/V cache {format_bytes(entry['kv_bytes_per_step'])}"
+        f"{_bar_name(entry, shown)}: weights {format_bytes(entry.weight_bytes_per_step)}, "
+        f"K/V cache {format_bytes(entry.kv_bytes_per_step)}"
         for entry in shown
     ]
     return _svg(draw, f"Bytes per step. {'; '.join(texts)}.", rows=len(shown))
 
 
-def comparison(ratios: Sequence[Entry]) -> str | None:
+def comparison(ratios: Sequence[Ratio]) -> str | None:
     """Plot speeds over a peer's with 95 % intervals; the line is a draw."""
     if not ratios:
         return None
 
-    def draw(axes: Any) -> None:
-        peers = list(dict.fromkeys(ratio["peer"] for ratio in ratios))
+    def draw(axes: "Axes") -> None:
+        peers = list(dict.fromkeys(ratio.peer for ratio in ratios))
         for index, ratio in enumerate(ratios):
-            colour = SERIES[peers.index(ratio["peer"]) % len(SERIES)]
-            axes.barh(index, ratio["ratio"], color=colour, height=0.6)
-            if ratio["low"] is not None:
-                reach = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
-                axes.errorbar(ratio["ratio"], index, xerr=reach, color=INK, capsize=3, fmt="none")
-        axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio['peer']}" for ratio in ratios])
+            colour = SERIES[peers.index(ratio.peer) % len(SERIES)]
+            axes.barh(index, ratio.ratio, color=colour, height=0.6)
+            if ratio.low is not None and ratio.high is not None:
+                reach = [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
+                axes.errorbar(ratio.ratio, index, xerr=reach, color=INK, capsize=3, fmt="none")
+        axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio.peer}" for ratio in ratios])
         axes.axvline(1, color=INK, linewidth=1)
         axes.invert_yaxis()
         axes.set(xlabel="times the peer's speed", xlim=(0, None))
 
-    texts = [f"{label(ratio)}: {ratio['ratio']:.2f} times {ratio['peer']}" for ratio in ratios]
+    texts = [f"{label(ratio)}: {ratio.ratio:.2f} times {ratio.peer}" for ratio in ratios]
     return _svg(draw, f"Speed against peers. {'; '.join(texts)}.", rows=len(ratios))
 
 
-def parts(profile: Entry) -> str:
+def parts(profile: Profile) -> str:
     """Plot one step's time by part."""
 
-    def draw(axes: Any) -> None:
-        names = list(profile["parts_ms"])
-        values = list(profile["parts_ms"].values())
+    def draw(axes: "Axes") -> None:
+        names = list(profile.parts_ms)
+        values = list(profile.parts_ms.values())
         axes.barh(names, values, color=SERIES[0], height=0.6)
-        placed: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "color": INK}
         for index, value in enumerate(values):
-            axes.annotate(f"{value:.2f} ms", (value, index), **placed)
+            text = f"{value:.2f} ms"
+            axes.annotate(text, (value, index), (4, 0), textcoords="offset points", va="center", color=INK)
         axes.invert_yaxis()
         axes.set(xlabel="ms", xlim=(0, max(values) * 1.15))
 
-    texts = ", ".join(f"{name} {value:.2f} ms" for name, value in profile["parts_ms"].items())
-    return _svg(draw, f"Time of one step by part: {texts}.", rows=len(profile["parts_ms"]))
+    texts = ", ".join(f"{name} {value:.2f} ms" for name, value in profile.parts_ms.items())
+    return _svg(draw, f"Time of one step by part: {texts}.", rows=len(profile.parts_ms))
 
 
-def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) -> str:
+def _svg(draw: Callable[["Axes"], None], in_words: str, rows: int | None = None) -> str:
     """Return a drawing as an <svg> element with the description `in_words`. rows: number of bars, for the height.
 
     The legend stands above the axes, where it covers nothing.
@@ -234,27 +240,27 @@ def _inline(svg: str, in_words: str) -> str:
     return re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{mark}", svg)
 
 
-def _by_engine(results: Sequence[Entry]) -> dict[str, list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
+def _by_engine(results: Sequence[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
     for entry in results:
-        groups.setdefault(f"{entry['engine']} {entry['model']} {entry['test']}", []).append(entry)
+        groups.setdefault(f"{entry.engine} {entry.model} {entry.test}", []).append(entry)
     return groups
 
 
-def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
-    several = len({other["model"] for other in shown}) > 1
-    return f"{entry['model']} {label(entry)}" if several else label(entry)
+def _bar_name(entry: Result, shown: Sequence[Result]) -> str:
+    several = len({other.model for other in shown}) > 1
+    return f"{entry.model} {label(entry)}" if several else label(entry)
 
 
-def _end(speed: Entry, end: str) -> float:
+def _end(speed: Speed, end: float | None) -> float:
     """Return an end of the interval; the median for one round, which has none."""
-    return float(speed["median"] if speed[end] is None else speed[end])
+    return speed.median if end is None else end
 
 
-def _is_decode(entry: Entry) -> bool:
+def _is_decode(entry: Result) -> bool:
     """Return whether the entry is a decode of one sequence."""
-    return bool(entry["generated_tokens"]) and not entry["prompt_tokens"] and entry.get("batch", 1) == 1
+    return entry.is_decode and entry.batch == 1
 
 
-def _latencies(entry: Entry) -> list[float]:
-    return [latency for repetition in entry["repetitions"] for latency in repetition["itl_ms"]]
+def _latencies(entry: Result) -> list[float]:
+    return [latency for repetition in entry.repetitions for latency in repetition.itl_ms]

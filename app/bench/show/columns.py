@@ -7,17 +7,16 @@ entries of the JSON document, so running, finished and saved runs look alike.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
+from headrace.app.bench.measure.records import Result, RunDocument, SpeculationGain
 from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
 from headrace.app.output.document import csv_table, markdown_table
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
-Entry = dict[str, Any]
 Cell = str | Text | float | None
 _BAR = 6
 
@@ -38,49 +37,48 @@ class ResultColumn:
     """
 
     key: str = ""
-    cell: Callable[[Entry], Cell] | None = None
+    cell: Callable[[Result], Cell] | None = None
     terminal: str | None = None
     leaves: int = 0
     right: bool = True
     markdown: str | None = None
     digits: int = 2
-    is_shown: Callable[[Sequence[Entry]], bool] | None = None
+    is_shown: Callable[[Sequence[Result]], bool] | None = None
     html: str | None = None
 
-    def terminal_cell(self, entry: Entry) -> str | Text:
+    def terminal_cell(self, entry: Result) -> str | Text:
         value = self._value(entry)
         return value if isinstance(value, str | Text) else speed_text(value)
 
-    def is_in_markdown(self, results: Sequence[Entry]) -> bool:
+    def is_in_markdown(self, results: Sequence[Result]) -> bool:
         return self.markdown is not None and (self.is_shown is None or self.is_shown(results))
 
-    def markdown_cell(self, entry: Entry) -> str:
+    def markdown_cell(self, entry: Result) -> str:
         value = self._value(entry)
         return str(value) if isinstance(value, str | Text) else decimals(value, self.digits)
 
-    def html_cell(self, entry: Entry) -> str:
+    def html_cell(self, entry: Result) -> str:
         return str(self.terminal_cell(entry))
 
-    def csv_cell(self, entry: Entry) -> Any:
+    def csv_cell(self, entry: Result) -> Cell:
         """Return the figure at `key`; None where it, or what it is a part of, is absent."""
-        value: Any = entry
+        value: object = entry
         for part in self.key.split("."):
-            value = value.get(part) if value is not None else None
-        return value
+            value = getattr(value, part) if value is not None else None
+        return value if value is None or isinstance(value, str | float | int) else str(value)
 
-    def _value(self, entry: Entry) -> Cell:
-        value: Cell = self.csv_cell(entry) if self.cell is None else self.cell(entry)
-        return value
+    def _value(self, entry: Result) -> Cell:
+        return self.csv_cell(entry) if self.cell is None else self.cell(entry)
 
 
-def mbu_cell(entry: Entry) -> str:
+def mbu_cell(entry: Result) -> str:
     """Format MBU: `83 %`, or `busy` if other programs slowed the test down."""
-    return "busy" if entry.get("busy") else percent(entry["mbu"])
+    return "busy" if entry.busy else percent(entry.mbu)
 
 
-def _mbu_bar(entry: Entry) -> Text:
+def _mbu_bar(entry: Result) -> Text:
     """Draw the share of memory bandwidth used. Red: very little, or more than the peak."""
-    value = entry["mbu"]
+    value = entry.mbu
     if value is None:
         return Text("")
     filled = max(0, min(_BAR, round(value * _BAR)))
@@ -93,54 +91,55 @@ def _mbu_bar(entry: Entry) -> Text:
     return Text.assemble(("━" * filled, style), ("─" * (_BAR - filled), "dim"))
 
 
-def _mean(entry: Entry) -> Text:
-    return Text(speed_text(entry["tokens_per_second"]["mean"]), style="bold")
+def _mean(entry: Result) -> Text:
+    return Text(speed_text(entry.tokens_per_second.mean), style="bold")
 
 
-def _mean_and_sd(entry: Entry) -> str:
-    speed = entry["tokens_per_second"]
+def _mean_and_sd(entry: Result) -> str:
+    speed = entry.tokens_per_second
     if spread(speed) is None:
-        return f"{speed['mean']:.2f}"
-    return f"{speed['mean']:.2f} ± {speed['sd']:.2f}"
+        return f"{speed.mean:.2f}"
+    return f"{speed.mean:.2f} ± {speed.sd:.2f}"
 
 
-def _median_and_interval(entry: Entry) -> str:
-    speed = entry["tokens_per_second"]
-    return f"{speed['median']:.2f}{bracketed(speed)}"
+def _median_and_interval(entry: Result) -> str:
+    speed = entry.tokens_per_second
+    return f"{speed.median:.2f}{bracketed(speed)}"
 
 
-def _sd(entry: Entry) -> float | None:
-    return spread(entry["tokens_per_second"])
+def _sd(entry: Result) -> float | None:
+    return spread(entry.tokens_per_second)
 
 
-def _is_batch(entry: Entry) -> bool:
+def _is_batch(entry: Result) -> bool:
     """Return whether several sequences decode together."""
-    return bool(entry.get("batch", 1) > 1)
+    return entry.batch > 1
 
 
-def _each(entry: Entry) -> float | None:
+def _each(entry: Result) -> float | None:
     """Return the speed per sequence, if several decode together."""
-    return entry.get("tokens_per_second_each") if _is_batch(entry) else None
+    return entry.tokens_per_second_each if _is_batch(entry) else None
 
 
-def _any_batch(results: Sequence[Entry]) -> bool:
+def _any_batch(results: Sequence[Result]) -> bool:
     return any(map(_is_batch, results))
 
 
-def _any_energy(results: Sequence[Entry]) -> bool:
-    return any(entry.get("energy_per_token") for entry in results)
+def _any_energy(results: Sequence[Result]) -> bool:
+    return any(entry.energy_per_token for entry in results)
 
 
-def _percentiles(entry: Entry) -> str:
-    return " / ".join(decimals(entry["itl_ms"][key]) for key in ("p50", "p95", "p99", "max"))
+def _percentiles(entry: Result) -> str:
+    itl = entry.itl_ms
+    return " / ".join(map(decimals, (itl.p50, itl.p95, itl.p99, itl.max)))
 
 
-def _memory(entry: Entry) -> str:
-    return format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else ""
+def _memory(entry: Result) -> str:
+    return format_bytes(entry.peak_memory_bytes) if entry.peak_memory_bytes else ""
 
 
-def _drift(entry: Entry) -> str:
-    return "" if entry["drift"] is None else percent(entry["drift"], is_signed=True)
+def _drift(entry: Result) -> str:
+    return "" if entry.drift is None else percent(entry.drift, is_signed=True)
 
 
 def _csv_only(*keys: str, of: str = "") -> tuple[ResultColumn, ...]:
@@ -161,8 +160,8 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
     ResultColumn(cell=_each, terminal="each", leaves=2),
     ResultColumn("tokens_per_second_each", markdown="tok/s each", is_shown=_any_batch, html="each"),
     ResultColumn(cell=_sd, terminal="± sd", leaves=5, html="sd"),
-    ResultColumn(cell=lambda entry: interval(entry["tokens_per_second"], speed_text, "–"), terminal="95 %", leaves=6),
-    ResultColumn(cell=lambda entry: interval(entry["tokens_per_second"], speed_text), html="95 % interval"),
+    ResultColumn(cell=lambda entry: interval(entry.tokens_per_second, speed_text, "–"), terminal="95 %", leaves=6),
+    ResultColumn(cell=lambda entry: interval(entry.tokens_per_second, speed_text), html="95 % interval"),
     ResultColumn("itl_ms.p50", terminal="p50 ms", leaves=2, html="p50 ms"),
     ResultColumn("itl_ms.p95", terminal="p95", leaves=8, html="p95"),
     ResultColumn("itl_ms.p99", terminal="p99", leaves=3, html="p99"),
@@ -206,29 +205,30 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
 )
 
 
-def _gain(entry: Entry) -> Text:
+def _speculation(entry: Result) -> SpeculationGain:
+    assert entry.speculation is not None, "a workload with speculation"
+    return entry.speculation
+
+
+def _gain(entry: Result) -> Text:
     """Format the gain: green if significantly faster, red if slower."""
-    ratio = entry["speculation"]["ratio"]
+    ratio = _speculation(entry).ratio
     if above_one(ratio):
         style = "bold green"
     elif below_one(ratio):
         style = "bold red"
     else:
         style = "bold"
-    return Text(f"{ratio['median']:.2f}x", style=style)
+    return Text(f"{ratio.median:.2f}x", style=style)
 
 
-def _gain_and_interval(entry: Entry) -> str:
-    ratio = entry["speculation"]["ratio"]
-    return f"{ratio['median']:.2f}x{bracketed(ratio)}"
+def _gain_and_interval(entry: Result) -> str:
+    ratio = _speculation(entry).ratio
+    return f"{ratio.median:.2f}x{bracketed(ratio)}"
 
 
-def _per_step(name: str) -> Callable[[Entry], str]:
-    return lambda entry: decimals(entry["speculation"][f"{name}_per_step"])
-
-
-def _is_same(entry: Entry) -> bool:
-    return bool(entry["speculation"]["same_tokens"])
+def _is_same(entry: Result) -> bool:
+    return _speculation(entry).same_tokens
 
 
 WORKLOAD_COLUMNS: Sequence[ResultColumn] = (
@@ -237,17 +237,22 @@ WORKLOAD_COLUMNS: Sequence[ResultColumn] = (
     ResultColumn("tokens_per_second.median", terminal="tok/s", markdown="tok/s"),
     ResultColumn("speculation.plain_tokens_per_second.median", terminal="without", leaves=2, markdown="without"),
     ResultColumn(cell=_gain, terminal="gain"),
-    ResultColumn(cell=lambda entry: interval(entry["speculation"]["ratio"], decimals, "–"), terminal="95 %", leaves=1),
+    ResultColumn(cell=lambda entry: interval(_speculation(entry).ratio, decimals, "–"), terminal="95 %", leaves=1),
     ResultColumn(cell=_gain_and_interval, markdown="gain (95 %)"),
     ResultColumn(
-        cell=lambda entry: percent(entry["speculation"]["acceptance"]) or "–",
+        cell=lambda entry: percent(_speculation(entry).acceptance) or "–",
         terminal="accepted",
         leaves=3,
         markdown="accepted",
     ),
-    ResultColumn(cell=_per_step("accepted"), markdown="accepted per step"),
-    ResultColumn(cell=_per_step("tokens"), terminal="tok/step", leaves=4, markdown="tokens per step"),
-    ResultColumn(cell=_per_step("proposed"), terminal="drafts/step", leaves=8),
+    ResultColumn(cell=lambda entry: decimals(_speculation(entry).accepted_per_step), markdown="accepted per step"),
+    ResultColumn(
+        cell=lambda entry: decimals(_speculation(entry).tokens_per_step),
+        terminal="tok/step",
+        leaves=4,
+        markdown="tokens per step",
+    ),
+    ResultColumn(cell=lambda entry: decimals(_speculation(entry).proposed_per_step), terminal="drafts/step", leaves=8),
     ResultColumn("itl_ms.p50", terminal="p50 ms", leaves=9),
     ResultColumn("achieved_bandwidth_gb_s", terminal="GB/s", leaves=10),
     ResultColumn(cell=lambda entry: "✓" if _is_same(entry) else "✗", terminal="same", leaves=5),
@@ -255,17 +260,15 @@ WORKLOAD_COLUMNS: Sequence[ResultColumn] = (
 )
 
 
-def results_table(results: Sequence[Entry], width: int) -> Group:
+def results_table(results: Sequence[Result], width: int) -> Group:
     """Return all tests for a terminal, a table per engine and model; columns by importance up to `width`."""
-    groups = list(dict.fromkeys((entry["engine"], entry["model"]) for entry in results))
+    groups = list(dict.fromkeys((entry.engine, entry.model) for entry in results))
     test = ResultColumn(cell=label, terminal="test", right=False)
     parts: list[Text] = []
     for engine, model in groups:
         if len(groups) > 1:
             parts.append(Text.assemble("\n", (engine, "bold cyan"), (f"  {model}", "dim")))
-        tests, workloads = _by_kind(
-            [entry for entry in results if (entry["engine"], entry["model"]) == (engine, model)]
-        )
+        tests, workloads = _by_kind([entry for entry in results if (entry.engine, entry.model) == (engine, model)])
         if tests:
             parts += _terminal_lines(tests, [test, *RESULT_COLUMNS], width)
         if workloads:
@@ -273,7 +276,7 @@ def results_table(results: Sequence[Entry], width: int) -> Group:
     return Group(*parts)
 
 
-def _terminal_lines(results: Sequence[Entry], columns: Sequence[ResultColumn], width: int) -> list[Text]:
+def _terminal_lines(results: Sequence[Result], columns: Sequence[ResultColumn], width: int) -> list[Text]:
     shown = [
         Column.of(results, column.terminal, column.terminal_cell, column.leaves, right=column.right)
         for column in columns
@@ -282,7 +285,7 @@ def _terminal_lines(results: Sequence[Entry], columns: Sequence[ResultColumn], w
     return table_lines(shown, width)
 
 
-def markdown_tables(results: Sequence[Entry]) -> list[str]:
+def markdown_tables(results: Sequence[Result]) -> list[str]:
     """Return the lines of the tables, each followed by an empty line."""
     tests, workloads = _by_kind(results)
     test = ResultColumn(cell=label, markdown="test")
@@ -294,34 +297,38 @@ def markdown_tables(results: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _markdown_lines(results: Sequence[Entry], rows: Sequence[Entry], figures: Sequence[ResultColumn]) -> list[str]:
+def _markdown_lines(results: Sequence[Result], rows: Sequence[Result], figures: Sequence[ResultColumn]) -> list[str]:
     """Return the table of some of the results; engines are named if there are several."""
     columns = [ResultColumn("model", markdown="model"), *figures]
-    if len({(entry["engine"], entry["model"]) for entry in results}) > 1:
+    if len({(entry.engine, entry.model) for entry in results}) > 1:
         columns.insert(0, ResultColumn("engine", markdown="engine"))
     columns = [column for column in columns if column.is_in_markdown(results)]
     head = [str(column.markdown) for column in columns]
     return markdown_table(head, [[column.markdown_cell(entry) for column in columns] for entry in rows])
 
 
-def csv_text(document: Entry) -> str:
+def csv_text(document: RunDocument) -> str:
     """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
 
     The columns are always the same; absent figures are empty cells.
     """
-    device = document["device"]
-    shared = {"created": document["created"]}
-    shared |= {f"device.{key}": device[key] for key in ("name", "backend", "measured_peak_gb_s")}
+    device = document.device
+    shared = {
+        "created": document.created,
+        "device.name": device.name,
+        "device.backend": device.backend,
+        "device.measured_peak_gb_s": device.measured_peak_gb_s,
+    }
     rows = []
-    for entry in document["results"]:
+    for entry in document.results:
         figures = {column.key: column.csv_cell(entry) for column in RESULT_COLUMNS if column.key}
-        samples = " ".join(f"{value:.6g}" for value in entry["samples"])
+        samples = " ".join(f"{value:.6g}" for value in entry.samples)
         rows.append({**shared, **figures, "samples": samples})
     return csv_table(rows)
 
 
-def _by_kind(results: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+def _by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
     """Divide results into tests of lengths and workloads with speculation."""
-    tests = [entry for entry in results if not entry.get("speculation")]
-    workloads = [entry for entry in results if entry.get("speculation")]
+    tests = [entry for entry in results if entry.speculation is None]
+    workloads = [entry for entry in results if entry.speculation is not None]
     return tests, workloads

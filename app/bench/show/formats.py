@@ -2,56 +2,70 @@
 
 import json
 
+from msgspec import to_builtins
+
 from headrace.app.answer.sentence import sentence
+from headrace.app.bench.measure.records import (
+    Device,
+    DraftCost,
+    Identity,
+    KVRatio,
+    Model,
+    Ratio,
+    Result,
+    RunCosts,
+    RunDocument,
+    Scaling,
+)
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import markdown_tables
 from headrace.app.bench.show.phrases import bracketed, energy_line, label, profile_lines, step_figures
-from headrace.app.output.document import Document
+from headrace.app.predict.step_cost_fit import StepCost
 from headrace.runtime.metrics.units import counted, format_bytes, percent
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)
 
 
-def markdown(document: Document) -> str:
+def markdown(document: RunDocument) -> str:
     """Return tables and the circumstances, to paste into an issue."""
-    return "\n".join([*markdown_tables(document["results"]), *(f"- {line}" for line in circumstances(document))])
+    return "\n".join([*markdown_tables(document.results), *(f"- {line}" for line in circumstances(document))])
 
 
-def circumstances(document: Document) -> list[str]:
+def circumstances(document: RunDocument) -> list[str]:
     """Return lines on machine, model, versions, step cost, ratios and notes."""
-    device = document["device"]
-    lines = [f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}"]
-    for model in document.get("models") or [document["model"]]:
+    device = document.device
+    lines = [f"{device.name}, {device.backend}, {device.kernels_name} kernels; {device.os}"]
+    for model in document.all_models:
         lines.append(f"{model_line(model)}; sha256 {_digest(model)}")
-    lines += map(setup_line, document.get("engines") or [])
+    lines += map(setup_line, document.engines)
     lines += [peak_line(device), energy_line(document), explanation_line(document)]
-    if document["step_cost"]:
-        lines.append(step_cost_line(document["step_cost"]))
-    lines += map(ratio_line, document["ratios"])
-    lines += map(kv_ratio_line, document.get("kv_ratios", []))
-    lines += map(scaling_line, document.get("scaling", []))
+    if document.step_cost is not None:
+        lines.append(step_cost_line(document.step_cost))
+    lines += map(ratio_line, document.ratios)
+    lines += map(kv_ratio_line, document.kv_ratios)
+    lines += map(scaling_line, document.scaling)
     lines += map(arrival_line, arrivals(document))
-    if document.get("run_costs"):
-        lines.append(break_even_line(document["run_costs"]))
-    if document.get("identity"):
-        lines.append(identity_line(document["identity"]))
-    if document["profile"]:
-        lines += profile_lines(document["profile"])
-    lines += document["notes"]
-    lines.append(", ".join(f"{name} {version}" for name, version in document["versions"].items()))
-    interrupted = ", interrupted" if document["interrupted"] else ""
-    rounds = counted(document["rounds"], "round")
-    lines.append(f"`{document['command']}`, {rounds}{interrupted}, {document['created']}")
+    if document.run_costs is not None:
+        lines.append(break_even_line(document.run_costs))
+    if document.identity is not None:
+        lines.append(identity_line(document.identity))
+    if document.profile is not None:
+        lines += profile_lines(document.profile)
+    lines += document.notes
+    lines.append(", ".join(f"{name} {version}" for name, version in document.versions.items()))
+    interrupted = ", interrupted" if document.interrupted else ""
+    rounds = counted(document.rounds, "round")
+    lines.append(f"`{document.command}`, {rounds}{interrupted}, {document.created}")
     return [line for line in lines if line]
 
 
-def model_line(model: Document) -> str:
+def model_line(model: Model) -> str:
     """Describe a model: bytes read per step, and its most common format."""
     line = (
-        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} per step, "
-        f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
+        f"{model.name}: {format_bytes(model.weight_bytes_per_step)} per step, "
+        f"{format_bytes(model.kv_bytes_per_token)} of K/V per token"
     )
-    formats = list(model["quantization"] or {})
+    formats = list(model.quantization or {})
     if not formats:
         return line
     if len(formats) > 1:
@@ -59,110 +73,112 @@ def model_line(model: Document) -> str:
     return f"{line}, {formats[0]}"
 
 
-def peak_line(device: Document) -> str:
-    measured = device["measured_peak"]
-    nominal = device["nominal_peak_gb_s"]
+def peak_line(device: Device) -> str:
+    measured = device.measured_peak
+    nominal = device.nominal_peak_gb_s
     parts = []
     if measured:
         parts.append(
-            f"measured peak {measured['upper_quartile']:.1f} GB/s during the run "
-            f"(90 % of passes {measured['p5']:.1f} to {measured['p95']:.1f})"
+            f"measured peak {measured.upper_quartile:.1f} GB/s during the run "
+            f"(90 % of passes {measured.p5:.1f} to {measured.p95:.1f})"
         )
-    if (best := device.get("remembered_peak")) and (not measured or best["gb_s"] > measured["upper_quartile"]):
-        parts.append(f"best recent peak {best['gb_s']:.1f} GB/s on {best['measured_at'][:10]}")
+    if (best := device.remembered_peak) and (not measured or best.gb_s > measured.upper_quartile):
+        parts.append(f"best recent peak {best.gb_s:.1f} GB/s on {best.measured_at[:10]}")
     parts.append(f"nominal {nominal:.0f} GB/s" if nominal else "nominal peak unknown")
     return "; ".join(parts)
 
 
-def step_cost_line(fit: Document) -> str:
-    line = f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s"
-    if len(fit["points"]) == 2:
+def step_cost_line(fit: StepCost) -> str:
+    line = f"step cost: {fit.fixed_ms:.2f} ms + bytes / {fit.effective_bandwidth_gb_s:.1f} GB/s"
+    if len(fit.points) == 2:
         return f"{line}, through 2 points (more depths would check it)"
-    return f"{line}, off by at most {percent(fit['largest_residual'], 1)} at {len(fit['points'])} points"
+    return f"{line}, off by at most {percent(fit.largest_residual, 1)} at {len(fit.points)} points"
 
 
-def explanation_line(document: Document) -> str:
+def explanation_line(document: RunDocument) -> str:
     """Return the sentence on the first decode test; "" without one."""
-    for entry in document["results"]:
-        decode = entry["generated_tokens"] and not entry["prompt_tokens"] and not entry.get("speculation")
-        if decode and entry["engine"] == "headrace" and entry["kv_bytes_per_step"] is not None:
+    for entry in document.results:
+        decode = entry.is_decode and entry.speculation is None
+        if decode and entry.engine == "headrace" and entry.step_bytes is not None:
             return f"{label(entry)}: {sentence(step_figures(document, entry))}"
     return ""
 
 
-def ratio_line(ratio: Document) -> str:
-    return f"{label(ratio)}: {ratio['ratio']:.2f}x {ratio['peer']}{bracketed(ratio)}"
+def ratio_line(ratio: Ratio) -> str:
+    return f"{label(ratio)}: {ratio.ratio:.2f}x {ratio.peer}{bracketed(ratio)}"
 
 
-def kv_ratio_line(ratio: Document) -> str:
+def kv_ratio_line(ratio: KVRatio) -> str:
     """Format a ratio of K/V formats: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
-    return f"{label(ratio)}: {ratio['model']} {ratio['ratio']:.2f}x of {ratio['over']}{bracketed(ratio)}"
+    return f"{label(ratio)}: {ratio.model} {ratio.ratio:.2f}x of {ratio.over}{bracketed(ratio)}"
 
 
-def scaling_line(scaled: Document) -> str:
+def scaling_line(scaled: Scaling) -> str:
     """Format a batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
-    several = scaled["speedup"]
-    step = scaled["step_time"]
+    several = scaled.speedup
+    step = scaled.step_time
     return (
-        f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence{bracketed(several)}, "
-        f"a step takes {step['mean']:.2f}x{bracketed(step)}"
+        f"{label(scaled)} ({scaled.engine}): {several.mean:.2f}x of one sequence{bracketed(several)}, "
+        f"a step takes {step.mean:.2f}x{bracketed(step)}"
     )
 
 
-def arrivals(document: Document) -> list[Document]:
+def arrivals(document: RunDocument) -> list[Result]:
     """Return the tests in which a prompt joins others."""
-    return [entry for entry in document["results"] if entry.get("arrival")]
+    return [entry for entry in document.results if entry.arrival is not None]
 
 
-def arrival_line(entry: Document) -> str:
+def arrival_line(entry: Result) -> str:
     """Format an arrival: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
-    arrival = entry["arrival"]
-    speed = entry["tokens_per_second"]["mean"]
-    stretch = arrival["itl_p95_ratio"]
-    share = arrival["of_speed_alone"]
+    arrival = entry.arrival
+    assert arrival is not None, "a test in which a prompt joins others"
+    speed = entry.tokens_per_second.mean
+    stretch = arrival.itl_p95_ratio
+    share = arrival.of_speed_alone
     return (
-        f"{label(entry)} ({entry['engine']}): ITL p95 from {arrival['itl_p95_before_ms']:.1f} to "
-        f"{arrival['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
-        f"prefill {speed:.0f} tok/s, {percent(share['mean'])} of its speed alone{bracketed(share, percent)}"
+        f"{label(entry)} ({entry.engine}): ITL p95 from {arrival.itl_p95_before_ms:.1f} to "
+        f"{arrival.itl_p95_ms:.1f} ms while it joins, {stretch.mean:.2f}x{bracketed(stretch)}; "
+        f"prefill {speed:.0f} tok/s, {percent(share.mean)} of its speed alone{bracketed(share, percent)}"
     )
 
 
-def break_even_line(costs: Document) -> str:
+def break_even_line(costs: RunCosts) -> str:
     """Format the acceptance rates from which draft tokens pay, by draft length."""
     parts = [
-        f"{counted(row['guesses'], 'draft token')} {row['cost']:.2f}x a step, {_break_even(row)}"
-        for row in costs["guesses"]
-        if row["guesses"] in _SHOWN_DRAFTS
+        f"{counted(row.guesses, 'draft token')} {row.cost:.2f}x a step, {_break_even(row)}"
+        for row in costs.guesses
+        if row.guesses in _SHOWN_DRAFTS
     ]
     return f"break-even by acceptance rate: {'; '.join(parts)}"
 
 
-def _break_even(row: Document) -> str:
-    return "never" if row["break_even"] is None else f"from {percent(row['break_even'])}"
+def _break_even(row: DraftCost) -> str:
+    return "never" if row.break_even is None else f"from {percent(row.break_even)}"
 
 
-def identity_line(identity: Document) -> str:
+def identity_line(identity: Identity) -> str:
     """Report whether answers with and without speculation were equal, and whether they must be."""
-    if not identity["differs"]:
-        return f"speculation changed no token in any of {identity['tests']} tests"
-    line = f"speculation changed tokens in {len(identity['differs'])} of {identity['tests']} tests"
-    if broken := identity["broken"]:
+    if not identity.differs:
+        return f"speculation changed no token in any of {identity.tests} tests"
+    line = f"speculation changed tokens in {len(identity.differs)} of {identity.tests} tests"
+    if broken := identity.broken:
         return f"{line}, which must not happen: {', '.join(broken)}"
-    reasons = dict.fromkeys(expected["reason"] for expected in identity["expected"].values())
+    reasons = dict.fromkeys(expected.reason for expected in identity.expected.values())
     return f"{line} ({'; '.join(reasons)})"
 
 
-def json_lines(document: Document) -> str:
+def json_lines(document: RunDocument) -> str:
     """Return one line per test, each with machine, model and versions."""
-    models = {model["name"]: model for model in document.get("models") or [document["model"]]}
-    shared = {key: document[key] for key in ("schema", "created", "command", "device", "versions")}
+    plain = to_builtins(document)
+    models = {model["name"]: model for model in plain["models"]}
+    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "versions")}
     return "\n".join(
-        json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in document["results"]
+        json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in plain["results"]
     )
 
 
-def _digest(model: Document) -> str:
+def _digest(model: Model) -> str:
     """Return the hash of the model's file, or else of its headers."""
-    if model.get("sha256"):
-        return str(model["sha256"])[:12]
-    return f"{str(model.get('headers_sha256'))[:12]} (headers)"
+    if model.sha256:
+        return model.sha256[:12]
+    return f"{str(model.headers_sha256)[:12]} (headers)"

@@ -1,17 +1,16 @@
 """Saved runs as a table, and each test's speed over time as block bars from zero."""
 
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 from rich.text import Text
 
-from headrace.app.bench.compare.history import History
+from headrace.app.bench.compare.history import History, SavedRun
+from headrace.app.bench.measure.records import RunDocument
 from headrace.app.bench.show.phrases import label
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import console, table_width
 from headrace.runtime.metrics.units import percent, speed_text
-
-Runs = list[tuple[int, dict[str, Any]]]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LAST = 24  # runs in a row of blocks
@@ -19,13 +18,13 @@ _LAST = 24  # runs in a row of blocks
 
 def show_history(history: History) -> None:
     """Print runs, newest last, then the tests measured more than once."""
-    runs = list(history.documents())
+    runs = list(history.runs())
     if not runs:
         print("No saved runs; `headrace bench --save` saves one.")
         return
     if not sys.stdout.isatty():
-        for number, document in runs:
-            print(number, *_circumstances(document), ", ".join(_tests(document)), sep="\t")
+        for run in runs:
+            print(run.number, *_circumstances(run.document), ", ".join(_tests(run.document)), sep="\t")
         return
     screen = console()
     width = table_width(sys.stdout)
@@ -33,9 +32,9 @@ def show_history(history: History) -> None:
     rows = table_lines(columns, width, header=False)
     each = len(rows) // len(runs)  # lines per run: more than one on narrow terminals
     print_lines([Text(), *table_lines(columns, width)[: -len(rows)]])
-    for number, (_, document) in enumerate(runs):
-        print_lines(rows[number * each : (number + 1) * each])
-        print_lines([Text(f"  {line}", style="dim") for line in _wrapped(_tests(document), screen.width - 2)])
+    for index, run in enumerate(runs):
+        print_lines(rows[index * each : (index + 1) * each])
+        print_lines([Text(f"  {line}", style="dim") for line in _wrapped(_tests(run.document), screen.width - 2)])
     series = {key: speeds for key, speeds in _series(runs).items() if len(speeds) > 1}
     if series:
         screen.print()
@@ -43,10 +42,10 @@ def show_history(history: History) -> None:
         print_lines(table_lines(_series_columns(series), width, header=False))
 
 
-def _columns(runs: Runs) -> list[Column]:
-    when, models, devices = zip(*(_circumstances(document) for _, document in runs), strict=True)
+def _columns(runs: Sequence[SavedRun]) -> list[Column]:
+    when, models, devices = zip(*(_circumstances(run.document) for run in runs), strict=True)
     return [
-        Column("run", [str(number) for number, _ in runs]),
+        Column("run", [str(run.number) for run in runs]),
         Column("when (UTC)", when, right=False),
         Column("model", models, right=False, least=12),
         Column("device", devices, right=False, leaves=1, least=12),
@@ -70,16 +69,16 @@ def blocks(speeds: list[float]) -> str:
     return "".join(_BLOCKS[max(1, round(speed / top * (len(_BLOCKS) - 1)))] for speed in shown)
 
 
-def _circumstances(document: dict[str, Any]) -> tuple[str, str, str]:
+def _circumstances(document: RunDocument) -> tuple[str, str, str]:
     """Return when, model and device."""
-    return document["created"][:16].replace("T", " "), document["model"]["name"], document["device"]["name"]
+    return document.created[:16].replace("T", " "), document.model.name, document.device.name
 
 
-def _tests(document: dict[str, Any]) -> list[str]:
+def _tests(document: RunDocument) -> list[str]:
     return [
-        f"{label(entry)} {speed_text(entry['tokens_per_second']['mean'])}"
-        for entry in document["results"]
-        if entry["engine"] == "headrace"
+        f"{label(entry)} {speed_text(entry.tokens_per_second.mean)}"
+        for entry in document.results
+        if entry.engine == "headrace"
     ]
 
 
@@ -94,11 +93,11 @@ def _wrapped(tests: list[str], width: int) -> list[str]:
     return lines
 
 
-def _series(runs: Runs) -> dict[tuple[str, str], list[float]]:
+def _series(runs: Sequence[SavedRun]) -> dict[tuple[str, str], list[float]]:
     """Return mean speeds by test and device, oldest first."""
     series: dict[tuple[str, str], list[float]] = {}
-    for _, document in runs:
-        for entry in document["results"]:
-            test = f"{entry['engine']} {entry['model']} {label(entry)}"
-            series.setdefault((test, document["device"]["name"]), []).append(entry["tokens_per_second"]["mean"])
+    for run in runs:
+        for entry in run.document.results:
+            test = f"{entry.engine} {entry.model} {label(entry)}"
+            series.setdefault((test, run.document.device.name), []).append(entry.tokens_per_second.mean)
     return series

@@ -2,17 +2,20 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import tomlkit
+from tomlkit.items import Table
 
+from headrace.app.bench.measure.records import Interval, Result, RunDocument
 from headrace.app.output.document import Document
 
 _DIGITS = 4  # significant
 _HASH = 12  # characters
+Facts = dict[str, object]
+"""Keys and values of a table."""
 
 
-def machine_report(documents: Sequence[Document], verification: Document | None, notes: Sequence[str]) -> str:
+def machine_report(documents: Sequence[RunDocument], verification: Document | None, notes: Sequence[str]) -> str:
     """Return the TOML text of one `[[machine]]`. documents: of `headrace bench`, at least one, each of one model.
 
     Figures of tests that other programs slowed down are left out, with a note.
@@ -21,10 +24,8 @@ def machine_report(documents: Sequence[Document], verification: Document | None,
     machines = tomlkit.aot()
     machine = tomlkit.table()
     rows = [row for document in documents for row in _rows(document)]
-    busy = [
-        f"left out, the machine was busy: {row['model']} {row['test']} @ d{row['depth']}" for row in _busy(documents)
-    ]
-    told = [note for document in documents for note in document["notes"]]
+    busy = [f"left out, the machine was busy: {row.model} {row.test} @ d{row.depth}" for row in _busy(documents)]
+    told = [note for document in documents for note in document.notes]
     for key, value in _about(documents, list(dict.fromkeys([*notes, *told, *busy]))).items():
         machine.add(key, value)
     if verification is not None:
@@ -38,30 +39,27 @@ def machine_report(documents: Sequence[Document], verification: Document | None,
     return file.as_string()
 
 
-def _about(documents: Sequence[Document], notes: Sequence[str]) -> dict[str, Any]:
+def _about(documents: Sequence[RunDocument], notes: Sequence[str]) -> Facts:
     """Return the machine's facts; unknown ones are left out. Peaks are the best of all runs."""
     last = documents[-1]
-    device = documents[-1]["device"]
-    peaks = [
-        document["device"]["measured_peak_gb_s"] for document in documents if document["device"]["measured_peak_gb_s"]
-    ]
-    energies = [
-        entry["energy_per_token"]
+    device = last.device
+    peaks = [peak for document in documents if (peak := document.device.measured_peak_gb_s)]
+    idle = [
+        energy.idle_watts
         for document in documents
-        for entry in document["results"]
-        if entry["energy_per_token"]
+        for entry in document.results
+        if (energy := entry.energy_per_token) is not None and energy.idle_watts is not None
     ]
-    idle = [energy["idle_watts"] for energy in energies if energy["idle_watts"] is not None]
-    memory = device["memory_bytes"]
+    memory = device.memory_bytes
     facts = {
-        "chip": device["name"],
-        "gpu_cores": device["gpu_cores"],
+        "chip": device.name,
+        "gpu_cores": device.gpu_cores,
         "memory_gb": round(memory / 2**30) if memory else None,
-        "backend": device["backend"],
-        "os": device["os"],
-        "date": last["created"][:10],
-        "command": last["command"],
-        "versions": last["versions"],
+        "backend": device.backend,
+        "os": device.os,
+        "date": last.created[:10],
+        "command": last.command,
+        "versions": last.versions,
         "memory_gb_s": _rounded(max(peaks)) if peaks else None,
         "idle_watts": _rounded(min(idle)) if idle else None,
         "notes": list(notes),
@@ -69,52 +67,48 @@ def _about(documents: Sequence[Document], notes: Sequence[str]) -> dict[str, Any
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _verified(verification: Document) -> dict[str, Any]:
+def _verified(verification: Document) -> Facts:
     results = Counter(check["result"].replace(" ", "_") for check in verification["checks"])
     return {"model": verification["model"], "passed": verification["passed"], **results}
 
 
-def _rows(document: Document) -> list[dict[str, Any]]:
+def _rows(document: RunDocument) -> list[Facts]:
     """Return a row per test of headrace, with mlx-lm's speed in the same rounds if it was measured."""
-    entries = [entry for entry in document["results"] if entry["engine"] == "headrace" and not entry["busy"]]
+    entries = [entry for entry in document.results if entry.engine == "headrace" and not entry.busy]
     return [_row(document, entry) for entry in entries]
 
 
-def _row(document: Document, entry: Document) -> dict[str, Any]:
-    test_key = entry["test"], entry["depth"]
+def _row(document: RunDocument, entry: Result) -> Facts:
+    test_key = entry.test, entry.depth
     peers = [
-        result
-        for result in document["results"]
-        if result["engine"] == "mlx-lm" and (result["test"], result["depth"]) == test_key
+        result for result in document.results if result.engine == "mlx-lm" and (result.test, result.depth) == test_key
     ]
     ratios = [
-        result
-        for result in document["ratios"]
-        if result["peer"] == "mlx-lm" and (result["test"], result["depth"]) == test_key
+        result for result in document.ratios if result.peer == "mlx-lm" and (result.test, result.depth) == test_key
     ]
-    energy = entry["energy_per_token"] or {}
+    energy = entry.energy_per_token
     row = {
-        "model": entry["model"],
-        "headers": document["model"]["headers_sha256"][:_HASH],
-        "test": entry["test"],
-        "depth": entry["depth"],
-        "tokens_per_second": _interval(entry["tokens_per_second"], "median"),
-        "mlx_lm": _rounded(peers[0]["tokens_per_second"]["median"]) if peers else None,
-        "ratio": _interval(ratios[0], "ratio") if ratios else None,
-        "mbu": _rounded(entry["mbu"]),
-        "joules_per_token": _rounded(energy.get("joules")),
+        "model": entry.model,
+        "headers": str(document.model.headers_sha256)[:_HASH],
+        "test": entry.test,
+        "depth": entry.depth,
+        "tokens_per_second": _interval(entry.tokens_per_second.median, entry.tokens_per_second),
+        "mlx_lm": _rounded(peers[0].tokens_per_second.median) if peers else None,
+        "ratio": _interval(ratios[0].ratio, ratios[0]) if ratios else None,
+        "mbu": _rounded(entry.mbu),
+        "joules_per_token": _rounded(energy.joules if energy else None),
     }
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _busy(documents: Sequence[Document]) -> list[Document]:
-    results = [entry for document in documents for entry in document["results"]]
-    return [entry for entry in results if entry["engine"] == "headrace" and entry["busy"]]
+def _busy(documents: Sequence[RunDocument]) -> list[Result]:
+    results = [entry for document in documents for entry in document.results]
+    return [entry for entry in results if entry.engine == "headrace" and entry.busy]
 
 
-def _interval(figure: Document, middle: str) -> list[float]:
+def _interval(middle: float, figure: Interval) -> list[float]:
     """Return [middle, low, high], or the middle alone after one round."""
-    values = [_rounded(figure[key]) for key in (middle, "low", "high")]
+    values = [_rounded(value) for value in (middle, figure.low, figure.high)]
     return [value for value in values if value is not None]
 
 
@@ -122,7 +116,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
-def _table(values: dict[str, Any]) -> Any:
+def _table(values: Facts) -> Table:
     made = tomlkit.table()
     for key, value in values.items():
         made.add(key, value)

@@ -1,12 +1,11 @@
 """Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence."""
 
 from collections.abc import Callable
-from typing import Any
 
 from rich.text import Text
 
 from headrace.app.answer.sentence import StepFigures, other_cores
-from headrace.app.output.document import Document
+from headrace.app.bench.measure.records import Interval, Named, Profile, Result, RunDocument, Speed
 from headrace.runtime.metrics.units import decimals, format_joules, percent
 
 _BAR = 24
@@ -14,60 +13,60 @@ _BARS_FROM = 76  # columns
 CLOSURE = 0.10  # largest gap between the parts' sum and the step that counts as explained
 
 
-def interval(figure: Document, form: Callable[[float], str], between: str = " to ") -> str:
+def interval(figure: Interval, form: Callable[[float], str], between: str = " to ") -> str:
     """Format a figure's interval; empty for a single round, which has none."""
-    low = figure["low"]
-    high = figure["high"]
-    return "" if low is None or high is None else f"{form(low)}{between}{form(high)}"
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"{form(figure.low)}{between}{form(figure.high)}"
 
 
-def spread(speed: Document) -> float | None:
+def spread(speed: Speed) -> float | None:
     """Return the standard deviation; None for a single round, which has none."""
-    return None if speed["low"] is None else float(speed["sd"])
+    return None if speed.low is None else speed.sd
 
 
-def above_one(ratio: Document) -> bool:
+def above_one(ratio: Interval) -> bool:
     """Return whether a ratio's whole interval is above 1."""
-    return ratio["low"] is not None and ratio["low"] > 1
+    return ratio.low is not None and ratio.low > 1
 
 
-def below_one(ratio: Document) -> bool:
+def below_one(ratio: Interval) -> bool:
     """Return whether a ratio's whole interval is below 1."""
-    return ratio["high"] is not None and ratio["high"] < 1
+    return ratio.high is not None and ratio.high < 1
 
 
-def bracketed(figure: Document, form: Callable[[float], str] = decimals) -> str:
+def bracketed(figure: Interval, form: Callable[[float], str] = decimals) -> str:
     """Format a figure's interval to stand behind it: ` (1.25 to 1.36)`."""
     text = interval(figure, form)
     return f" ({text})" if text else ""
 
 
-def label(entry: Document) -> str:
+def label(entry: Named) -> str:
     """Return the name of a test with its depth: `tg128 @ d2048`."""
-    return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
+    return f"{entry.test} @ d{entry.depth}" if entry.depth else entry.test
 
 
-def energy_line(document: Document) -> str:
+def energy_line(document: RunDocument) -> str:
     """Return the parts of the machine that the energy per token is of; "" if it is unknown."""
-    known = [entry["energy_per_token"] for entry in document["results"] if entry.get("energy_per_token")]
+    known = [entry.energy_per_token for entry in document.results if entry.energy_per_token is not None]
     if not known:
         return ""
-    idle = known[0]["idle_watts"]
+    idle = known[0].idle_watts
     net = f"net of {idle:.1f} W idle" if idle is not None else "absent, since idle power is unknown"
-    return f"energy per token of {known[0]['parts']}, {net}; up to {max(energy['watts'] for energy in known):.1f} W"
+    return f"energy per token of {known[0].parts}, {net}; up to {max(energy.watts for energy in known):.1f} W"
 
 
-def energy_cell(entry: Document) -> str:
+def energy_cell(entry: Result) -> str:
     """Format the energy per token net of idle power; "" if it is unknown."""
-    joules = (entry.get("energy_per_token") or {}).get("joules")
-    return "" if joules is None else format_joules(joules)
+    energy = entry.energy_per_token
+    return "" if energy is None or energy.joules is None else format_joules(energy.joules)
 
 
-def profile_rows(profile: dict[str, Any], width: int) -> list[tuple[str, Text]]:
+def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:
     """Return (label, text) rows for a table; bars if the terminal is wide enough."""
-    total = sum(profile["parts_ms"].values())
+    total = sum(profile.parts_ms.values())
     rows = [("profile", Text(headline(profile)))]
-    for name, milliseconds in profile["parts_ms"].items():
+    for name, milliseconds in profile.parts_ms.items():
         filled = round(milliseconds / total * _BAR)
         bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim")) if width >= _BARS_FROM else ()
         figures = f" {milliseconds:7.3f} ms {percent(milliseconds / total):>6}"
@@ -75,46 +74,46 @@ def profile_rows(profile: dict[str, Any], width: int) -> list[tuple[str, Text]]:
     return rows
 
 
-def headline(profile: dict[str, Any]) -> str:
-    total = sum(profile["parts_ms"].values())
-    apart = abs(profile["closure"]) > CLOSURE
+def headline(profile: Profile) -> str:
+    total = sum(profile.parts_ms.values())
+    apart = abs(profile.closure) > CLOSURE
     doubt = ": too far apart to trust, measure again on a quieter machine" if apart else ""
     return (
-        f"one step at depth {profile['depth']}: parts {total:.2f} ms, measured without overlap "
-        f"{profile['synchronous_step_ms']:.2f} ms ({percent(profile['closure'], is_signed=True)}), "
-        f"in the loop {profile['step_ms']:.2f} ms{doubt}"
+        f"one step at depth {profile.depth}: parts {total:.2f} ms, measured without overlap "
+        f"{profile.synchronous_step_ms:.2f} ms ({percent(profile.closure, is_signed=True)}), "
+        f"in the loop {profile.step_ms:.2f} ms{doubt}"
     )
 
 
-def profile_lines(profile: dict[str, Any]) -> list[str]:
+def profile_lines(profile: Profile) -> list[str]:
     """Return the profile as plain text."""
-    parts = ", ".join(f"{name} {milliseconds:.3f} ms" for name, milliseconds in profile["parts_ms"].items())
+    parts = ", ".join(f"{name} {milliseconds:.3f} ms" for name, milliseconds in profile.parts_ms.items())
     return [headline(profile), parts]
 
 
-def step_figures(document: Document, entry: Document) -> StepFigures:
+def step_figures(document: RunDocument, entry: Result) -> StepFigures:
     """Return a decode test's means. The bandwidth is the one that its MBU compares with."""
-    device = document["device"]
-    batch = entry.get("batch", 1)
-    speed = entry["tokens_per_second"]["mean"]
-    step_bytes = entry["weight_bytes_per_step"] + entry["kv_bytes_per_step"]
-    share = entry["mbu"]
-    base = device["measured_peak_gb_s"]
+    device = document.device
+    batch = entry.batch
+    speed = entry.tokens_per_second.mean
+    step_bytes = entry.step_bytes or 0.0
+    share = entry.mbu
+    base = device.measured_peak_gb_s
     if share and speed > 0:
         base = step_bytes * speed / batch / share / 1e9
-    others = [rep["other_cpus"] for rep in entry["repetitions"] if rep.get("other_cpus") is not None]
+    others = [rep.other_cpus for rep in entry.repetitions if rep.other_cpus is not None]
     slowed_by = ""
-    if entry.get("busy") and others:
-        slowed_by = other_cores(sum(others) / len(others), device.get("cores"), "used")
+    if entry.busy and others:
+        slowed_by = other_cores(sum(others) / len(others), device.cores, "used")
     return StepFigures(
         step_bytes=step_bytes,
         step_s=batch / speed if speed > 0 else None,
         tokens=batch,
         sequences=batch,
-        memory_gb_s=base if entry.get("mbu_paired") else None,
+        memory_gb_s=base if entry.mbu_paired else None,
         peak_gb_s=base,
-        step_flops=(entry["arithmetic_intensity"] or 0.0) * step_bytes,
-        compute_flops=(device.get("measured_compute_gflop_s") or 0.0) * 1e9 or None,
+        step_flops=(entry.arithmetic_intensity or 0.0) * step_bytes,
+        compute_flops=(device.compute_gflop_s or 0.0) * 1e9 or None,
         slowed_by=slowed_by,
-        ranks=len((document.get("hosts") or {}).get("ranks", [1])),
+        ranks=len(document.hosts.ranks) if document.hosts is not None else 1,
     )

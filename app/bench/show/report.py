@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.show.columns import RESULT_COLUMNS, ResultColumn, mbu_cell
 from headrace.app.bench.show.formats import circumstances
 from headrace.app.bench.show.phrases import energy_cell, label
-from headrace.app.output.document import Document
 from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import speed_text
@@ -61,25 +60,23 @@ def check_report_path(path: Path) -> None:
     check_output(path, "--report")
 
 
-def html(document: Document) -> str:
+def html(document: RunDocument) -> str:
     """Return the page."""
-    from headrace.app.bench.show import charts
-
-    plots = _plots(document, charts)
-    model = document["model"]
-    device = document["device"]
-    title = f"{model['name']} on {device['name']}"
+    plots = _plots(document)
+    model = document.model
+    device = document.device
+    title = f"{model.name} on {device.name}"
     return "\n".join(
         [
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{_STYLE}</style></head><body>",
-            f"<header><h1>{escape(title)}</h1><p>{escape(device['backend'])}, "
-            f"{escape(str(device['kernels'].get('kernels', '?')))} kernels, {escape(document['created'])}</p></header>",
+            f"<header><h1>{escape(title)}</h1><p>{escape(device.backend)}, "
+            f"{escape(device.kernels_name)} kernels, {escape(document.created)}</p></header>",
             _tiles(document),
             f'<div class="plots">{"".join(plots)}</div>',
-            _table(document["results"]),
+            _table(document.results),
             "<footer><ul>",
             *(f"<li>{escape(line)}</li>" for line in circumstances(document)),
             "</ul><p>Bandwidth, MBU and FLOPs are computed from shapes and latencies, not read from a counter.</p>",
@@ -89,22 +86,24 @@ def html(document: Document) -> str:
     )
 
 
-def _plots(document: Document, charts: Any) -> list[str]:
-    results = document["results"]
-    peak = document["device"]["measured_peak_gb_s"]
+def _plots(document: RunDocument) -> list[str]:
+    from headrace.app.bench.show import charts
+
+    results = document.results
+    peak = document.device.measured_peak_gb_s
     under = "Tests near the slope are bound by memory, near the level line by arithmetic, far below both by overhead."
     drawn = (
         (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),
         (charts.latency_distribution(results), "Step latency", "Cumulative share of steps by latency."),
         (
-            charts.roofline(results, peak, document["device"].get("measured_compute_gflop_s")),
+            charts.roofline(results, peak, document.device.compute_gflop_s),
             "Roofline",
             under,
         ),
         (charts.bytes_per_step(results), "Bytes per step", "Bytes read and written by one decode step."),
-        (charts.comparison(document["ratios"]), "Against peers", "Same weights, same lengths, measured side by side."),
+        (charts.comparison(document.ratios), "Against peers", "Same weights, same lengths, measured side by side."),
         (
-            charts.parts(document["profile"]) if document["profile"] else None,
+            charts.parts(document.profile) if document.profile is not None else None,
             "Time of one step",
             "Measured part by part.",
         ),
@@ -116,38 +115,38 @@ def _plots(document: Document, charts: Any) -> list[str]:
     ]
 
 
-def _tiles(document: Document) -> str:
+def _tiles(document: RunDocument) -> str:
     """Return the headline figures: of the first decode test and the first prefill."""
-    entries = [entry for entry in document["results"] if entry["engine"] == "headrace"]
-    decode = next((entry for entry in entries if entry["generated_tokens"] and not entry["prompt_tokens"]), None)
-    prefill = next((entry for entry in entries if not entry["generated_tokens"]), None)
+    entries = [entry for entry in document.results if entry.engine == "headrace"]
+    decode = next((entry for entry in entries if entry.is_decode), None)
+    prefill = next((entry for entry in entries if not entry.generated_tokens), None)
     tiles = []
     if decode:
-        tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))
+        tiles.append((f"{speed_text(decode.tokens_per_second.mean)} tok/s", f"decode, {label(decode)}"))
         if (used := mbu_cell(decode)) != "":
             tiles.append((used, "of the measured memory bandwidth (MBU)"))
-        if decode["roofline_tokens_per_second"]:
-            tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
+        if decode.roofline_tokens_per_second:
+            tiles.append((f"{speed_text(decode.roofline_tokens_per_second)} tok/s", "roofline"))
         if energy := energy_cell(decode):
             tiles.append((energy, "per token, net of idle power"))
     if prefill:
-        tiles.append((f"{speed_text(prefill['tokens_per_second']['mean'])} tok/s", f"prefill, {label(prefill)}"))
+        tiles.append((f"{speed_text(prefill.tokens_per_second.mean)} tok/s", f"prefill, {label(prefill)}"))
     cells = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in tiles
     )
     return f'<div class="tiles">{cells}</div>'
 
 
-def _table(results: Sequence[Document]) -> str:
+def _table(results: Sequence[Result]) -> str:
     figures = [column for column in RESULT_COLUMNS if column.html is not None]
     head = ["test", "engine", *(column.html for column in figures)]
     rows = "".join(f"<tr>{''.join(_cells(entry, figures))}</tr>" for entry in results)
     return f'<table><tr class="head">{"".join(f"<th>{name}</th>" for name in head)}</tr>{rows}</table>'
 
 
-def _cells(entry: Document, figures: Sequence[ResultColumn]) -> list[str]:
+def _cells(entry: Result, figures: Sequence[ResultColumn]) -> list[str]:
     """Return the cells of a row. On narrow screens figures are labelled; test and engine need no label."""
-    names = [label(entry), f"{entry['engine']} {entry['model']}"]
+    names = [label(entry), f"{entry.engine} {entry.model}"]
     return [
         *(f"<td>{escape(name)}</td>" for name in names),
         *(f'<td data-name="{escape(str(column.html))}">{escape(column.html_cell(entry))}</td>' for column in figures),

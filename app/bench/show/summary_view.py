@@ -1,11 +1,12 @@
 """A finished run on a terminal: machine, model, table and notes."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.bench.measure.records import Interval, Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import results_table
@@ -27,17 +28,16 @@ from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import percent
 
 
-def show(document: dict[str, Any]) -> None:
+def show(document: RunDocument) -> None:
     """Print it on standard output."""
     screen = console()
-    device = document["device"]
+    device = document.device
     screen.print()
-    backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}.get(device["backend"], device["backend"])
-    kernels = device["kernels"].get("kernels", "?")
-    screen.print(Text.assemble((device["name"], "bold"), (f"  {backend}, {kernels} kernels", "dim")))
-    for model in document.get("models") or [document["model"]]:
+    backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}.get(device.backend, device.backend)
+    screen.print(Text.assemble((device.name, "bold"), (f"  {backend}, {device.kernels_name} kernels", "dim")))
+    for model in document.all_models:
         screen.print(Text(model_line(model), style="dim"))
-    screen.print(results_table(document["results"], screen.width))
+    screen.print(results_table(document.results, screen.width))
     facts = Table.grid(padding=(0, 1))
     facts.add_column(style="dim", min_width=9)
     facts.add_column()
@@ -46,28 +46,28 @@ def show(document: dict[str, Any]) -> None:
     screen.print(Padding(facts, (0, 0, 1, 1)))
 
 
-def _facts(document: dict[str, Any], width: int) -> list[tuple[str, Text]]:
-    rows = [("memory", Text(peak_line(document["device"])))]
+def _facts(document: RunDocument, width: int) -> list[tuple[str, Text]]:
+    rows = [("memory", Text(peak_line(document.device)))]
     if line := energy_line(document):
         rows.append(("energy", Text(line)))
     if line := explanation_line(document):
         rows.append(("in words", Text(line)))
-    rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.get("engines") or []])
-    if document["step_cost"]:
-        rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))
-    rows += _labelled("ratio", [_ratio_text(ratio, ratio_line(ratio)) for ratio in document["ratios"]])
-    rows += _labelled("K/V", [_ratio_text(ratio, kv_ratio_line(ratio)) for ratio in document.get("kv_ratios", [])])
-    rows += _labelled("batch", [Text(scaling_line(scaled)) for scaled in document.get("scaling", [])])
+    rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.engines])
+    if document.step_cost is not None:
+        rows.append(("step", Text(step_cost_line(document.step_cost).removeprefix("step cost: "))))
+    rows += _labelled("ratio", [_ratio_text(ratio, ratio_line(ratio)) for ratio in document.ratios])
+    rows += _labelled("K/V", [_ratio_text(ratio, kv_ratio_line(ratio)) for ratio in document.kv_ratios])
+    rows += _labelled("batch", [Text(scaling_line(scaled)) for scaled in document.scaling])
     rows += _labelled("arrival", [Text(arrival_line(entry)) for entry in arrivals(document)])
-    if document.get("run_costs"):
-        rows.append(("drafts", Text(break_even_line(document["run_costs"]))))
-    if identity := document.get("identity"):
-        rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity["broken"] else "")))
-    if document.get("profile"):
-        rows += profile_rows(document["profile"], width)
-    notes = [*document["notes"], *_test_notes(document["results"])]
-    if document["interrupted"]:
-        notes.append(f"interrupted in round {document['rounds']}: results are incomplete")
+    if document.run_costs is not None:
+        rows.append(("drafts", Text(break_even_line(document.run_costs))))
+    if (identity := document.identity) is not None:
+        rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity.broken else "")))
+    if document.profile is not None:
+        rows += profile_rows(document.profile, width)
+    notes = [*document.notes, *_test_notes(document.results)]
+    if document.interrupted:
+        notes.append(f"interrupted in round {document.rounds}: results are incomplete")
     return [*rows, *_labelled("note", [Text(note, style="yellow") for note in notes])]
 
 
@@ -76,7 +76,7 @@ def _labelled(name: str, texts: list[Text]) -> list[tuple[str, Text]]:
     return [("" if number else name, text) for number, text in enumerate(texts)]
 
 
-def _ratio_text(ratio: dict[str, Any], line: str) -> Text:
+def _ratio_text(ratio: Interval, line: str) -> Text:
     """Colour a ratio that differs significantly from 1."""
     if above_one(ratio):
         return Text(line, style="green")
@@ -85,19 +85,19 @@ def _ratio_text(ratio: dict[str, Any], line: str) -> Text:
     return Text(line)
 
 
-def _test_notes(results: list[dict[str, Any]]) -> list[str]:
+def _test_notes(results: Sequence[Result]) -> list[str]:
     """Return the tests' notes, each once."""
     tests: dict[str, list[str]] = {}
     for entry in results:
-        for note in entry["notes"]:
+        for note in entry.notes:
             tests.setdefault(note, []).append(label(entry))
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in tests.items()]
-    drifts = [entry for entry in results if entry["drift"] is not None and abs(entry["drift"]) > DRIFT]
+    drifts = [(entry.drift, entry) for entry in results if entry.drift is not None and abs(entry.drift) > DRIFT]
     if drifts:
-        worst = max(drifts, key=lambda entry: abs(entry["drift"]))
+        drift, worst = max(drifts, key=lambda pair: abs(pair[0]))
         lines.append(
             f"speed drifted over the run in {len(drifts)} of {len(results)} tests, "
-            f"most in {label(worst)} ({worst['engine']}): {percent(worst['drift'], is_signed=True)} "
+            f"most in {label(worst)} ({worst.engine}): {percent(drift, is_signed=True)} "
             "from the first third to the last"
         )
     return lines

@@ -4,10 +4,11 @@ Results are a table on a terminal and Markdown elsewhere, or the form asked for.
 exits with 130.
 """
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,14 +17,17 @@ from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_p
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import chosen_hosts
-from headrace.app.cli.say import json_text, print_json, say
+from headrace.app.cli.say import print_json, say
+from headrace.app.output.document import json_text
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.measure.plan import Test
+    from headrace.app.bench.measure.records import RunDocument
     from headrace.app.bench.measure.run import Options
-    from headrace.app.output.document import Document
+
+Document = TypeVar("Document")
 
 # Not with --speculate.
 _LENGTHS = {"prompts": "-p", "generates": "-n", "depths": "-d", "combined": "--pg", "arrivals": "--arrivals"}
@@ -97,16 +101,16 @@ def compare(a: str, b: str, as_json: bool) -> int:
         show(comparison)
     else:
         say("\n".join(lines(comparison)))
-    return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
+    return 1 if any(row.verdict == "slower" for row in comparison.tests) else 0
 
 
-def _stored(name: str) -> "Document":
+def _stored(name: str) -> "RunDocument":
     """Return the document of a file, or of a saved run. Raises UsageError if there is neither."""
     from headrace.app.bench.compare.stored import read_document
 
     if name.isascii() and name.isdigit() and not Path(name).exists():
         with _history() as runs:
-            return runs.get(int(name))
+            return runs.get(int(name)).document
     return read_document(Path(name))
 
 
@@ -123,9 +127,13 @@ def history(number: int | None, delete: int | None, as_json: bool) -> None:
         if delete is not None:
             runs.delete(delete)
         elif number is not None:
-            _print_run(runs.get(number), "json" if as_json else None)
+            saved = runs.get(number)
+            if as_json:
+                print_json(json.loads(saved.text))
+            else:
+                _print_run(saved.document, None)
         elif as_json:
-            print_json([document for _, document in runs.documents()])
+            print_json([json.loads(saved.text) for saved in runs.runs()])
         else:
             show_history(runs)
 
@@ -151,13 +159,13 @@ def _measure(given: BenchOptions) -> int:
     failed = _keep(document, given)
     if failed is not None:
         raise failed
-    if document["interrupted"]:
+    if document.interrupted:
         return 130
     _require_peers(document, [peer.engine for peer in options.peers])
-    return 1 if (document["identity"] or {}).get("broken") else 0
+    return 1 if document.identity is not None and document.identity.broken else 0
 
 
-def _keep(document: "Document", given: BenchOptions) -> HeadraceError | None:
+def _keep(document: "RunDocument", given: BenchOptions) -> HeadraceError | None:
     """Save the run and write the report, each also if the other fails. Return the first error."""
     failed: list[HeadraceError] = []
     for wanted, keep in ((given.save, _save), (given.report is not None, _write_report)):
@@ -177,7 +185,7 @@ def _history() -> "History":
     return History()
 
 
-def _save(document: "Document", _: BenchOptions) -> None:
+def _save(document: "RunDocument", _: BenchOptions) -> None:
     with _history() as runs:
         click.echo(f"saved as run {runs.add(document)}; `headrace bench history` lists them", err=True)
 
@@ -245,16 +253,16 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
         raise UsageError("llama-bench has no parallel sequences", "--llama-python PYTHON has them")
 
 
-def _require_peers(document: "Document", engines: list[str]) -> None:
+def _require_peers(document: "RunDocument", engines: list[str]) -> None:
     """Raise EngineError if a requested peer was not measured."""
-    measured = {entry["engine"] for entry in document["results"]}
+    measured = {entry.engine for entry in document.results}
     for engine in engines:
         if engine not in measured:
-            reason = next((note for note in document["notes"] if note.startswith(f"{engine} is left out")), engine)
+            reason = next((note for note in document.notes if note.startswith(f"{engine} is left out")), engine)
             raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
 
 
-def _print_run(document: "Document", form: str | None) -> None:
+def _print_run(document: "RunDocument", form: str | None) -> None:
     from headrace.app.bench.show.columns import csv_text
     from headrace.app.bench.show.formats import json_lines, markdown
     from headrace.app.bench.show.summary_view import show
@@ -263,10 +271,10 @@ def _print_run(document: "Document", form: str | None) -> None:
 
 
 def _print(
-    document: "Document",
+    document: Document,
     form: str | None,
-    table: Callable[["Document"], None],
-    writers: Mapping[str, Callable[["Document"], str]],
+    table: Callable[[Document], None],
+    writers: Mapping[str, Callable[[Document], str]],
 ) -> None:
     """Print a document.
 
@@ -278,7 +286,7 @@ def _print(
     if form == "table":
         table(document)
     else:
-        say({"json": json_text, **writers}[form](document))
+        say(json_text(document) if form == "json" else writers[form](document))
 
 
 def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
@@ -320,10 +328,10 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     )
     writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
     _print(measured, given.chosen_form, lambda document: show.show(document, table_width(sys.stdout)), writers)
-    return 130 if measured["interrupted"] else 0
+    return 130 if measured.interrupted else 0
 
 
-def _write_report(document: "Document", given: BenchOptions) -> None:
+def _write_report(document: "RunDocument", given: BenchOptions) -> None:
     from headrace.app.bench.show.report import html
     from headrace.app.output.output_file import write_output
 

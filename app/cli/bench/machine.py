@@ -17,6 +17,7 @@ from headrace.app.cli.say import say
 from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.app.bench.measure.records import RunDocument
     from headrace.app.output.document import Document
     from headrace.runtime.machine.hardware import Machine
 
@@ -66,7 +67,7 @@ class _Report:
         self._given = given
         self._verification: Document | None = None
         self._notes: list[str] = []
-        self.documents: list[Document] = []
+        self.documents: list[RunDocument] = []
         self.models: list[str] = []
         self.interrupted = False
 
@@ -96,7 +97,7 @@ class _Report:
         else:
             self.documents.append(document)
             self.models.append(name)
-            self.interrupted = document["interrupted"]
+            self.interrupted = document.interrupted
         self._write()
 
     def verify(self, name: str) -> None:

@@ -11,8 +11,10 @@ from unittest.mock import patch
 
 from headrace.app.bench.measure import session as measured_session
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.records import RunDocument, Speed
 from headrace.app.bench.measure.sample import Sample, typical_speed
 from headrace.app.bench.measure.session import Session
+from tests.support.bench import bench_result, repetition_figures, run_document
 
 MEMORY_SD = 0.04
 MEMORY_SECONDS = 0.8
@@ -84,26 +86,22 @@ class Backend:
 
 def document(
     seed: int, tests: Sequence[Test], *, slower: float = 1.0, rounds: int | None = None, **noise: float
-) -> dict:
-    """Return the parts of a document that `compare` reads, from a simulated machine."""
+) -> RunDocument:
+    """Return a document from a simulated machine, with the figures that `compare` reads."""
     machine = Machine(seed, **noise)
     session = Session([Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
     with patch.object(measured_session, "CPUMeter", IdleMeter):
         for _ in session.run():
             pass
     results = [
-        {
-            "engine": engine, "model": model, "test": test.name, "depth": test.depth,
-            "tokens_per_second": {"mean": typical_speed(test, kept[0].sample)},
-            "repetitions": [
-                {"typical_tokens_per_second": typical_speed(test, one.sample), "memory_gb_s": one.memory_gb_s}
-                for one in kept
-            ],
-        }
+        bench_result(
+            engine=engine,
+            model=model,
+            test=test.name,
+            depth=test.depth,
+            tokens_per_second=Speed(typical_speed(test, kept[0].sample), 0.0, 1.0, None, None),
+            repetitions=[repetition_figures(typical_speed(test, one.sample), one.memory_gb_s) for one in kept],
+        )
         for (engine, model, test), kept in session.repetitions.items()
-    ]  # fmt: skip
-    device = {"name": "simulated", "backend": "cpu", "kernels": {}, "measured_peak_gb_s": 45.0}
-    return {
-        "schema": "headrace-bench/1", "created": "", "command": "", "device": device, "model": {"name": "m"},
-        "versions": {}, "results": results,
-    }  # fmt: skip
+    ]
+    return run_document(results)

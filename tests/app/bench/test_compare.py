@@ -7,6 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.bench.compare.stored import checked
@@ -14,6 +16,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.compare_view import lines
 from headrace.runtime.errors import UsageError
 from tests.app.bench.simulated import document
+from tests.support.bench import repetition_figures
 
 TESTS = [Test(512, 0), Test(0, 128), Test(512, 128)]
 
@@ -23,7 +26,7 @@ def false_alarms(pairs: int, **options: float) -> float:
     alarms = 0
     for i in range(pairs):
         found = compare_documents(document(2 * i, TESTS, **options), document(2 * i + 1, TESTS, **options))
-        alarms += any(row["verdict"] in ("slower", "faster") for row in found["tests"])
+        alarms += any(row.verdict in ("slower", "faster") for row in found.tests)
     return alarms / pairs
 
 
@@ -43,14 +46,14 @@ def test_equal_builds_come_out_equal_where_noise_outlasts_a_round(seconds: float
 def test_a_slowdown_of_three_percent_is_found_at_the_default_repetitions() -> None:
     found = 0
     for i in range(25):
-        rows = compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.03))["tests"]
-        found += all(row["verdict"] == "slower" for row in rows if row["test"] != "pp512")
+        rows = compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.03)).tests
+        found += all(row.verdict == "slower" for row in rows if row.test != "pp512")
     assert found >= 24
 
 
 def test_a_slowdown_is_measured_without_bias() -> None:
     ratios = [
-        compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.1))["tests"][1]["ratio"]
+        compare_documents(document(2 * i, TESTS), document(2 * i + 1, TESTS, slower=1.1)).tests[1].ratio
         for i in range(20)
     ]
     assert sum(ratios) / 20 == pytest.approx(1 / 1.1, abs=0.005)
@@ -59,11 +62,11 @@ def test_a_slowdown_is_measured_without_bias() -> None:
 def test_differences_between_both_documents_are_named() -> None:
     a = document(1, TESTS[:2], rounds=2)
     b = document(2, TESTS[1:], rounds=2)
-    b["device"] = {**b["device"], "name": "another", "measured_peak_gb_s": 60.0}
+    b = replace(b, device=replace(b.device, name="another", measured_peak_gb_s=60.0))
     found = compare_documents(a, b)
-    assert [row["test"] for row in found["tests"]] == ["tg128"]
-    assert found["only_in_a"] == ["headrace simulated pp512"]
-    assert found["only_in_b"] == ["headrace simulated pp512+tg128"]
+    assert [row.test for row in found.tests] == ["tg128"]
+    assert found.only_in_a == ["headrace simulated pp512"]
+    assert found.only_in_b == ["headrace simulated pp512+tg128"]
     text = "\n".join(lines(found))
     assert "device: simulated and another" in text
     assert "only in A: headrace simulated pp512" in text
@@ -82,7 +85,8 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def test_an_edited_document_is_compared_or_refused() -> None:
-    whole = document(1, TESTS[:1], rounds=3)
+    compared_with = document(1, TESTS[:1], rounds=3)
+    whole = to_builtins(compared_with)
     refused = compared = 0
     for path in _places(whole):
         for wrong in (*WRONG, "missing"):
@@ -95,14 +99,14 @@ def test_an_edited_document_is_compared_or_refused() -> None:
             else:
                 parent[path[-1]] = wrong
             try:
-                found = compare_documents(whole, checked(edited, "edited.json"))
+                found = compare_documents(compared_with, checked(edited, "edited.json"))
             except UsageError as error:
                 assert str(error).startswith("edited.json")  # noqa: PT017
                 refused += 1
             else:
                 compared += 1
                 "\n".join(lines(found)).encode()
-                json.dumps(found, allow_nan=False)
+                json.dumps(to_builtins(found), allow_nan=False)
     assert refused > 100
     assert compared > 10
 
@@ -110,14 +114,13 @@ def test_an_edited_document_is_compared_or_refused() -> None:
 def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
     a = document(1, TESTS[:1], rounds=2)
     b = document(2, TESTS[:1], rounds=2)
-    for repetition, speed in zip(b["results"][0]["repetitions"], (1.0, 1e9), strict=True):
-        repetition["typical_tokens_per_second"] = speed
+    b = replace(b, results=[replace(b.results[0], repetitions=[repetition_figures(1.0), repetition_figures(1e9)])])
     found = compare_documents(a, b)
-    (row,) = found["tests"]
-    assert (row["verdict"], row["ratio"], row["low"], row["high"]) == ("no result", None, None, None)
+    (row,) = found.tests
+    assert (row.verdict, row.ratio, row.low, row.high) == ("no result", None, None, None)
     assert "no result" in "\n".join(lines(found))
 
 
 def test_one_repetition_is_no_result() -> None:
     found = compare_documents(document(1, TESTS, rounds=1), document(2, TESTS, slower=3, rounds=1))
-    assert {row["verdict"] for row in found["tests"]} == {"too few repetitions"}
+    assert {row.verdict for row in found.tests} == {"too few repetitions"}

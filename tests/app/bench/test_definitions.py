@@ -4,20 +4,23 @@ import math
 import random
 
 import pytest
+from msgspec.structs import replace
 
+from headrace.app.bench.measure.document import points_of
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.result import Result, drift, result
+from headrace.app.bench.measure.records import Latencies, Result
+from headrace.app.bench.measure.result import drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.show.columns import mbu_cell
 from headrace.app.bench.show.phrases import energy_cell
-from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
+from headrace.app.predict.step_cost_fit import Point, fit_step_cost
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.units import format_joules
 
 
-def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
+def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> Result:
     repetitions = [Repetition(sample, float(i), memory) for i, sample in enumerate(samples)]
     return result(test, repetitions, setup=Setup("headrace", "m"), peak_gb_s=peak, nominal_gb_s=100.0)
 
@@ -43,14 +46,14 @@ def test_energy_is_of_the_tokens_that_the_speed_counts(
     repetitions = [Repetition(sample, 0.0, None) for sample in samples]
     setup = Setup("headrace", "m")
     found = result(test, repetitions, setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
-    energy = found["energy_per_token"]
+    energy = found.energy_per_token
     seconds = 2 * (sum(latencies) + prompt_s)
-    assert energy["whole_joules"] == pytest.approx(70.0 / 2 / tokens)
-    assert energy["joules"] == pytest.approx((70.0 - 5.0 * seconds) / 2 / tokens)
-    assert (energy["watts"], energy["idle_watts"], energy["parts"]) == (pytest.approx(70.0 / seconds), 5.0, "CPU")
-    assert energy_cell(found) == format_joules(energy["joules"])
+    assert energy.whole_joules == pytest.approx(70.0 / 2 / tokens)
+    assert energy.joules == pytest.approx((70.0 - 5.0 * seconds) / 2 / tokens)
+    assert (energy.watts, energy.idle_watts, energy.parts) == (pytest.approx(70.0 / seconds), 5.0, "CPU")
+    assert energy_cell(found) == format_joules(energy.joules)
     unknown = result(test, repetitions[2:], setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
-    assert unknown["energy_per_token"] is None
+    assert unknown.energy_per_token is None
     assert energy_cell(unknown) == ""
 
 
@@ -60,8 +63,8 @@ def decode(latencies: list[float], weights: float = 90e6, kv: float = 10e6) -> S
 
 def test_decode_speed_is_the_inverse_of_tpot() -> None:
     found = entry(Test(0, 5), decode([0.01, 0.02, 0.03, 0.04]))
-    assert found["tokens_per_second"]["mean"] == pytest.approx(4 / 0.1)
-    assert found["ttft_ms"] is None  # a decode starts from a cache that is full already
+    assert found.tokens_per_second.mean == pytest.approx(4 / 0.1)
+    assert found.ttft_ms is None  # a decode starts from a cache that is full already
 
 
 def test_the_median_lies_in_its_interval_on_a_machine_that_stalls() -> None:
@@ -71,42 +74,42 @@ def test_the_median_lies_in_its_interval_on_a_machine_that_stalls() -> None:
         samples = [decode([draw.choice([0.01, 0.01, 0.01, 0.1]) + 0.001 * draw.random()] * 4) for _ in range(5)]
         repetitions = [Repetition(sample, 0.0, None) for sample in samples]
         speed = result(Test(0, 5), repetitions, setup=Setup("headrace", "m"), peak_gb_s=None, nominal_gb_s=None)
-        found = speed["tokens_per_second"]
-        assert found["low"] <= found["median"] <= found["high"]
+        found = speed.tokens_per_second
+        assert found.low <= found.median <= found.high
 
 
 def test_prefill_speed_is_the_prompt_over_ttft() -> None:
     found = entry(Test(512, 0), Sample(0.9, 0.124, []))
-    assert found["tokens_per_second"]["mean"] == pytest.approx(500)
-    assert found["ttft_ms"]["median"] == pytest.approx(1024)
-    assert found["itl_ms"] == {"p50": None, "p95": None, "p99": None, "max": None}
-    assert found["mbu"] is None
-    assert found["roofline_tokens_per_second"] is None
+    assert found.tokens_per_second.mean == pytest.approx(500)
+    assert found.ttft_ms.median == pytest.approx(1024)
+    assert found.itl_ms == Latencies()
+    assert found.mbu is None
+    assert found.roofline_tokens_per_second is None
 
 
 def test_prompt_and_generation_is_all_tokens_over_all_time() -> None:
     found = entry(Test(100, 3), Sample(0.4, 0.1, [0.25, 0.25], 1.0, 1.0, 1.0))
-    assert found["tokens_per_second"]["mean"] == pytest.approx(103 / 1.0)
+    assert found.tokens_per_second.mean == pytest.approx(103 / 1.0)
 
 
 def test_itl_percentiles_are_over_all_steps_of_all_repetitions() -> None:
     found = entry(Test(0, 51), decode([i / 1000 for i in range(1, 51)]), decode([i / 1000 for i in range(51, 101)]))
-    itl = found["itl_ms"]
-    assert itl["p50"] == pytest.approx(50.5)
-    assert itl["p95"] == pytest.approx(95.05)
-    assert itl["p99"] == pytest.approx(99.01)
-    assert itl["max"] == pytest.approx(100)
+    itl = found.itl_ms
+    assert itl.p50 == pytest.approx(50.5)
+    assert itl.p95 == pytest.approx(95.05)
+    assert itl.p99 == pytest.approx(99.01)
+    assert itl.max == pytest.approx(100)
 
 
 def test_bandwidth_mbu_roofline_and_intensity() -> None:
     found = entry(Test(0, 3), decode([0.004, 0.004]))
-    assert found["achieved_bandwidth_gb_s"] == pytest.approx(25)
-    assert found["mbu"] == pytest.approx(0.5)
-    assert found["mbu_nominal"] == pytest.approx(0.25)
-    assert found["mbu_paired"]["mean"] == pytest.approx(0.5)
-    assert found["roofline_tokens_per_second"] == pytest.approx(500)
-    assert found["arithmetic_intensity"] == pytest.approx(3)
-    assert found["achieved_gflop_s"] == pytest.approx(75)
+    assert found.achieved_bandwidth_gb_s == pytest.approx(25)
+    assert found.mbu == pytest.approx(0.5)
+    assert found.mbu_nominal == pytest.approx(0.25)
+    assert found.mbu_paired.mean == pytest.approx(0.5)
+    assert found.roofline_tokens_per_second == pytest.approx(500)
+    assert found.arithmetic_intensity == pytest.approx(3)
+    assert found.achieved_gflop_s == pytest.approx(75)
 
 
 def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
@@ -120,35 +123,35 @@ def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
 
     for uses in ((calm, None, taken), (None, None), (calm,)):
         entry = found(*uses)
-        assert (entry["busy"], entry["mbu"], mbu_cell(entry)) == (False, pytest.approx(0.5), "50 %")
+        assert (entry.busy, entry.mbu, mbu_cell(entry)) == (False, pytest.approx(0.5), "50 %")
     for uses in ((calm, taken), (taken,)):
         entry = found(*uses)
-        assert (entry["busy"], entry["mbu"], entry["mbu_paired"], mbu_cell(entry)) == (True, None, None, "busy")
-    assert [kept["other_cpus"] for kept in found(taken, None)["repetitions"]] == [1.0, None]
+        assert (entry.busy, entry.mbu, entry.mbu_paired, mbu_cell(entry)) == (True, None, None, "busy")
+    assert [kept.other_cpus for kept in found(taken, None).repetitions] == [1.0, None]
 
 
 def test_a_reading_slower_than_the_steps_counts_as_the_peak() -> None:
     found = entry(Test(0, 3), decode([0.004, 0.004]), memory=20.0)
-    assert found["mbu"] == pytest.approx(0.5)
+    assert found.mbu == pytest.approx(0.5)
 
 
 def test_an_mbu_above_one_has_a_note() -> None:
     found = entry(Test(0, 3), decode([0.001, 0.001]))
-    assert found["mbu"] == pytest.approx(2)
-    assert any("MBU above 1" in note for note in found["notes"])
-    assert not entry(Test(0, 3), decode([0.004, 0.004]))["notes"]
+    assert found.mbu == pytest.approx(2)
+    assert any("MBU above 1" in note for note in found.notes)
+    assert not entry(Test(0, 3), decode([0.004, 0.004])).notes
 
 
 def test_without_a_peak_there_is_no_mbu() -> None:
     found = entry(Test(0, 3), decode([0.004, 0.004]), memory=None, peak=None)
-    assert found["achieved_bandwidth_gb_s"] == pytest.approx(25)
-    assert found["mbu"] is found["roofline_tokens_per_second"] is found["mbu_paired"] is None
+    assert found.achieved_bandwidth_gb_s == pytest.approx(25)
+    assert found.mbu is found.roofline_tokens_per_second is found.mbu_paired is None
 
 
 def test_a_peer_without_byte_counts() -> None:
     found = entry(Test(0, 3), Sample(0.0, 0.0, [0.01, 0.01], own_tokens_per_second=99.0))
-    assert found["achieved_bandwidth_gb_s"] is None
-    assert found["repetitions"][0]["own_tokens_per_second"] == 99.0
+    assert found.achieved_bandwidth_gb_s is None
+    assert found.repetitions[0].own_tokens_per_second == 99.0
 
 
 def test_stalls_do_not_move_the_typical_step() -> None:
@@ -168,7 +171,7 @@ def test_the_step_cost_model_finds_the_line_it_came_from() -> None:
     assert fit is not None
     assert fit.fixed_s == pytest.approx(0.00226)
     assert fit.bytes_per_second == pytest.approx(497e9)
-    assert fit.document()["largest_residual"] < 1e-9
+    assert fit.step_cost().largest_residual < 1e-9
 
 
 def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
@@ -180,7 +183,7 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
     assert fit is not None
     assert fit.fixed_s == pytest.approx(2.26e-3, rel=0.1)
     assert fit.bytes_per_second == pytest.approx(497e9, rel=0.03)
-    assert fit.document()["largest_residual"] < 0.02
+    assert fit.step_cost().largest_residual < 0.02
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_no_line_where_the_points_carry_none(points: list[Point]) -> None:
 def test_only_decode_tests_of_the_engine_are_fitted() -> None:
     tests = [Test(0, 3), Test(0, 3, 512), Test(64, 0), Test(64, 3)]
     entries = [entry(test, decode([0.004, 0.004]) if test.generate else Sample(1.0, 0.1, [])) for test in tests]
-    found = points_of([*entries, {**entries[0], "engine": "mlx-lm"}], "headrace")
+    found = points_of([*entries, replace(entries[0], engine="mlx-lm")])
     assert [point.label for point in found] == ["m tg3 @ d0", "m tg3 @ d512"]
     assert all(math.isclose(point.seconds, 0.004) for point in found)
 
@@ -209,5 +212,5 @@ def test_a_line_through_two_points_claims_no_accuracy() -> None:
 
     fit = fit_step_cost([Point("a", 1e9, 0.01), Point("b", 2e9, 0.02)])
     assert fit is not None
-    assert "2 points" in step_cost_line(fit.document())
-    assert "%" not in step_cost_line(fit.document())
+    assert "2 points" in step_cost_line(fit.step_cost())
+    assert "%" not in step_cost_line(fit.step_cost())

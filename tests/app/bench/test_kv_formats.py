@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from headrace.app.bench.measure.kv_formats import check_formats, check_memory, k
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.peers import CHILDREN, ChildProcess
 from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.records import Result
 from headrace.app.bench.show.formats import kv_ratio_line
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
@@ -20,6 +21,7 @@ from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import memory
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.app.cli.test_bench_threads import FAKE
+from tests.support.bench import bench_result
 from tests.support.tiny import write_model
 
 # Reports its options in its settings, as the real one does.
@@ -66,10 +68,8 @@ def test_comparable_formats_are_accepted() -> None:
 
 
 def test_formats_are_held_against_the_first_paired_by_round() -> None:
-    def entry(model: str, samples: list[float], depth: int = 0, engine: str = "headrace") -> dict[str, Any]:
-        return {
-            "engine": engine, "model": model, "test": "tg4", "depth": depth, "batch": 1, "samples": samples,
-        }  # fmt: skip
+    def entry(model: str, samples: list[float], depth: int = 0, engine: str = "headrace") -> Result:
+        return bench_result(engine=engine, model=model, depth=depth, samples=samples)
 
     models = cast(list[LoadedModel], [SimpleNamespace(name="m f16"), SimpleNamespace(name="m q8")])
     results = [
@@ -80,8 +80,8 @@ def test_formats_are_held_against_the_first_paired_by_round() -> None:
         entry("other", [7, 7]),
     ]
     (ratio,) = kv_ratios(results, models)
-    assert (ratio["model"], ratio["over"], ratio["depth"], ratio["pairs"]) == ("m q8", "m f16", 0, 2)
-    assert ratio["ratio"] == pytest.approx(1.2)
+    assert (ratio.model, ratio.over, ratio.depth, ratio.pairs) == ("m q8", "m f16", 0, 2)
+    assert ratio.ratio == pytest.approx(1.2)
     assert kv_ratio_line(ratio) == "tg4: m q8 1.20x of m f16 (1.20 to 1.20)"
     assert kv_ratios(results, models[:1]) == []
 

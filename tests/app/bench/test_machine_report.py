@@ -2,13 +2,15 @@
 
 import runpy
 import tomllib
-from dataclasses import replace
+from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.ratios import ratios
+from headrace.app.bench.measure.records import RunDocument
 from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.predict import measured
 from headrace.app.predict.chip_names import chip_targets
@@ -25,20 +27,25 @@ CHECKS = [{"result": "equal"}] * 3 + [{"result": "near ties"}]
 VERIFIED = {"model": "qwen3-8b", "passed": True, "checks": CHECKS}
 
 
-def _document(**device: Any) -> dict[str, Any]:
+def _document(**device: Any) -> RunDocument:
     """Return the document of a simulated run of qwen3-8b and mlx-lm on an M4 Max."""
     made = document()
-    for entry in made["results"]:
-        entry["model"] = "qwen3-8b"
-        entry["engine"] = {"llama.cpp": "mlx-lm"}.get(entry["engine"], entry["engine"])
-    made["ratios"] = ratios(made["results"], "mlx-lm")
-    made["device"] |= {"name": "Apple M4 Max", "gpu_cores": 40, "memory_bytes": 128 << 30, "backend": "metal"} | device
-    made["model"]["name"] = "qwen3-8b"
-    made["versions"] = {"python": "3.13", "headrace": "0.1.0"}
-    return made
+    results = [
+        replace(entry, model="qwen3-8b", engine="mlx-lm" if entry.engine == "llama.cpp" else entry.engine)
+        for entry in made.results
+    ]
+    mac = {"name": "Apple M4 Max", "gpu_cores": 40, "memory_bytes": 128 << 30, "backend": "metal"}
+    return replace(
+        made,
+        results=results,
+        ratios=ratios(results, "mlx-lm"),
+        device=replace(made.device, **{**mac, **device}),
+        model=replace(made.model, name="qwen3-8b"),
+        versions={"python": "3.13", "headrace": "0.1.0"},
+    )
 
 
-def _report(*documents: dict[str, Any], notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def _report(*documents: RunDocument, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     [machine] = tomllib.loads(machine_report(documents, VERIFIED, notes))["machine"]
     return machine
 
@@ -63,7 +70,7 @@ def test_a_report_has_the_machine_its_speeds_and_the_verification() -> None:
 
 def test_figures_of_a_busy_machine_are_left_out() -> None:
     made = _document(gpu_cores=None)
-    made["results"][1]["busy"] = True
+    made.results[1] = replace(made.results[1], busy=True)
     machine = _report(made)
     assert "gpu_cores" not in machine
     assert {(row["test"], row["depth"]) for row in machine["speeds"]}.isdisjoint({("tg64", 0)})
@@ -74,12 +81,15 @@ def test_figures_of_a_busy_machine_are_left_out() -> None:
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[measured.MeasuredSpeed]:
     """Two reports appended to one file, as pull requests do it; the second is newer."""
     file = tmp_path / "measured.toml"
-    new = _document()
-    new["created"] = "2026-05-06T00:00:00Z"
-    for entry in new["results"]:
-        entry["tokens_per_second"]["median"] *= 2
+    old = _document()
+    faster = [
+        replace(entry, tokens_per_second=replace(speed, median=2 * speed.median))
+        for entry in old.results
+        if (speed := entry.tokens_per_second)
+    ]
+    new = replace(old, created="2026-05-06T00:00:00Z", results=faster)
     text = measured.FILE.read_text(encoding="utf-8")
-    file.write_text("\n".join([text, *(machine_report([one], VERIFIED, ()) for one in (new, _document()))]))
+    file.write_text("\n".join([text, *(machine_report([one], VERIFIED, ()) for one in (new, old))]))
     found = measured.load(file)
     monkeypatch.setattr(measured, "measured", lambda: found)
     return list(found)
@@ -123,7 +133,7 @@ def test_the_page_shows_measured_speeds_in_place_of_computed_ones(
     speed = known[-1].tokens_per_second
     assert rows["qwen3-8b"]["M4 Max"] == f"**{speed:.3g} : {speed / known[-1].ratio:.3g}**"  # type: ignore[operator]
     assert {name for name in rows if rows[name] != before[name]} == {"qwen3-8b"}
-    slower = tuple(replace(one, gpu_cores=32) for one in known)
+    slower = tuple(replace_field(one, gpu_cores=32) for one in known)
     monkeypatch.setattr(measured, "measured", lambda: slower)  # another variant of the chip
     assert render["with_measured"](computed)["rows"] == computed["rows"]
 

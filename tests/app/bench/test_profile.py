@@ -27,10 +27,10 @@ def test_every_architecture_is_profiled_by_part(variant: str, tmp_path: Path) ->
 
     before = answer()
     found = profile(decoder, 20, rounds=2)
-    assert tuple(found["parts_ms"]) == PARTS
-    assert all(value > 0 for value in found["parts_ms"].values())
-    total = sum(found["parts_ms"].values())
-    assert found["closure"] == pytest.approx(total / found["synchronous_step_ms"] - 1)
+    assert tuple(found.parts_ms) == PARTS
+    assert all(value > 0 for value in found.parts_ms.values())
+    total = sum(found.parts_ms.values())
+    assert found.closure == pytest.approx(total / found.synchronous_step_ms - 1)
     assert answer() == before
 
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from headrace.app.bench.quality.figures import BLOCK, figures, mean_figure, tail_figure
+from headrace.app.bench.quality.figures import BLOCK, Figure, figures, mean_figure, tail_figure
 from headrace.models.loading.divergence import Divergence
 
 
@@ -32,15 +32,16 @@ def test_figures_are_those_of_numpy() -> None:
     kl = np.concatenate([np.array(condition.kl) for condition in conditions])
     ours = np.concatenate([np.array(condition.nll) for condition in conditions])
     theirs = np.concatenate([np.array(condition.reference_nll) for condition in conditions])
-    assert found["tokens"] == 900
-    assert math.isclose(found["kl_mean"]["value"], kl.mean(), rel_tol=1e-12)
-    assert math.isclose(found["kl_p99"]["value"], np.quantile(kl, 0.99), rel_tol=1e-12)
-    assert found["kl_max"] == kl.max()
-    assert math.isclose(found["top1_agreement"]["value"], np.mean([c.agrees for c in conditions]), rel_tol=1e-12)
-    assert math.isclose(found["perplexity"], math.exp(ours.mean()), rel_tol=1e-12)
-    assert math.isclose(found["perplexity_ratio"]["value"], math.exp(ours.mean() - theirs.mean()), rel_tol=1e-12)
+    assert found.tokens == 900
+    assert math.isclose(found.kl_mean.value, kl.mean(), rel_tol=1e-12)
+    assert math.isclose(found.kl_p99.value, np.quantile(kl, 0.99), rel_tol=1e-12)
+    assert found.kl_max == kl.max()
+    assert math.isclose(found.top1_agreement.value, np.mean([c.agrees for c in conditions]), rel_tol=1e-12)
+    assert math.isclose(found.perplexity, math.exp(ours.mean()), rel_tol=1e-12)
+    assert math.isclose(found.perplexity_ratio.value, math.exp(ours.mean() - theirs.mean()), rel_tol=1e-12)
     for name in ("kl_mean", "kl_p99", "top1_agreement", "perplexity_ratio"):
-        assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+        figure = getattr(found, name)
+        assert figure.low <= figure.value <= figure.high
     assert figures(conditions) == found
 
 
@@ -52,7 +53,7 @@ def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
     values = [simulated(seed, 7 * BLOCK + 5, 0.8) for seed in range(2)]
     whole = bootstrap_of(module._blocks(values), lambda drawn: float(np.quantile(np.concatenate(drawn), 0.99)))
     found = tail_figure(values)
-    assert np.allclose([found["low"], found["high"]], whole, rtol=1e-12)
+    assert np.allclose([found.low, found.high], whole, rtol=1e-12)
 
 
 def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
@@ -63,7 +64,7 @@ def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
     for seed in range(100):
         values = simulated(seed, 768, 0.8)
         figure = mean_figure([values])
-        covered += figure["low"] <= 1 <= figure["high"]
+        covered += figure.low <= 1 <= figure.high
         low, high = bootstrap(values, resamples=200)
         alone += low <= 1 <= high
     assert covered >= 86
@@ -73,5 +74,5 @@ def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
 def test_figures_of_few_tokens() -> None:
     one = Divergence([0.5], [1.0], [2.0], [2.5])
     found = figures([one])
-    assert found["kl_p99"] == {"value": 0.5, "low": None, "high": None}
-    assert math.isclose(found["perplexity_ratio"]["value"], math.exp(0.5))
+    assert found.kl_p99 == Figure(0.5, None, None)
+    assert math.isclose(found.perplexity_ratio.value, math.exp(0.5))

@@ -3,13 +3,16 @@
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
+from headrace.app.bench.measure.records import Mean, Result
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
 from headrace.runtime.errors import EngineError
 from tests.app.bench.simulated import Backend, Machine
+from tests.support.bench import bench_result, repetition_figures
 
 TESTS = [Test(64, 0), Test(0, 32)]
 
@@ -120,32 +123,28 @@ def test_precision_is_the_relative_half_width_of_the_t_interval() -> None:
     assert precision([0.0, 0.02, -0.02, 0.0]) == pytest.approx(3.1824 * 0.016329932 / 2, rel=1e-4)
 
 
-def entry(engine: str, speeds: list[float], own: list[float | None]) -> dict:
-    repetitions = [
-        {"tokens_per_second": speed, "own_tokens_per_second": said} for speed, said in zip(speeds, own, strict=True)
-    ]
-    return {
-        "engine": engine, "model": "m", "test": "tg8", "depth": 0, "samples": speeds, "repetitions": repetitions,
-    }  # fmt: skip
+def entry(engine: str, speeds: list[float], own: list[float | None]) -> Result:
+    repetitions = [repetition_figures(speed, own=said) for speed, said in zip(speeds, own, strict=True)]
+    return bench_result(engine=engine, test="tg8", generated_tokens=8, samples=speeds, repetitions=repetitions)
 
 
 def test_ratios_pair_rounds_and_leave_an_interrupted_one_out() -> None:
     ours = entry("headrace", [20.0, 40.0, 60.0], [None] * 3)
     theirs = entry("peer", [10.0, 20.0], [9.9, 20.2])
     (found,) = ratios([ours, theirs], "peer")
-    assert (found["ratio"], found["low"], found["high"], found["pairs"]) == (2.0, 2.0, 2.0, 2)
+    assert (found.ratio, found.low, found.high, found.pairs) == (2.0, 2.0, 2.0, 2)
     (said,) = agreement([ours, theirs], "peer")
-    assert said["measured_over_own"] == pytest.approx((10 / 9.9 + 20 / 20.2) / 2)
+    assert said.measured_over_own == pytest.approx((10 / 9.9 + 20 / 20.2) / 2)
     assert agreement([ours], "headrace") == []
 
 
 def test_a_batch_is_held_to_one_sequence_of_the_same_rounds() -> None:
-    one = {**entry("headrace", [10.0, 20.0, 30.0], [None] * 3), "prompt_tokens": 0, "generated_tokens": 8, "batch": 1}
-    eight = {**one, "test": "tg8 x8", "batch": 8, "samples": [40.0, 80.0]}
-    deeper = {**eight, "depth": 512}
+    one = entry("headrace", [10.0, 20.0, 30.0], [None] * 3)
+    eight = replace(one, test="tg8 x8", batch=8, samples=[40.0, 80.0])
+    deeper = replace(eight, depth=512)
     (found,) = scaling([one, eight, deeper])
-    assert (found["test"], found["batch"], found["pairs"]) == ("tg8 x8", 8, 2)
-    assert found["speedup"] == {"mean": 4.0, "low": 4.0, "high": 4.0}
-    assert found["step_time"] == {"mean": 2.0, "low": 2.0, "high": 2.0}
-    (noisy,) = scaling([one, {**eight, "samples": [40.0, 100.0]}])
-    assert noisy["step_time"]["low"] == 8 / noisy["speedup"]["high"] < noisy["step_time"]["high"]
+    assert (found.test, found.batch, found.pairs) == ("tg8 x8", 8, 2)
+    assert found.speedup == Mean(4.0, 4.0, 4.0)
+    assert found.step_time == Mean(2.0, 2.0, 2.0)
+    (noisy,) = scaling([one, replace(eight, samples=[40.0, 100.0])])
+    assert noisy.step_time.low == 8 / noisy.speedup.high < noisy.step_time.high

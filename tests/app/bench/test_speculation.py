@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.app.bench.compare.stored import checked
 from headrace.app.bench.measure import pair as measuring
 from headrace.app.bench.measure.document import identity
 from headrace.app.bench.measure.pair import Question, measure_pair, questions
 from headrace.app.bench.measure.plan import Test, plan_speculation
+from headrace.app.bench.measure.records import DraftCost, RunCosts
+from headrace.app.bench.measure.records import Result as Entry
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Answered, Pair, Repetition, Sample
@@ -111,7 +114,7 @@ def repetition(seconds: float, *, same: bool = True) -> Repetition:
     return Repetition(Sample(0.0, None, [seconds / 40] * 40, 1e8, 1e6, prompt_tokens=33, pair=found), 0.0, 40.0)
 
 
-def entry(*seconds: float, same: bool = True, test: Test = PROSE) -> dict[str, Any]:
+def entry(*seconds: float, same: bool = True, test: Test = PROSE) -> Entry:
     repetitions = [repetition(one, same=same) for one in seconds]
     setup = Setup("headrace", "tiny", "0", 2, 2)
     return result(test, repetitions, setup=setup, peak_gb_s=50.0, nominal_gb_s=None)
@@ -119,21 +122,21 @@ def entry(*seconds: float, same: bool = True, test: Test = PROSE) -> dict[str, A
 
 def test_the_figures_of_a_workload_are_paired() -> None:
     found = entry(0.4, 0.5, 0.5)
-    assert found["test"] == "prose"
-    assert found["prompt_tokens"] == 33
-    assert found["tokens_per_second"]["median"] == 200
-    speculation = found["speculation"]
-    assert speculation["plain_tokens_per_second"]["median"] == 100
-    assert speculation["ratio"]["median"] == 2
-    assert speculation["ratio"]["low"] <= 2 <= speculation["ratio"]["high"]
-    assert (speculation["proposed"], speculation["accepted"]) == (240, 180)
-    assert (speculation["acceptance"], speculation["chance"]) == (0.75, 60 / 72)
-    assert (speculation["accepted_per_step"], speculation["tokens_per_step"]) == (1.5, 2.5)
-    assert speculation["sources"] == ["ngram"]
-    assert found["roofline_tokens_per_second"] == pytest.approx(2.5 * 50e9 / 1.01e8)
+    assert found.test == "prose"
+    assert found.prompt_tokens == 33
+    assert found.tokens_per_second.median == 200
+    speculation = found.speculation
+    assert speculation.plain_tokens_per_second.median == 100
+    assert speculation.ratio.median == 2
+    assert speculation.ratio.low <= 2 <= speculation.ratio.high
+    assert (speculation.proposed, speculation.accepted) == (240, 180)
+    assert (speculation.acceptance, speculation.chance) == (0.75, 60 / 72)
+    assert (speculation.accepted_per_step, speculation.tokens_per_step) == (1.5, 2.5)
+    assert speculation.sources == ["ngram"]
+    assert found.roofline_tokens_per_second == pytest.approx(2.5 * 50e9 / 1.01e8)
 
     assert result(Test(0, 4), [Repetition(Sample(0.0, None, [0.1] * 3), 0.0, None)], setup=Setup("llama.cpp", "x"),
-                  peak_gb_s=None, nominal_gb_s=None)["speculation"] is None  # fmt: skip
+                  peak_gb_s=None, nominal_gb_s=None).speculation is None  # fmt: skip
 
 
 def test_different_output_is_an_error() -> None:
@@ -144,29 +147,27 @@ def test_different_output_is_an_error() -> None:
     assert identity([], exact) is None
     well = identity([same, same], exact)
     assert well is not None
-    assert (well["tests"], well["same"], well["differs"], well["broken"]) == (2, 2, [], [])
+    assert (well.tests, well.same, well.differs, well.broken) == (2, 2, [], [])
     assert formats.identity_line(well) == "speculation changed no token in any of 2 tests"
     broken = identity([same, other], exact)
     assert broken is not None
-    assert broken["broken"] == ["tiny prose"]
+    assert broken.broken == ["tiny prose"]
     assert ": tiny prose" in formats.identity_line(broken)
     tie = identity([same, other], near)
     assert tie is not None
-    assert tie["broken"] == []
+    assert tie.broken == []
     assert formats.identity_line(tie).endswith("(stock MLX operations: near-ties may flip)")
 
 
 def test_costs_of_passes_with_several_rows(decoder: Decoder) -> None:
     found = run_costs(decoder, depth=16, rounds=1)
     assert found is not None
-    assert found["step_ms"] > 0
-    for row in found["guesses"]:
-        assert row["cost"] == pytest.approx(row["step_ms"] / found["step_ms"])
-        assert row["break_even"] is None or 0 <= row["break_even"] <= 1
+    assert found.step_ms > 0
+    for row in found.guesses:
+        assert row.cost == pytest.approx(row.step_ms / found.step_ms)
+        assert row.break_even is None or 0 <= row.break_even <= 1
     assert run_costs(object()) is None
-    line = formats.break_even_line(
-        {"guesses": [{"guesses": 1, "cost": 1.1, "break_even": 0.1}, {"guesses": 4, "cost": 6, "break_even": None}]}
-    )
+    line = formats.break_even_line(RunCosts(256, 15, 1.0, [DraftCost(1, 1.1, 1.1, 0.1), DraftCost(4, 6.0, 6.0, None)]))
     assert line.endswith("1 draft token 1.10x a step, from 10 %; 4 draft tokens 6.00x a step, never")
 
 
@@ -189,11 +190,12 @@ def test_every_form_has_the_workloads(model: Path, capsys: pytest.CaptureFixture
     assert document["identity"]["broken"] == []
     assert document["run_costs"]["guesses"]
     assert document["scaling"] == []
-    assert "speculation.ratio.median" in csv_text(document)
-    markdown = formats.markdown(document)
+    run_document = checked(document, "the run")
+    assert "speculation.ratio.median" in csv_text(run_document)
+    markdown = formats.markdown(run_document)
     assert "| gain (95 %) |" in markdown
     assert "- break-even by acceptance rate" in markdown
-    show(document)
+    show(run_document)
     table = " ".join(capsys.readouterr().out.split())
     assert "speculation changed no token in any of 4 tests" in table
     assert "prose t1 x2" in table

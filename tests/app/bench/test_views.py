@@ -9,15 +9,25 @@ from collections.abc import Callable
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.compare.stored import read_document
-from headrace.app.bench.measure.document import SCHEMA
+from headrace.app.bench.compare.stored import checked, read_document
+from headrace.app.bench.measure import records
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
+from headrace.app.bench.measure.records import (
+    Device,
+    HostsAccount,
+    MeasuredPeak,
+    Model,
+    Profile,
+    Result,
+    RunDocument,
+)
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
@@ -26,10 +36,12 @@ from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
-from headrace.app.output.document import flat
+from headrace.app.output.document import flat, json_text
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse
+from headrace.runtime.machine.hardware import PowerState
 from headrace.runtime.metrics.units import speed_text
+from tests.support.bench import run_document
 
 KEYS = {
     "test", "depth", "tokens_per_second", "itl_ms", "weight_bytes_per_step", "kv_bytes_per_step",
@@ -42,7 +54,7 @@ SETUPS = {
 }
 
 
-def document() -> dict[str, Any]:
+def document() -> RunDocument:
     """Return the document of a simulated run, made by the real code."""
     results = []
     for engine, factor in (("headrace", 1.0), ("llama.cpp", 1.3)):
@@ -70,34 +82,30 @@ def document() -> dict[str, Any]:
                     idle=11.0,
                 )
             )
-    peak = {"upper_quartile": 50.0, "median": 48.0, "p5": 40.0, "p95": 52.0, "passes": 60, "method": "memcmp"}
-    model = {
-        "name": "tiny <b>", "quantization": {"4-bit": 3}, "sha256": None, "weight_bytes_per_step": 98e6,
-        "kv_bytes_per_token": 23040, "headers_sha256": "0" * 64,
-    }  # fmt: skip
-    return {
-        "schema": SCHEMA, "created": "2026-01-02T03:04:05Z", "command": "headrace bench", "interrupted": False,
-        "rounds": 5,
-        "device": {
-            "name": "Made-up CPU", "backend": "cpu", "os": "None", "kernels": {"kernels": "native"},
-            "measured_peak_gb_s": 50.0, "nominal_peak_gb_s": None, "measured_peak": peak,
-            "power": {"on_battery": True, "low_power_mode": False, "throttled": None},
-        },
-        "model": model, "models": [model], "versions": {"python": "3"}, "results": results, "step_cost": None,
-        "engines": [setup.document() for setup in SETUPS.values()],
-        "ratios": ratios(results, "llama.cpp"), "peer_agreement": [],
-        "profile": {
-            "depth": 0, "step_ms": 4.0, "synchronous_step_ms": 4.2, "closure": -0.02, "overlap_ms": 0.2, "rounds": 3,
-            "parts_ms": {"weights": 3.0, "attention and KV": 0.6, "graph building": 0.5},
-        },
-        "notes": ["a note"],
-    }  # fmt: skip
+    peak = MeasuredPeak(upper_quartile=50.0, median=48.0, p5=40.0, p95=52.0, passes=60, method="memcmp")
+    model = Model(
+        name="tiny <b>", quantization={"4-bit": 3}, sha256=None, weight_bytes_per_step=98_000_000,
+        kv_bytes_per_token=23040, headers_sha256="0" * 64,
+    )  # fmt: skip
+    device = Device(
+        name="Made-up CPU", backend="cpu", os="None", kernels={"kernels": "native"}, measured_peak_gb_s=50.0,
+        nominal_peak_gb_s=None, measured_peak=peak, power=PowerState(True, None, False, None),
+    )  # fmt: skip
+    profile = Profile(
+        depth=0, step_ms=4.0, synchronous_step_ms=4.2, closure=-0.02, overlap_ms=0.2, rounds=3,
+        parts_ms={"weights": 3.0, "attention and KV": 0.6, "graph building": 0.5},
+    )  # fmt: skip
+    return run_document(
+        results, created="2026-01-02T03:04:05Z", command="headrace bench", rounds=5, device=device, model=model,
+        models=[model], versions={"python": "3"}, engines=list(SETUPS.values()), ratios=ratios(results, "llama.cpp"),
+        profile=profile, notes=["a note"],
+    )  # fmt: skip
 
 
 DOCUMENT = document()
 
 
-def workload() -> dict[str, Any]:
+def workload() -> Result:
     """An entry of one answered with guesses and without."""
     on = Answered(90, 0.4, 40, proposed=60, accepted=50, tried=55)
     off = Answered(90, 0.9, 90)
@@ -110,7 +118,7 @@ def workload() -> dict[str, Any]:
 
 
 def test_results_have_every_key_of_the_contract_and_survive_json() -> None:
-    again = json.loads(json.dumps(DOCUMENT))
+    again = json.loads(json_text(DOCUMENT))
     for entry in again["results"]:
         assert set(entry) >= KEYS
         assert set(entry["tokens_per_second"]) == {"mean", "sd", "median", "low", "high"}
@@ -121,8 +129,8 @@ def test_results_have_every_key_of_the_contract_and_survive_json() -> None:
 
 def test_the_documented_schema_names_every_key_there_is() -> None:
     described = (Path(__file__).parents[3] / "docs" / "bench-json.md").read_text()
-    keys = {key for part in (DOCUMENT, DOCUMENT["device"], *DOCUMENT["results"]) for key in part}
-    keys |= {key for entry in DOCUMENT["results"] for key in entry["repetitions"][0]} | set(DOCUMENT["ratios"][0])
+    structs = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, Struct)]
+    keys = {field for struct in structs for field in struct.__struct_fields__}
     assert not {key for key in keys if f"`{key}`" not in described}
 
 
@@ -138,53 +146,51 @@ def test_markdown_is_one_table_and_the_circumstances() -> None:
     assert any(line.startswith(said) and "tok/s, 76 % of its speed alone (" in line for line in lines)
     assert any("2026-01-02" in line for line in lines)
     assert any("`, 5 rounds, " in line for line in lines)
-    assert "`, 1 round, " in formats.markdown(DOCUMENT | {"rounds": 1})
+    assert "`, 1 round, " in formats.markdown(replace(DOCUMENT, rounds=1))
 
 
 def test_without_energy_there_is_no_column_of_it() -> None:
-    results = [entry for entry in DOCUMENT["results"] if entry["engine"] == "llama.cpp"]
-    text = formats.markdown({**DOCUMENT, "results": results})
+    results = [entry for entry in DOCUMENT.results if entry.engine == "llama.cpp"]
+    text = formats.markdown(replace(DOCUMENT, results=results))
     assert "J/token" not in text
     assert "energy" not in text
 
 
 def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
-    said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2).document())
+    said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2))
     assert said == "mlx-lm 1: 2 threads requested, actual number unknown, device cpu"
 
 
 def test_csv_reads_back() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(DOCUMENT))))
     assert len(rows) == 10
-    assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(
-        DOCUMENT["results"][1]["tokens_per_second"]["mean"]
-    )
+    assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(DOCUMENT.results[1].tokens_per_second.mean)
     assert rows[0]["device.name"] == "Made-up CPU"
     assert [(row["threads"], row["threads_batch"]) for row in (rows[0], rows[-1])] == [("2", "2"), ("2", "3")]
     assert len(rows[0]["samples"].split()) == 5
 
 
 def test_every_csv_column_is_filled_and_there_whatever_was_measured() -> None:
-    everything = {**DOCUMENT, "results": [*DOCUMENT["results"], workload()]}
+    everything = replace(DOCUMENT, results=[*DOCUMENT.results, workload()])
     whole = list(csv.DictReader(io.StringIO(csv_text(everything))))
     unknown = {"mbu_nominal", "drift"}  # this machine's nominal peak is; drift takes more repetitions
     assert not {column for column in whole[0] if not any(row[column] for row in whole)} - unknown
     assert float(whole[0]["ttft_ms.median"]) > 0
     assert float(whole[1]["mbu_paired.mean"]) > 0
-    decode_only = csv_text({**DOCUMENT, "results": [DOCUMENT["results"][1]]})
+    decode_only = csv_text(replace(DOCUMENT, results=[DOCUMENT.results[1]]))
     assert decode_only.splitlines()[0].split(",") == list(whole[0])
 
 
 def test_csv_has_every_figure_of_a_result() -> None:
-    for entry in (*DOCUMENT["results"], workload()):
-        figures = {key: value for key, value in entry.items() if key not in ("repetitions", "notes")}
-        row = next(csv.DictReader(io.StringIO(csv_text({**DOCUMENT, "results": [entry]}))))
+    for entry in (*DOCUMENT.results, workload()):
+        figures = {key: value for key, value in to_builtins(entry).items() if key not in ("repetitions", "notes")}
+        row = next(csv.DictReader(io.StringIO(csv_text(replace(DOCUMENT, results=[entry])))))
         assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
 def test_json_lines_stand_alone() -> None:
     lines = formats.json_lines(DOCUMENT).splitlines()
-    assert [json.loads(line)["test"] for line in lines] == [entry["test"] for entry in DOCUMENT["results"]]
+    assert [json.loads(line)["test"] for line in lines] == [entry.test for entry in DOCUMENT.results]
     assert all(json.loads(line)["device"]["name"] == "Made-up CPU" for line in lines)
     assert all(json.loads(line)["threads"] == 2 for line in lines)
 
@@ -206,12 +212,12 @@ def test_block_table_fit_and_nothing_is_cut(width: int) -> None:
     from rich.console import Console
 
     out = Console(width=width, file=io.StringIO(), highlight=False, markup=False)
-    out.print(results_table(DOCUMENT["results"], width))
+    out.print(results_table(DOCUMENT.results, width))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     assert "tg64 @ d2048" in text
-    assert all(speed_text(entry["tokens_per_second"]["mean"]) in text for entry in DOCUMENT["results"])
+    assert all(speed_text(entry.tokens_per_second.mean) in text for entry in DOCUMENT.results)
     assert "MBU" in text or width < 40
     assert width < 150 or "roofline" in text
 
@@ -246,12 +252,12 @@ def test_the_report_stands_alone() -> None:
 
 
 def test_dollar_signs_in_names_are_no_formulas() -> None:
-    text = json.dumps(DOCUMENT).replace('"tiny', '"m$x_{$ tiny')
-    assert "m$x_{$ tiny" in html(json.loads(text))
+    text = json_text(DOCUMENT).replace('"tiny', '"m$x_{$ tiny')
+    assert "m$x_{$ tiny" in html(checked(json.loads(text), "edited"))
 
 
 def test_the_report_describes_its_charts_in_words() -> None:
-    page = html({**DOCUMENT, "device": {**DOCUMENT["device"], "measured_compute_gflop_s": 400.0}})
+    page = html(replace(DOCUMENT, device=replace(DOCUMENT.device, measured_compute_gflop_s=400.0)))
     words = re.findall(r'<svg role="img" aria-label="([^"]+)"', page)
     assert len(words) == page.count("<svg") == 6
     assert all(re.search(r"\d", text) for text in words)
@@ -270,17 +276,17 @@ def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll() -> None:
 
 
 def test_a_report_of_almost_nothing() -> None:
-    page = html({**DOCUMENT, "results": DOCUMENT["results"][:1], "ratios": [], "profile": None})
+    page = html(replace(DOCUMENT, results=DOCUMENT.results[:1], ratios=[], profile=None))
     assert page.count("<svg") == 1
 
 
 def test_history_keeps_runs_in_order_and_forgets_on_request(tmp_path: Path) -> None:
     with History(tmp_path / "deep" / "bench.sqlite") as kept:
-        newer = kept.add({**DOCUMENT, "created": "2026-02-01T00:00:00Z"})
+        newer = kept.add(replace(DOCUMENT, created="2026-02-01T00:00:00Z"))
         older = kept.add(DOCUMENT)
     with History(tmp_path / "deep" / "bench.sqlite") as kept:
-        assert [number for number, _ in kept.documents()] == [older, newer]
-        assert kept.get(older) == json.loads(json.dumps(DOCUMENT))
+        assert [run.number for run in kept.runs()] == [older, newer]
+        assert kept.get(older).document == DOCUMENT
         kept.delete(older)
         with pytest.raises(UsageError, match="no saved run"):
             kept.get(older)
@@ -300,7 +306,7 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
         lambda kept: kept.add(DOCUMENT),
         lambda kept: kept.get(1),
         lambda kept: kept.delete(1),
-        lambda kept: list(kept.documents()),
+        lambda kept: list(kept.runs()),
     ],
 )
 def test_a_database_that_breaks_while_it_is_open_is_a_clear_error(
@@ -325,25 +331,31 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(f"some noise\n{json.dumps(DOCUMENT)}\n")
-    assert read_document(tmp_path / "a.json")["created"] == DOCUMENT["created"]
+    (tmp_path / "a.json").write_text(f"some noise\n{json_text(DOCUMENT, indent=None)}\n")
+    assert read_document(tmp_path / "a.json").created == DOCUMENT.created
 
 
 @pytest.mark.parametrize(("closure", "doubted"), [(-0.02, False), (0.1, False), (-0.28, True)])
 def test_a_profile_that_does_not_add_up_has_a_note(closure: float, doubted: bool) -> None:
     from headrace.app.bench.show.phrases import headline
 
-    assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted
+    profile = DOCUMENT.profile
+    assert profile is not None
+    assert ("too far apart" in headline(replace(profile, closure=closure))) is doubted
 
 
 def test_the_sentence_has_the_speed_and_mbu_of_the_first_decode_test() -> None:
     found = document()
-    entry = next(entry for entry in found["results"] if entry["generated_tokens"] and not entry["prompt_tokens"])
+    entry = next(entry for entry in found.results if entry.is_decode)
     figures = step_figures(found, entry)
-    assert figures.rate == pytest.approx(entry["tokens_per_second"]["mean"])
-    assert figures.share == pytest.approx(entry["mbu"])
+    assert figures.rate == pytest.approx(entry.tokens_per_second.mean)
+    assert figures.share == pytest.approx(entry.mbu)
     assert formats.explanation_line(found) in formats.markdown(found)
-    busy = entry | {"mbu": None, "busy": True, "repetitions": [{"other_cpus": 1.5}]}
+    busy = replace(entry, mbu=None, busy=True, repetitions=[replace(entry.repetitions[0], other_cpus=1.5)])
     assert step_figures(found, busy).slowed_by == "other programs used 1.5 cores"
-    assert formats.explanation_line(found | {"results": []}) == ""
-    assert "on rank 0 of 2" in formats.explanation_line(found | {"hosts": {"ranks": ["a", "b"]}})
+    assert formats.explanation_line(replace(found, results=[])) == ""
+    hosts = HostsAccount(
+        backend="ring", split="tensor", shares=[0.5, 0.5], ranks=["a", "b"], latency_us=1.0, bandwidth_gb_s=1.0,
+        rank_times=[], link_s_per_step=0.0, link_share=None,
+    )  # fmt: skip
+    assert "on rank 0 of 2" in formats.explanation_line(replace(found, hosts=hosts))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.app.bench.compare.stored import checked
 from headrace.app.bench.show.formats import markdown
 from headrace.app.bench.show.phrases import interval
 from headrace.app.bench.show.report import html
@@ -163,11 +164,12 @@ def test_a_run_is_saved_also_if_its_report_fails_and_reported_also_if_it_cannot_
 
 def test_one_round_has_no_interval(model: Path) -> None:
     document = json.loads(run("-m", str(model), "-p", "0", "-n", "4", "-r", "1", "--json").stdout)
-    speed = document["results"][0]["tokens_per_second"]
-    assert (speed["low"], speed["high"]) == (None, None)
+    run_document = checked(document, "the run")
+    speed = run_document.results[0].tokens_per_second
+    assert (speed.low, speed.high) == (None, None)
     assert interval(speed, str) == ""
-    assert "±" not in markdown(document)
-    assert html(document)
+    assert "±" not in markdown(run_document)
+    assert html(run_document)
 
 
 def test_a_report_is_written(model: Path, tmp_path: Path) -> None:

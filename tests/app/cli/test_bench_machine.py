@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.app.bench.measure.records import RunDocument
 from headrace.app.chat.download_plan import DownloadPlan
 from headrace.app.cli.bench import machine as bench_machine
 from headrace.app.cli.bench.command import bench
-from headrace.app.output.document import Document
 from headrace.runtime.errors import HeadraceError, NotEnoughMemoryError, UsageError
 from tests.support.tiny_chat import write_chat_model
 
@@ -55,7 +55,7 @@ def test_a_model_that_fails_is_noted_and_ctrl_c_keeps_the_others(
 ) -> None:
     from headrace.app.bench.measure.run import run as measure
 
-    def fails(options: Any, show: Any) -> Document:
+    def fails(options: Any, show: Any) -> RunDocument:
         if options.models == ["large"]:
             raise NotEnoughMemoryError("too large")
         if options.models == ["stopped"]:

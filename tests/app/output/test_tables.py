@@ -137,9 +137,9 @@ def test_compare_keeps_ratio_and_verdict(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    for row in comparison["tests"]:
-        assert f"{row['ratio']:.3f}" in shown
-        assert row["verdict"] in shown
+    for row in comparison.tests:
+        assert f"{row.ratio:.3f}" in shown
+        assert row.verdict in shown
 
 
 @pytest.mark.parametrize("width", WIDTHS)

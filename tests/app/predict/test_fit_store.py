@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.predict.fit_store import KEPT, refusal, remember, remembered
+from headrace.app.predict.step_cost_fit import FittedPoint, StepCost
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
 
@@ -21,19 +23,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measured(fixed_ms: float, gb_s: float, name: str, *, quiet: bool = True) -> None:
     """A benchmark called `name` came to this fit."""
-    remember(machine(), document(fixed_ms, gb_s, name), quiet=quiet)
+    keep(step_cost(fixed_ms, gb_s), name, quiet=quiet)
 
 
-def document(fixed_ms: float, gb_s: float, name: str) -> dict[str, Any]:
-    fit = {
-        "fixed_ms": fixed_ms,
-        "effective_bandwidth_gb_s": gb_s,
-        "largest_residual": 0.01,
-        "points": [{"bytes": BYTES}, {"bytes": 1.5 * BYTES}, {"bytes": 2 * BYTES}],
-    }
-    speed = {"mean": 100.0, "low": 99.0, "high": 101.0}
-    results = [{"engine": "headrace", "prompt_tokens": 0, "tokens_per_second": speed}]
-    return {"step_cost": fit, "created": "2026-01-02T03:04:05Z", "command": name, "results": results}
+def keep(fit: StepCost, name: str, *, quiet: bool) -> str | None:
+    return remember(machine(), fit, unsure=0.01, created="2026-01-02T03:04:05Z", command=name, quiet=quiet)
+
+
+def step_cost(fixed_ms: float, gb_s: float) -> StepCost:
+    return StepCost(
+        fixed_ms=fixed_ms,
+        effective_bandwidth_gb_s=gb_s,
+        largest_residual=0.01,
+        points=[FittedPoint("", size * BYTES, 1.0, 0.0) for size in (1, 1.5, 2)],
+        notes=[],
+    )
 
 
 def trusted() -> str | None:
@@ -42,7 +46,6 @@ def trusted() -> str | None:
 
 
 def test_without_measurements_there_is_no_fit() -> None:
-    remember(machine(), {"step_cost": None, "created": "", "command": ""}, quiet=True)
     assert trusted() is None
 
 
@@ -108,7 +111,7 @@ def test_a_fit_faster_than_memory_is_refused_and_one_kept_before_is_not_trusted(
     assert trusted() == "before anybody knew"
     peaks.store(peaks.summarise([13.6e9], pass_bytes=1, method="memcmp", source="bench"))
     assert trusted() is None
-    reason = remember(machine(), document(17.7, 78.9, "a busy machine"), quiet=False)
+    reason = keep(step_cost(17.7, 78.9), "a busy machine", quiet=False)
     assert reason is not None
     assert "78.9 GB/s" in reason
     assert "13.6" in reason
@@ -117,13 +120,14 @@ def test_a_fit_faster_than_memory_is_refused_and_one_kept_before_is_not_trusted(
 
 
 def test_too_few_depths_and_noisy_rounds_are_refused() -> None:
-    few, bent, unsure = (document(0.5, 10, "x") for _ in range(3))
-    few["step_cost"]["points"].pop()
-    bent["step_cost"]["largest_residual"] = 0.2
-    unsure["results"][0]["tokens_per_second"]["high"] = 130.0
-    reasons = [refusal(one, None) or "" for one in (few, bent, unsure)]
-    assert ["3 are needed" in reasons[0], "off the line" in reasons[1], "disagree" in reasons[2]] == [True] * 3
-    assert refusal(document(0.5, 10, "x"), 12.0) is None
+    good = step_cost(0.5, 10)
+    few = replace(good, points=good.points[:2])
+    bent = replace(good, largest_residual=0.2)
+    assert "3 are needed" in str(refusal(few, None, 0.01))
+    assert "off the line" in str(refusal(bent, None, 0.01))
+    assert "disagree" in str(refusal(good, None, 0.2))
+    assert "one round" in str(refusal(good, None, None))
+    assert refusal(good, 12.0, 0.01) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])

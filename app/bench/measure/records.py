@@ -1,0 +1,378 @@
+"""Structs of the JSON document of a benchmark run; docs/bench-json.md explains the keys.
+
+The order of the fields is that of the keys. Unknown values are None. Fields with a default are absent in documents of
+older versions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Protocol
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from headrace.app.bench.measure.setup import Setup
+from headrace.app.predict.step_cost_fit import StepCost
+from headrace.runtime.machine.energy import TokenEnergy
+from headrace.runtime.machine.hardware import PowerState
+from headrace.runtime.metrics.telemetry import RankTimes
+
+Rate = Annotated[float, Meta(gt=1e-12, lt=1e15)]  # so that products and ratios of two are finite
+
+
+class Interval(Protocol):
+    """A figure with a 95 % interval; None after a single round."""
+
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+class Named(Protocol):
+    """A test's name and its depth."""
+
+    @property
+    def test(self) -> str: ...
+    @property
+    def depth(self) -> int: ...
+
+
+class Mean(Struct, frozen=True):
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Median(Struct, frozen=True):
+    median: float
+    low: float | None
+    high: float | None
+
+
+class Speed(Struct, frozen=True):
+    """Tokens per second over repetitions."""
+
+    mean: Rate
+    sd: float
+    median: float
+    low: float | None
+    high: float | None
+
+
+class TimeToFirstToken(Struct, frozen=True):
+    mean: float
+    median: float
+    low: float | None
+    high: float | None
+
+
+class Latencies(Struct, frozen=True):
+    """Percentiles in milliseconds; None without steps."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class ArrivalEffect(Struct, frozen=True):
+    """Effect of a joining prompt on the others and on itself."""
+
+    itl_p95_before_ms: float
+    itl_p95_ms: float
+    itl_p95_ratio: Mean
+    ttft_alone_ms: float
+    of_speed_alone: Mean
+
+
+class SpeculationGain(Struct, frozen=True, kw_only=True):
+    """A workload with speculation against one without."""
+
+    workload: str
+    kind: str
+    temperature: float
+    plain_tokens_per_second: Median
+    ratio: Median
+    proposed: int
+    accepted: int
+    acceptance: float | None
+    chance: float | None
+    proposed_per_step: float
+    accepted_per_step: float
+    tokens_per_step: float
+    sources: list[str]
+    same_tokens: bool
+
+
+class RepetitionFigures(Struct, frozen=True, kw_only=True):
+    """An entry of `repetitions`."""
+
+    began_s: float
+    tokens_per_second: float
+    typical_tokens_per_second: Rate
+    memory_gb_s: Rate | None
+    other_cpus: float | None = None
+    prefill_s: float
+    ttft_s: float | None
+    itl_ms: list[float]
+    own_tokens_per_second: float | None
+    plain_tokens_per_second: float | None = None
+    itl_before_ms: list[float] = []
+    ttft_alone_s: float | None = None
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """An entry of `results`: all figures of one test."""
+
+    test: str
+    depth: Annotated[int, Meta(ge=0, lt=2**53)]
+    model: str
+    engine: str
+    threads: int | None = None
+    threads_batch: int | None = None
+    threads_told: int | None = None
+    prompt_tokens: int
+    generated_tokens: int
+    batch: int = 1
+    tokens_per_second: Speed
+    tokens_per_second_each: float | None = None
+    itl_ms: Latencies
+    ttft_ms: TimeToFirstToken | None
+    arrival: ArrivalEffect | None = None
+    speculation: SpeculationGain | None = None
+    weight_bytes_per_step: float | None
+    kv_bytes_per_step: float | None
+    achieved_bandwidth_gb_s: float | None
+    mbu: float | None
+    mbu_nominal: float | None
+    mbu_paired: Mean | None = None
+    roofline_tokens_per_second: float | None
+    busy: bool = False
+    arithmetic_intensity: float | None
+    achieved_gflop_s: float | None
+    energy_per_token: TokenEnergy | None = None
+    peak_memory_bytes: int | None
+    drift: float | None
+    samples: list[float]
+    repetitions: list[RepetitionFigures]
+    notes: list[str]
+
+    @property
+    def is_decode(self) -> bool:
+        """Return whether sequences decode without a prompt."""
+        return bool(self.generated_tokens) and not self.prompt_tokens
+
+    @property
+    def step_bytes(self) -> float | None:
+        """Bytes of weights and K/V per step."""
+        if self.weight_bytes_per_step is None or self.kv_bytes_per_step is None:
+            return None
+        return self.weight_bytes_per_step + self.kv_bytes_per_step
+
+
+class Ratio(Struct, frozen=True):
+    """headrace over a peer."""
+
+    test: str
+    depth: int
+    model: str
+    peer: str
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+class KVRatio(Struct, frozen=True):
+    """A K/V format over the first one."""
+
+    test: str
+    depth: int
+    model: str
+    over: str
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+class Scaling(Struct, frozen=True, kw_only=True):
+    """A batch over one sequence."""
+
+    test: str
+    depth: int
+    model: str
+    engine: str
+    batch: int
+    speedup: Mean
+    step_time: Mean
+    pairs: int
+
+
+class Agreement(Struct, frozen=True, kw_only=True):
+    """Our measurement of a peer over its own report."""
+
+    test: str
+    depth: int
+    model: str
+    peer: str
+    own_tokens_per_second: float
+    measured_over_own: float
+    low: float | None
+    high: float | None
+
+
+class MeasuredPeak(Struct, frozen=True, kw_only=True):
+    """Spread of the streaming reads of a run, in GB/s."""
+
+    upper_quartile: float
+    median: float
+    p5: float
+    p95: float
+    passes: int
+    method: str
+
+
+class RememberedPeak(Struct, frozen=True):
+    """The peak that other commands use."""
+
+    gb_s: float
+    measured_at: str
+    source: str
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """The machine, its peaks, its kernels and its power state."""
+
+    name: str
+    backend: str
+    architecture: str | None = None
+    os: str
+    memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    cores: int | None = None
+    gpu_cores: int | None = None
+    measured_peak_gb_s: Rate | None
+    nominal_peak_gb_s: float | None
+    measured_peak: MeasuredPeak | None
+    remembered_peak: RememberedPeak | None = None
+    kernels: dict[str, str]
+    power: PowerState
+    measured_compute_gflop_s: float | UnsetType | None = UNSET  # absent in quality documents
+
+    @property
+    def compute_gflop_s(self) -> float | None:
+        """The compute ceiling, see `runtime.machine.compute`; None if unknown."""
+        return None if self.measured_compute_gflop_s is UNSET else self.measured_compute_gflop_s
+
+    @property
+    def kernels_name(self) -> str:
+        return self.kernels.get("kernels", "?")
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """An entry of `models`."""
+
+    name: str
+    architecture: str | None = None
+    decoder: str | None = None
+    quantization: dict[str, int] | None
+    sha256: str | None
+    headers_sha256: str | None
+    origin: str | None = None
+    bytes: int | None = None
+    weight_bytes_per_step: int
+    kv_format: str | None = None
+    activations: int | None = None
+    kv_bytes_per_token: int
+    context: int | None = None
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """Time of one step by part."""
+
+    depth: int
+    step_ms: float
+    synchronous_step_ms: float
+    parts_ms: dict[str, float]
+    closure: float
+    overlap_ms: float
+    rounds: int
+
+
+class DraftCost(Struct, frozen=True):
+    """Cost of a step that verifies `guesses` draft tokens."""
+
+    guesses: int
+    step_ms: float
+    cost: float
+    break_even: float | None
+
+
+class RunCosts(Struct, frozen=True):
+    """Costs of steps by the number of draft tokens."""
+
+    depth: int
+    rounds: int
+    step_ms: float
+    guesses: list[DraftCost]
+
+
+class ExpectedIdentity(Struct, frozen=True):
+    """Equality that speculation must keep, and the reason."""
+
+    same: bool
+    reason: str
+
+
+class Identity(Struct, frozen=True):
+    """Equality of answers with and without speculation."""
+
+    expected: dict[str, ExpectedIdentity]
+    tests: int
+    same: int
+    differs: list[str]
+    broken: list[str]
+
+
+class HostsAccount(Struct, frozen=True, kw_only=True):
+    """Ranks, split and link of several machines."""
+
+    backend: str
+    split: str
+    shares: Sequence[float]
+    ranks: Sequence[str]
+    latency_us: float
+    bandwidth_gb_s: float
+    rank_times: list[RankTimes]
+    link_s_per_step: float
+    link_share: float | None
+
+
+class RunDocument(Struct, frozen=True, kw_only=True):
+    """The document of `headrace bench`."""
+
+    schema: str
+    created: str
+    command: str
+    interrupted: bool
+    rounds: int
+    device: Device
+    model: Model
+    models: list[Model] = []
+    engines: list[Setup] = []
+    versions: Mapping[str, str]
+    results: list[Result]
+    step_cost: StepCost | None
+    ratios: list[Ratio]
+    scaling: list[Scaling] = []
+    kv_ratios: list[KVRatio] = []
+    peer_agreement: list[Agreement]
+    profile: Profile | None
+    run_costs: RunCosts | None = None
+    identity: Identity | None = None
+    hosts: HostsAccount | None = None
+    notes: list[str]
+
+    @property
+    def all_models(self) -> list[Model]:
+        return self.models or [self.model]
