@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from os import PathLike, fspath
 from queue import SimpleQueue
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from weakref import finalize
 
 import mlx.core as mx
@@ -42,7 +42,7 @@ from headrace.runtime.sampling.params import SamplingParams
 
 _SUBMITTED = 2 * MAX_RUNNING  # prompts of a batch in the engine at a time: answers of other calls wait for no more
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; tool calls as in OpenAI's API."""
 
 
@@ -62,8 +62,8 @@ class OptionKeywords(TypedDict, total=False):
     stop: str | Sequence[str] | None
     speculate: str | None
     thinking: bool | int | str | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    schema: Any
+    chat_template_kwargs: Mapping[str, object] | None
+    schema: object
     regex: str | None
     grammar: str | None
 
@@ -71,8 +71,8 @@ class OptionKeywords(TypedDict, total=False):
 class Keywords(OptionKeywords, total=False):
     """All keywords of an answer: options, tools as in OpenAI's chat API, and the number of best tokens reported."""
 
-    tools: Sequence[Mapping[str, Any]] | None
-    tool_choice: str | Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, object]] | None
+    tool_choice: str | Mapping[str, object] | None
     parallel_tool_calls: bool | None
     logprobs: int | None
 

@@ -33,7 +33,7 @@ class Generation:
     sampling: SamplingParams
     parsed: Any = None
     calls: tuple[ToolCall, ...] = ()
-    message: Mapping[str, Any] = field(default_factory=dict)
+    message: Mapping[str, object] = field(default_factory=dict)
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     unchecked_tools: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
     )
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: Answer) -> dict[str, object]:
     """Return an answer as a message. Ids of calls are new in a conversation."""
     calls = [tool_call(f"call_{token_hex(12)}", call.name, call.arguments) for call in answer.calls]
     return {"role": "assistant", "content": answer.text} | ({"tool_calls": calls} if calls else {})

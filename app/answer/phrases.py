@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from headrace.app.answer.options import SamplingSource
 from headrace.runtime.metrics.telemetry import Summary
@@ -57,14 +56,14 @@ def summary_phrases(summary: Summary) -> list[str]:
     return phrases(summary.completion_tokens, rate, summary.ttft_s, summary.mbu, busy=summary.busy)
 
 
-def sampling_in_effect(values: Mapping[str, Any], *, short: bool = False) -> str:
+def sampling_in_effect(values: Mapping[str, object], *, short: bool = False) -> str:
     """Return `sampling_text`, or a phrase for the unknown temperature of a model that is not loaded."""
     if "temperature" not in values:
         return "" if short else "the model's sampling"
     return sampling_text(values, short=short)
 
 
-def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
+def sampling_text(values: Mapping[str, object], *, short: bool = False) -> str:
     """Return sampling in one line: `temperature 0.7 · min_p 0.05`; `short`: `temp 0.7`."""
     temperature = f"temperature {values.get('temperature', 0.0):g}"
     if short:

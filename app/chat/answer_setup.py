@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.chat.prompt import prompt_messages
@@ -35,11 +34,12 @@ class AnswerSetup:
         return self.model or DEFAULT_MODEL
 
 
-def stored_options(sampling: Mapping[str, Any]) -> AnswerOptions:
+def stored_options(sampling: Mapping[str, object]) -> AnswerOptions:
     """Return a session's sampling as options, without unknown names. Raises UsageError for a value out of range."""
     values = {name: value for name, value in sampling.items() if name in OPTIONS}
-    if isinstance(values.get("logit_bias"), list):
-        values["logit_bias"] = _parsed_biases(values["logit_bias"])
+    biases = values.get("logit_bias")
+    if isinstance(biases, list):
+        values["logit_bias"] = _parsed_biases(biases)
     return AnswerOptions.read(values)
 
 

@@ -6,7 +6,7 @@ them in turn.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
@@ -14,7 +14,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.engine.commands import ModelOptions, ModelSpec
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
@@ -37,9 +37,9 @@ class Comparison(ParallelAnswers):
         conversation: Conversation,
         other: AnswerSetup,
         second: Callable[[], ChatEngine],
-        **load_options: Any,
+        **load_options: Unpack[ModelOptions],
     ) -> None:
-        """second: makes another engine. load_options: `context`, `kv`, `activations` of `ModelSpec`.
+        """second: makes another engine. load_options: for each `ModelSpec`.
 
         Raises EngineError while an answer is being written.
 

@@ -6,7 +6,7 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec
+from typing import ParamSpec, Unpack
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import settings_used, stored_options
@@ -20,7 +20,7 @@ from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
 from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.commands import Generate, ModelOptions, ModelSpec
 from headrace.app.engine.events import (
     AnswerEvent,
     ContextFull,
@@ -53,9 +53,9 @@ class Conversation:
         engine: ChatEngine,
         store: SessionStore,
         session: Session | None = None,
-        **load_options: Any,
+        **load_options: Unpack[ModelOptions],
     ) -> None:
-        """session: None creates one. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
+        """session: None creates one. load_options: for each `ModelSpec`."""
         self.engine = engine
         self.store = store
         self.branch = SessionBranch(store, session if session is not None else store.create())
@@ -86,14 +86,20 @@ class Conversation:
         return self.engine.card.context_limit if self.engine.card else None
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """Sampling settings in effect: the session's, else the model's once it is loaded."""
         return settings_used(self.session.sampling, self.engine.card)
 
     @property
+    def temperature(self) -> float | None:
+        """The temperature in effect; None while the model's is unknown."""
+        value = self.effective.get("temperature", None if self.engine.card is None else 0.0)
+        return value if isinstance(value, float | int) else None
+
+    @property
     def greedy(self) -> bool:
         """True if the session's settings would repeat the same answer every time."""
-        return self.effective.get("temperature", None if self.engine.card is None else 0.0) == 0
+        return self.temperature == 0
 
     # --- asking ----------------------------------------------------------------------------------------------
 
@@ -146,8 +152,16 @@ class Conversation:
             self.trimming.typed = content, text
             self._add_and_ask(old.parent_id, content, attachments)
         else:
-            how: dict[str, Any] = {"model": old.model, "sampling": old.sampling, "system": old.system}
-            self.branch.reload(self.store.add(self.session.id, old.parent_id, "assistant", text, **how).id)
+            added = self.store.add(
+                self.session.id,
+                old.parent_id,
+                "assistant",
+                text,
+                model=old.model,
+                sampling=old.sampling,
+                system=old.system,
+            )
+            self.branch.reload(added.id)
 
     def continue_answer(self) -> None:
         """Continue the last answer, or answer the last message."""

@@ -5,7 +5,6 @@ The ranges are those of the settings file, all of which `runtime.sampling.sample
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, ThinkingValue
 from headrace.runtime.config.value_types import OneOf, Texts, parse_value
@@ -57,11 +56,13 @@ def read_parameter(name: str, text: str) -> object:
     return AnswerOptions.read({parameter.name: value}).stored()[parameter.name]
 
 
-def write_parameter(name: str, values: Mapping[str, Any]) -> str:
+def write_parameter(name: str, values: Mapping[str, object]) -> str:
     """Return a parameter's value as text, empty if it is not set."""
     value = values.get(name)
     if value is None:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return " | ".join(part.replace("\n", "\\n") for part in value) if name == "stop" else f"{value}"
+    if isinstance(value, list):  # of `stop`
+        return " | ".join(str(part).replace("\n", "\\n") for part in value)
+    return f"{value}"

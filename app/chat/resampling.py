@@ -25,7 +25,8 @@ def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int 
     sampling = dict(branch.session.sampling)
     if greedy:
         sampling |= WARM.given()
-    if (seed := sampling.get("seed")) is not None:
+    seed = sampling.get("seed")
+    if isinstance(seed, int):
         answer = next((message for message in branch.messages if message.parent_id == question), None)
         existing = len(branch.store.alternatives(answer)) if answer is not None else 0
         sampling["seed"] = (seed + existing + later) % 2**64

@@ -43,6 +43,8 @@ class UnsentMessage:
             return None
         files = tuple(file.text for file in self.files)
         thinking = session.sampling.get("thinking")
+        if not isinstance(thinking, bool | int | str):
+            thinking = None
         return PrefetchPrompt(messages, thinking, self._requests, count_only=count_only, files=files)
 
     def _read_lately(self, name: str) -> Sequence[Attachment]:

@@ -21,7 +21,8 @@ from headrace.runtime.config.value_types import (
 )
 from headrace.runtime.errors import UsageError
 
-Command = Callable[..., Any]
+Command = Callable[..., object]
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -29,7 +30,7 @@ def answer_options(command: Command) -> Command:
     """Add an option for every row of the table; the command receives them as `options`, an `AnswerOptions`."""
 
     @wraps(command)
-    def with_options(**arguments: Any) -> Any:
+    def with_options(**arguments: object) -> object:
         given = {name: arguments.pop(name) for name in OPTIONS}
         return command(options=read_options(given), **arguments)
 
@@ -65,12 +66,12 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
 
 
-def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:
+def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:
     """Return a decorator that passes a command's arguments as one object of `kind`."""
 
-    def decorate(command: Callable[[T], int]) -> Command:
+    def decorate(command: Callable[[T], R]) -> Callable[..., R]:
         @wraps(command)
-        def collected(**arguments: Any) -> int:
+        def collected(**arguments: object) -> R:
             return command(kind(**arguments))
 
         return collected

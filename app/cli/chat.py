@@ -8,11 +8,11 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.cli.answer_options import answer_option, read_options
+from headrace.app.cli.answer_options import answer_option, as_object, read_options
 from headrace.app.cli.completion import session_ids
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.conversation import Conversation
     from headrace.app.config.settings import Settings
     from headrace.app.engine.client import ChatEngine
+    from headrace.app.engine.commands import ModelOptions
     from headrace.app.sessions.records import Session
     from headrace.app.sessions.store import SessionStore
 
@@ -61,7 +62,7 @@ class ChatOptions:
     inline: bool
 
     @property
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> dict[str, object]:
         """The options that are kept with the session, as it stores them. Raises UsageError that names the flag."""
         names = ("temperature", "seed", "speculate", "thinking")
         return read_options({name: getattr(self, name) for name in names}).stored()
@@ -92,7 +93,8 @@ class ChatOptions:
 @click.option("--api-key", metavar="KEY", help="Key of that server [HEADRACE_API_KEY].")
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 @click.option("--inline", is_flag=True, help="Line by line, answers as rendered Markdown in the scrollback.")
-def chat(**options: Any) -> int:
+@as_object(ChatOptions)
+def chat(given: ChatOptions) -> int:
     """Chat in the terminal and watch the decode loop.
 
     F1 shows all keys and commands. -s, -t, --seed and --thinking are kept with the session. New sessions start from the
@@ -104,7 +106,6 @@ def chat(**options: Any) -> int:
     from headrace.app.config.settings import load_settings
     from headrace.app.sessions.unsaved import store_for_chat
 
-    given = ChatOptions(**options)
     if given.plain and given.inline:
         raise UsageError("--plain excludes --inline", "--plain redraws nothing, --inline the end of a growing answer")
     if given.plain or not os.environ.get("TERM"):
@@ -119,7 +120,7 @@ def chat(**options: Any) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        load_options = {
+        load_options: ModelOptions = {
             "context": given.context or settings.chat.context or None,
             "kv": given.kv or settings.chat.kv,
             "activations": given.activations or settings.chat.activations,
@@ -150,7 +151,7 @@ def _line_chat(
     session: "Session",
     settings: "Settings",
     engine: "Callable[[], ChatEngine]",
-    load_options: dict[str, Any],
+    load_options: "ModelOptions",
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
     from headrace.app.line_chat.answer_output import MarkdownOutput, PlainOutput
@@ -189,7 +190,7 @@ def _screen_chat(
     session: "Session",
     settings: "Settings",
     engine: "Callable[[], ChatEngine]",
-    load_options: dict[str, Any],
+    load_options: "ModelOptions",
 ) -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
     gc.disable()  # until the first frame, which is a tenth sooner

@@ -10,7 +10,7 @@ from headrace.app.cli.completion import files, model_names
 from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice
 from headrace.runtime.errors import UsageError
 
-Command = Callable[..., Any]
+Command = Callable[..., object]
 
 
 def model_option(command: Command) -> Command:

@@ -6,9 +6,10 @@ Names, licences and origins come from downloaded files, so they are printed with
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
 import click
+from msgspec import Struct
 
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.awake import keep_awake
@@ -41,6 +42,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, find_source, installed_name, resolve, stored_name
 from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes, percent
@@ -57,6 +59,7 @@ _SPECULATION = {
 }
 _HEAD = ", with a multi-token prediction head"
 _UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
+T = TypeVar("T")
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
@@ -354,23 +357,46 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
     return rows
 
 
-def _quality_rows(figures: Any) -> list[tuple[str, str]]:
+class _Figure(Struct):
+    value: float
+
+
+class _Quality(Struct):
+    """Figures of a quantized copy, as `headrace quantize` stores them."""
+
+    kl: _Figure
+    top1_agreement: _Figure
+    bits_per_weight: float
+
+
+class _Verified(Struct):
+    """The state of a model's files. path: None without files."""
+
+    name: str
+    path: str | None = None
+    state: Literal["whole", "damaged", "unrecorded"] = "damaged"
+    files: int = 0
+    bytes: int = 0
+    problems: list[str] = []
+
+
+def _quality_rows(figures: object) -> list[tuple[str, str]]:
     """Return the figures that `headrace quantize` stored; nothing for figures of another form."""
     try:
-        kl = figures["kl"]["value"]
-        top1 = figures["top1_agreement"]["value"]
-        text = f"{kl:.4f} nats of KL from the given weights; most likely token equal in {percent(top1, 1)}"
-        return [("Quality", text), ("Bits a weight", f"{figures['bits_per_weight']:.3f}")]
-    except (KeyError, TypeError, ValueError):  # headrace.json of a folder may be anyone's
+        quality = typed(_Quality, figures)
+    except ValueError:  # headrace.json of a folder may be anyone's
         return []
+    top1 = percent(quality.top1_agreement.value, 1)
+    text = f"{quality.kl.value:.4f} nats of KL from the given weights; most likely token equal in {top1}"
+    return [("Quality", text), ("Bits a weight", f"{quality.bits_per_weight:.3f}")]
 
 
 def _tokens(count: int) -> str:
     return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
 
 
-def _or_dash(value: Any, text: Any) -> str:
-    return "-" if value is None else str(text(value))
+def _or_dash(value: T | None, text: Callable[[T], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def _styled(text: str, **style: bool) -> str:
@@ -401,39 +427,31 @@ def verify(name: str | None, as_json: bool) -> None:
         print_json(rows)
     elif not names:
         click.echo("no model is installed", err=True)
-    damaged = [row["name"] for row in rows if row["state"] == "damaged"]
+    damaged = [row.name for row in rows if row.state == "damaged"]
     if damaged:
         hint = f"`headrace models rm {damaged[0]}` and `headrace models pull` install it again"
         raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)
 
 
-def _verified(store: Store, name: str, progress: Progress) -> dict[str, Any]:
-    """Return {name, path, state: whole, damaged or unrecorded, files, bytes, problems}."""
-    row: dict[str, Any] = {"name": name, "path": None, "state": "damaged", "files": 0, "bytes": 0, "problems": []}
+def _verified(store: Store, name: str, progress: Progress) -> _Verified:
     try:
         model = store.get(name)
     except HeadraceError as error:
-        return {**row, "problems": [str(error)]}
+        return _Verified(name, problems=[str(error)])
     if model is None:
-        return {**row, "problems": ["its files are missing"]}
-    row["path"] = str(model.path)
+        return _Verified(name, problems=["its files are missing"])
+    path = str(model.path)
     files = recorded_files(model.origin)
     if files is None:
-        return {**row, "state": "unrecorded"}
+        return _Verified(name, path, "unrecorded")
     problems = content_problems(model.path, files, progress)
     size = sum(entry["bytes"] for entry in files.values())
-    return {
-        **row,
-        "state": "damaged" if problems else "whole",
-        "files": len(files),
-        "bytes": size,
-        "problems": problems,
-    }
+    return _Verified(name, path, "damaged" if problems else "whole", len(files), size, problems)
 
 
-def _verified_line(row: dict[str, Any]) -> str:
-    if row["state"] == "unrecorded":
-        return f"{row['name']}: {_UNRECORDED}"
-    if row["state"] == "damaged":
-        return f"{row['name']}: DAMAGED: {'; '.join(row['problems'])}"
-    return f"{row['name']}: whole ({row['files']} files, {format_bytes(row['bytes'])})"
+def _verified_line(row: _Verified) -> str:
+    if row.state == "unrecorded":
+        return f"{row.name}: {_UNRECORDED}"
+    if row.state == "damaged":
+        return f"{row.name}: DAMAGED: {'; '.join(row.problems)}"
+    return f"{row.name}: whole ({row.files} files, {format_bytes(row.bytes)})"

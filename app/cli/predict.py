@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.completion import chip_names, model_names
 from headrace.app.cli.model_options import kv_option
 from headrace.app.cli.say import print_json
@@ -77,9 +78,9 @@ class PredictOptions:
     "--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prompt length for --explain and --hosts [512]."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def predict(**options: Any) -> None:
+@as_object(PredictOptions)
+def predict(given: PredictOptions) -> None:
     """Predict decode speed, its limit and possible gains, on this machine or other chips."""
-    given = PredictOptions(**options)
     if given.list_chips:
         _list_chips(given.as_json)
         return
@@ -103,7 +104,7 @@ def predict(**options: Any) -> None:
         view.show_prediction(document)
 
 
-def _document(given: PredictOptions) -> dict[str, Any]:
+def _document(given: PredictOptions) -> dict[str, object]:
     """Return the document for the options. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.config.settings import chosen_model, load_settings
@@ -132,7 +133,7 @@ def _document(given: PredictOptions) -> dict[str, Any]:
     return prediction(name, shape, targets, list(dict.fromkeys(asked)))
 
 
-def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str, Any]:
+def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str, object]:
     """Return the document of `--hosts`. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.chip_names import machine_targets

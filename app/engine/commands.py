@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import HostsChoice
@@ -12,6 +13,14 @@ from headrace.models.text.tools.use import ToolUse
 TIMED_EVERY = 16
 """One decode step in so many is timed by part, unless `TimeSteps` asks for others."""
 _UNSET = AnswerOptions()
+
+
+class ModelOptions(TypedDict, total=False):
+    """Fields of `ModelSpec` that a chat keeps for every model it loads."""
+
+    context: int | None
+    kv: str
+    activations: str
 
 
 @dataclass(frozen=True, slots=True)

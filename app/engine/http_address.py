@@ -1,7 +1,7 @@
 """Address of an HTTP server, and server-sent events from it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,7 +42,7 @@ class HTTPAddress:
         """Return a connection, which the first request opens."""
         return self._connect(self._host, self._port, timeout=timeout_s)
 
-    def ask(self, connection: HTTPConnection, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
+    def ask(self, connection: HTTPConnection, path: str, body: Mapping[str, object] | None = None) -> HTTPResponse:
         """Send a request, and return its response. Raises OSError and HTTPException, ServerError for other statuses."""
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"} if data else self._headers

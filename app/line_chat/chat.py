@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Unpack, cast
 
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.commands import ModelOptions
 from headrace.app.engine.events import LoadProgress, one_line
 from headrace.app.line_chat.answer_output import AnswerOutput, AnswerPrinter, PlainOutput
 from headrace.app.line_chat.terminal import PROMPT, Lines, say
@@ -40,14 +41,14 @@ class LineChat:
         output: Callable[[Lines], AnswerOutput] = PlainOutput,
         show_thinking: bool = False,
         progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(silent),
-        **load_options: Any,
+        **load_options: Unpack[ModelOptions],
     ) -> None:
         """Take the parts of a chat.
 
         output: makes the output of an answer's text.
         show_thinking: print thinking, too.
         progress: opens a sink for the reports of loading.
-        load_options: `context`, `kv`, `activations` of `ModelSpec`.
+        load_options: for each `ModelSpec`.
         """
         self.engine = engine
         self.store = store

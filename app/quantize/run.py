@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from msgspec import to_builtins
@@ -102,7 +101,7 @@ def quantize(options: QuantizeOptions) -> Document:
         chosen = _choose(source, parts_options, options.budget, target)
         formats = [(part, option.groups) for part, option in zip(source.parts, chosen, strict=True)]
 
-        def build(directory: Path) -> dict[str, Any]:
+        def build(directory: Path) -> dict[str, object]:
             write_mixed(checkpoint, formats, measurements.importances, directory, progress)
             progress("measuring the result", 0, None)
             facts = _figures(directory, source, measurements.reference, measurements.scored, target)

@@ -6,7 +6,6 @@ Source of the shapes: Anthropic's API reference, sections Messages, Streaming an
 import json
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import Any
 
 from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
 from headrace.app.engine.events import Delta, Done, Event, Prefill
@@ -96,7 +95,7 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
     content = value.get("content")
     if role not in ("user", "assistant", "system"):
         raise refused(f"{where}.role must be user or assistant, not {shown(role)}", "messages")
-    message: dict[str, Any] = {"role": role}
+    message: dict[str, object] = {"role": role}
     if isinstance(content, str):
         return [message | {"content": content}]
     if not isinstance(content, list):
@@ -104,10 +103,11 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
     texts = []
     results = []
     calls = []
+    thoughts = []
     for index, block in enumerate(content):
         match block:
             case {"type": "thinking", "thinking": str(thinking)}:
-                message["reasoning_content"] = message.get("reasoning_content", "") + thinking
+                thoughts.append(thinking)
             case {"type": "redacted_thinking"}:
                 pass
             case {"type": "tool_use", "id": str(identifier), "name": str(name), "input": dict(arguments)}:
@@ -116,6 +116,8 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
                 results.append(_result(block, identifier, f"{where}.content[{index}]"))
             case _:
                 texts.append(_text(block, f"{where}.content[{index}]", in_history=in_history))
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
     written = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
@@ -174,7 +176,9 @@ class MessageForm:
         if isinstance(event, Delta | Done):
             pieces += [self._part(part) for part in self._answer.take(event)]
         if isinstance(event, Done):
-            pieces += [self._close(), named("message_delta", self._end())]
+            delta, usage = self._end()
+            end = {"type": "message_delta", "delta": delta, "usage": usage}
+            pieces += [self._close(), named("message_delta", end)]
         return b"".join(pieces)
 
     def end(self) -> bytes:
@@ -194,8 +198,8 @@ class MessageForm:
         if answer.content or not (answer.reasoning or answer.calls):
             content.append({"type": "text", "text": answer.content})
         content += [{**_tool_use(call), "input": call.value} for call in answer.calls]
-        end = self._end()
-        return {**self._head, "content": content, **end["delta"], "usage": end["usage"], **self._own}
+        delta, usage = self._end()
+        return {**self._head, "content": content, **delta, "usage": usage, **self._own}
 
     def _start(self, event: Event) -> bytes:
         if self._started:
@@ -245,8 +249,8 @@ class MessageForm:
         self._open = False
         return named("content_block_stop", {"type": "content_block_stop", "index": len(self._blocks) - 1})
 
-    def _end(self) -> dict[str, Any]:
-        """Return the `message_delta` document."""
+    def _end(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Return the end of the message and its usage."""
         end = self._answer.end
         assert end is not None
         summary = end.summary
@@ -265,8 +269,7 @@ class MessageForm:
             "output_tokens": summary.completion_tokens,
             "timings": timings(summary),
         }
-        delta = {"stop_reason": reason, "stop_sequence": end.stop_string}
-        return {"type": "message_delta", "delta": delta, "usage": usage}
+        return {"stop_reason": reason, "stop_sequence": end.stop_string}, usage
 
 
 def _tool_use(call: CallPart) -> dict[str, object]:

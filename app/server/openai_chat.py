@@ -6,7 +6,6 @@ Source of the shapes: OpenAI's API reference, sections Chat and Streaming.
 import time
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import Any
 
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.token_reports import chat_logprobs, read_logprobs
@@ -121,9 +120,10 @@ class ChatForm:
             ]
         tokens = token_reports(event) if isinstance(event, Delta) else []
         reports = chat_logprobs(tokens) if tokens else None
-        chunks = [self._chunk(choice, delta) for delta in deltas or ([{"content": ""}] if reports else [])]
-        if reports:
-            chunks[0]["choices"][0]["logprobs"] = reports
+        shown = deltas or ([{"content": ""}] if reports else [])
+        chunks = [
+            self._chunk(choice, delta, logprobs=None if number else reports) for number, delta in enumerate(shown)
+        ]
         if isinstance(event, Done):
             chunks.append(self._chunk(choice, {}, finish_reason=_finish_reason(answer)))
         return data(chunks)
@@ -162,8 +162,10 @@ class ChatForm:
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
 
-    def _chunk(self, index: int, delta: dict[str, Any], **more: object) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
+    def _chunk(
+        self, index: int, delta: Mapping[str, object], *, logprobs: object = None, finish_reason: str | None = None
+    ) -> dict[str, object]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         usage = {"usage": None} if self._call.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -92,7 +92,7 @@ class Session:
     updated_at: float
     model: str | None = None
     system: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
     active_leaf: int | None = None
     prompt_from: int | None = None
     summary: str = ""

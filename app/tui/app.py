@@ -5,7 +5,7 @@ The engine's process starts after the first frame.
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from rich.cells import cell_len
 from textual import events
@@ -20,6 +20,7 @@ from textual.theme import Theme
 
 from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
+from headrace.app.engine.commands import ModelOptions
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.decode.panel import DecodePanel
@@ -66,11 +67,11 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
-        **load_options: Any,
+        **load_options: Unpack[ModelOptions],
     ) -> None:
         """warning: shown after the start. watch: machine load; None: not shown.
 
-        second_engine: makes the engine of a second model. load_options: `context`, `kv`, `activations` of `ModelSpec`.
+        second_engine: makes the engine of a second model. load_options: for each `ModelSpec`.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -142,9 +142,9 @@ def _agreed(names: Sequence[str]) -> Sequence[str]:
     from headrace.app.chat.download_plan import download_plan
     from headrace.runtime.metrics.units import format_bytes
 
-    plans: dict[str, Any] = {name: download_plan(name) for name in names}
-    missing = [name for name in names[1:] if plans[name] is not None]
-    size = format_bytes(sum(plans[name].bytes or 0 for name in missing))
+    plans = {name: download_plan(name) for name in names}
+    missing = {name: plan for name in names[1:] if (plan := plans[name]) is not None}
+    size = format_bytes(sum(plan.bytes or 0 for plan in missing.values()))
     if missing and sys.stdin.isatty() and sys.stderr.isatty():
         if click.confirm(f"Download {', '.join(missing)} ({size})?", default=True, err=True):
             return names

@@ -7,7 +7,6 @@ from shapes and latencies, not read from a hardware counter.
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import click
 
@@ -196,7 +195,7 @@ def print_report(report: RunReport, arguments: RunArguments) -> None:
         write_output(arguments.trace, json.dumps(run_trace(report)) + "\n")
 
 
-def run_trace(report: RunReport) -> dict[str, Any]:
+def run_trace(report: RunReport) -> dict[str, object]:
     """Return the trace-event document of the answer."""
     answer = report.answer
     summary = report.summary
@@ -210,11 +209,11 @@ def run_trace(report: RunReport) -> dict[str, Any]:
     return trace([TracedSequence("answer", spans, start, answer.records)], report.mbu.base_gb_s, about)
 
 
-def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
+def document(report: RunReport, *, with_steps: bool) -> dict[str, object]:
     """Return the `--json` document. Absent figures (one token has no inter-token latency) are null."""
     summary = report.summary
     answer = report.answer
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "model": report.model.name,
         "session": report.session,
         "text": answer.text,
@@ -281,7 +280,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     return content
 
 
-def _device(report: RunReport) -> dict[str, Any]:
+def _device(report: RunReport) -> dict[str, object]:
     return {
         "name": report.machine.device_name,
         "backend": report.machine.backend,

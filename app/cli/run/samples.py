@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -128,7 +127,7 @@ def run_samples(answerer: Answerer, messages: str | Messages, session: RunSessio
     return 0
 
 
-def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> Mapping[str, Any]:
+def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> Mapping[str, object]:
     """Return the document described in docs/run-json.md."""
     finished = samples.finished
     tokens = sum(answer.end.summary.completion_tokens for answer in finished)

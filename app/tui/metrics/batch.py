@@ -7,7 +7,7 @@ A pass reads the weights once for all its sequences, so a token's share is weigh
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.engine.events import (
     Abandoned,
@@ -218,7 +218,7 @@ class BatchMetrics:
         while len(self._looks) > 2 and look[0] - self._looks[1][0] >= NOW_S:
             self._looks.popleft()
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return a JSON document."""
         return {
             "sequences": [

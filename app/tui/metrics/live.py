@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
@@ -441,7 +441,7 @@ class LiveMetrics:
         copy.batch = deepcopy(self.batch)
         return copy
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return a JSON document. Bandwidth and MBU are computed, not read from a counter."""
         itl = self.latencies
         return {

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.app import App
 
@@ -14,7 +14,7 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.load_options import PACKED
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import TIMED_EVERY
+from headrace.app.engine.commands import TIMED_EVERY, ModelOptions
 from headrace.app.engine.events import Pulled, PullEvent, PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.trace_file import trace
@@ -53,10 +53,10 @@ class ChatState:
         session: Session | None,
         *,
         settings: Settings,
-        load_options: dict[str, Any],
+        load_options: ModelOptions,
         second_engine: Callable[[], ChatEngine],
     ) -> None:
-        """load_options: `context`, `kv` and `activations` of a `ModelSpec`.
+        """load_options: for each `ModelSpec`.
 
         second_engine: makes the engine of a second model.
         """
@@ -313,7 +313,7 @@ class ChatState:
             self.notify(f"wrote {path}")
 
 
-def _preset_of(system: str, sampling: Mapping[str, Any]) -> str | None:
+def _preset_of(system: str, sampling: Mapping[str, object]) -> str | None:
     """Return the name of the preset with this system prompt and sampling, if there is one."""
     if not system and not sampling:
         return None

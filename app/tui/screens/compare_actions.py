@@ -1,8 +1,9 @@
 """Commands that generate parallel answers: /compare and /again."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.parameters import PARAMETERS, read_parameter
@@ -11,6 +12,7 @@ from headrace.app.tui.screens.chat_view import ChatView
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    from headrace.app.config.presets import Preset
     from headrace.app.tui.screens.parallel_screen import ParallelScreen
 
 _NAMES = {parameter.name for parameter in PARAMETERS}
@@ -44,7 +46,7 @@ class CompareActions:
         if arguments:
             self._compare_with(_read_setup(arguments, here))
             return
-        offered = _suggestions(here, conversation.effective.get("temperature", 0.0))
+        offered = _suggestions(here, conversation.temperature or 0.0)
         names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
         self._view.pick(
             "compare with what?", names, lambda n: self._compare_with(_read_setup(offered[n][1], here)), always=True
@@ -114,7 +116,7 @@ def _read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
     return setup
 
 
-def _with(setup: AnswerSetup, name: str, value: str, presets: Any) -> AnswerSetup:
+def _with(setup: AnswerSetup, name: str, value: str, presets: "Mapping[str, Preset]") -> AnswerSetup:
     if name == "model":
         return replace(setup, model=value or None)
     if name == "system":

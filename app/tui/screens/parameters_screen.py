@@ -1,6 +1,6 @@
 """Screen of a session's parameters. An empty field takes the model's value, or the default."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -106,7 +106,7 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
     def action_save(self) -> None:
         """Save all values, or none if one is invalid."""
         self._refused = None
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for parameter in PARAMETERS:
             field = self.query_one(f"#{parameter.name}", Input)
             try:
