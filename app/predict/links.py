@@ -8,9 +8,11 @@ to all others at once (MLX's JACCL backend).
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.config.typed import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +50,50 @@ class Link:
         return (1 if ranks <= self.mesh else ranks - 1) * self.send_s(nbytes / ranks)
 
 
+class _Row(Struct):
+    title: str
+    latency_us: float
+    gb_s: float
+    mesh: int
+    thunderbolt5: bool
+    source: str
+
+
+class _Chips(Struct):
+    chips: list[str]
+
+
+class _File(Struct):
+    """assets/links.toml."""
+
+    links: dict[str, _Row]
+    thunderbolt5: _Chips
+
+
 @cache
 def links() -> dict[str, Link]:
     """Return every kind of link by name, fastest first."""
     return {
         name: Link(
             name=name,
-            title=row["title"],
-            latency=row["latency_us"] * 1e-6,
-            bandwidth=row["gb_s"] * 1e9,
-            mesh=row["mesh"],
-            thunderbolt5=row["thunderbolt5"],
-            source=row["source"],
-            gathers=not row["mesh"],
+            title=row.title,
+            latency=row.latency_us * 1e-6,
+            bandwidth=row.gb_s * 1e9,
+            mesh=row.mesh,
+            thunderbolt5=row.thunderbolt5,
+            source=row.source,
+            gathers=not row.mesh,
         )
-        for name, row in _file()["links"].items()
+        for name, row in _file().links.items()
     }
 
 
 def has_thunderbolt5(chip: str) -> bool:
     """Return whether Macs with this chip have Thunderbolt 5."""
-    return f"Apple {chip.split(' (')[0]}" in _file()["thunderbolt5"]["chips"]
+    return f"Apple {chip.split(' (')[0]}" in _file().thunderbolt5.chips
 
 
 @cache
-def _file() -> dict[str, Any]:
+def _file() -> _File:
     with (ASSETS / "links.toml").open("rb") as file:
-        return tomllib.load(file)
+        return typed(_File, tomllib.load(file))

@@ -4,15 +4,41 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.prediction import Target
 from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.config.typed import typed
 from headrace.runtime.machine import chips
 
 FILE = ASSETS / "measured.toml"
 _DECODE = "tg"  # tests that decode, as `headrace bench` names them
+
+
+class _Row(Struct):
+    """tokens_per_second, ratio: the median, and the ends of its interval if there are any."""
+
+    model: str
+    test: str
+    depth: int
+    tokens_per_second: list[float]
+    ratio: list[float] | None = None
+
+
+class _Machine(Struct):
+    chip: str
+    date: str
+    versions: dict[str, str]
+    speeds: list[_Row]
+    gpu_cores: int | None = None
+
+
+class _File(Struct):
+    """assets/measured.toml."""
+
+    machine: list[_Machine] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +62,10 @@ class MeasuredSpeed:
 
 
 def load(path: Path = FILE) -> tuple[MeasuredSpeed, ...]:
-    """Return the decode speeds of a file, oldest first. Raises KeyError or ValueError on a malformed one."""
+    """Return the decode speeds of a file, oldest first. Raises ValueError on a malformed one."""
     with path.open("rb") as file:
-        machines = tomllib.load(file).get("machine", [])
-    speeds = [_speed(machine, row) for machine in machines for row in machine["speeds"]]
+        machines = typed(_File, tomllib.load(file)).machine
+    speeds = [_speed(machine, row) for machine in machines for row in machine.speeds]
     return tuple(sorted((speed for speed in speeds if speed), key=lambda speed: speed.date))
 
 
@@ -63,17 +89,17 @@ def _same_chip(speed: MeasuredSpeed, target: Target) -> bool:
     return bare(speed.chip) == name and speed.bandwidth == target.bandwidth
 
 
-def _speed(machine: dict[str, Any], row: dict[str, Any]) -> MeasuredSpeed | None:
+def _speed(machine: _Machine, row: _Row) -> MeasuredSpeed | None:
     """Return the speed of a row; None for prefill, batches and workloads."""
-    if not (row["test"].startswith(_DECODE) and row["test"].removeprefix(_DECODE).isdigit()):
+    if not (row.test.startswith(_DECODE) and row.test.removeprefix(_DECODE).isdigit()):
         return None
     return MeasuredSpeed(
-        chip=machine["chip"],
-        gpu_cores=machine.get("gpu_cores"),
-        model=row["model"],
-        depth=row["depth"],
-        tokens_per_second=float(row["tokens_per_second"][0]),
-        ratio=float(row["ratio"][0]) if "ratio" in row else None,
-        date=machine["date"],
-        headrace=machine["versions"]["headrace"],
+        chip=machine.chip,
+        gpu_cores=machine.gpu_cores,
+        model=row.model,
+        depth=row.depth,
+        tokens_per_second=row.tokens_per_second[0],
+        ratio=row.ratio[0] if row.ratio is not None else None,
+        date=machine.date,
+        headrace=machine.versions["headrace"],
     )

@@ -8,12 +8,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import find
 from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.config.typed import typed
 from headrace.runtime.machine import chips
 from headrace.runtime.metrics.cost import quantized_bytes
 from headrace.runtime.metrics.units import percent
@@ -59,6 +61,38 @@ class Assumptions:
         return next(count for pattern, count in self.kernels if re.match(pattern, family))
 
 
+class _Engine(Struct):
+    """Constants of predictions. held_out: fields of `HeldOut` by class."""
+
+    efficiency: float
+    ultra_efficiency: float
+    kernel_us: float
+    per_generation: float
+    mixture: float
+    kernels: tuple[tuple[str, int], ...]
+    held_out: dict[str, tuple[int, float, float, float, float]]
+
+
+class _Series(Struct):
+    """Figures of one source, of one chip in all rows or of one model."""
+
+    engine: str
+    source: str
+    depth: int
+    rows: list[list[object]]
+    chip: tuple[str, int] | None = None
+    model: str = ""
+    formats: list[str] = []
+
+
+class _File(Struct):
+    """assets/published.toml. models: configurations of those that the catalog does not have."""
+
+    engines: dict[str, _Engine]
+    models: dict[str, dict[str, object]]
+    series: list[_Series]
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedPoint:
     """One published decode speed, with the inputs of its prediction."""
@@ -88,15 +122,21 @@ class PublishedPoint:
 
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
-    row = dict(_file()["engines"][engine])
-    row.pop("held_out")
-    kernels = tuple((str(pattern), int(count)) for pattern, count in row.pop("kernels"))
-    return Assumptions(engine, kernel_s=row.pop("kernel_us") * 1e-6, kernels=kernels, **row)
+    row = _file().engines[engine]
+    return Assumptions(
+        engine,
+        efficiency=row.efficiency,
+        ultra_efficiency=row.ultra_efficiency,
+        kernel_s=row.kernel_us * 1e-6,
+        per_generation=row.per_generation,
+        mixture=row.mixture,
+        kernels=row.kernels,
+    )
 
 
 def points() -> Sequence[PublishedPoint]:
     """Return every published figure."""
-    return [point for series in _file()["series"] for row in series["rows"] for point in _points(series, row)]
+    return [point for series in _file().series for row in series.rows for point in _points(series, row)]
 
 
 def error(point: PublishedPoint, assumed: Assumptions) -> float:
@@ -123,7 +163,7 @@ class HeldOut:
 
 def held_out(engine: str) -> dict[str, HeldOut]:
     """Return an engine's errors by class, and of `all`."""
-    return {kind: HeldOut(*row) for kind, row in _file()["engines"][engine]["held_out"].items()}
+    return {kind: HeldOut(*row) for kind, row in _file().engines[engine].held_out.items()}
 
 
 def error_line(engine: str) -> str:
@@ -137,32 +177,33 @@ def error_line(engine: str) -> str:
     return f"median error on published speeds of sources that were left out of the fit: {', '.join(parts)}"
 
 
-def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
+def _points(series: _Series, row: list[object]) -> list[PublishedPoint]:
     """Return the figures of a row, see assets/published.toml."""
-    if "chip" in series:
-        (name, cores), (model, stored_as, speed) = series["chip"], row
-        return [_point(series, name, cores, model, stored_as, speed)]
-    name, cores, *speeds = row
-    known = [(form, speed) for form, speed in zip(series["formats"], speeds, strict=True) if speed]
-    return [_point(series, name, cores, series["model"], form, speed) for form, speed in known]
+    if series.chip is not None:
+        model, stored_as, speed = typed(tuple[str, str, float], row)
+        return [_point(series, *series.chip, model, stored_as, speed)]
+    name, cores = typed(tuple[str, int], row[:2])
+    speeds = typed(list[float], row[2:])
+    known = [(form, speed) for form, speed in zip(series.formats, speeds, strict=True) if speed]
+    return [_point(series, name, cores, series.model, form, speed) for form, speed in known]
 
 
-def _point(series: dict[str, Any], name: str, cores: int, model: str, stored_as: str, speed: float) -> PublishedPoint:
+def _point(series: _Series, name: str, cores: int, model: str, stored_as: str, speed: float) -> PublishedPoint:
     chip = chips.find(name, cores or None)
     assert chip is not None, name
     shape = _shape(model)
     return PublishedPoint(
-        engine=series["engine"],
+        engine=series.engine,
         model=model,
         stored_as=stored_as,
         chip=name,
         gpu_cores=cores or None,
         tokens_per_second=speed,
-        nbytes=_step_bytes(shape, stored_as, series["depth"]),
+        nbytes=_step_bytes(shape, stored_as, series.depth),
         layers=shape.layers,
         family=shape.family,
         bandwidth=chip.bandwidth,
-        source=series["source"],
+        source=series.source,
         mixture=shape.mixture,
     )
 
@@ -170,7 +211,7 @@ def _point(series: dict[str, Any], name: str, cores: int, model: str, stored_as:
 @cache
 def _shape(model: str) -> StepShape:
     """Return the shape of a model of the file, or else of the catalog."""
-    config = _file()["models"].get(model)
+    config = _file().models.get(model)
     return find(model).step_shape if config is None else shape_of_config(config)
 
 
@@ -201,6 +242,6 @@ def _stored_bytes(weights: int, stored_as: str) -> float:
 
 
 @cache
-def _file() -> dict[str, Any]:
+def _file() -> _File:
     with (ASSETS / "published.toml").open("rb") as file:
-        return tomllib.load(file)
+        return typed(_File, tomllib.load(file))
