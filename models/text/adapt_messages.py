@@ -25,14 +25,14 @@ CallsWriter = Callable[[Sequence[Mapping[str, object]]], str]
 
 def adapt_messages(
     messages: Sequence[Message], rules: TemplateRules, write_calls: CallsWriter = write_json_calls
-) -> list[dict[str, object]]:
+) -> list[Message]:
     """Return a conversation that the template shows wholly, with calls and results in their order.
 
     write_calls: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
     them. Raises UsageError for a message without a known role, or with content that is no text.
     """
     check_roles(messages)
-    adapted = _join_first_systems([dict(message) for message in messages])
+    adapted = _join_first_systems(messages)
     if any(message.get("tool_calls") or message["role"] == "tool" for message in adapted):
         adapted = _pair_results(_with_objects(adapted))
         adapted = _adapt_calls(adapted, rules, write_calls)
@@ -43,7 +43,7 @@ def adapt_messages(
 # --- calls and results ---------------------------------------------------------------------------------------
 
 
-def _with_objects(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+def _with_objects(messages: list[Message]) -> list[Message]:
     """Return messages whose calls have their arguments as objects."""
     return [
         {**message, "tool_calls": [_with_object(call) for call in calls]}
@@ -51,6 +51,12 @@ def _with_objects(messages: list[dict[str, object]]) -> list[dict[str, object]]:
         else message
         for message in messages
     ]
+
+
+def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    """Return the calls of a message, after `_with_objects`."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else ()
 
 
 def _with_object(call: Mapping[str, object]) -> dict[str, object]:
@@ -74,19 +80,19 @@ def object_of(arguments: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {"arguments": text}
 
 
-def _pair_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _pair_results(messages: list[Message]) -> list[Message]:
     """Return messages in which each call is followed by its result.
 
     A call without a result gets one that says so, unless the conversation ends with it. A result without a call becomes
     text of the user.
     """
     messages = _with_result_ids(messages)
-    asked = {call.get("id") for message in messages for call in message.get("tool_calls") or ()}
-    results: dict[Any, list[dict[str, Any]]] = {}
+    asked = {call.get("id") for message in messages for call in _calls_of(message)}
+    results: dict[object, list[Message]] = {}
     for message in messages:
         if message["role"] == "tool" and message.get("tool_call_id") in asked:
             results.setdefault(message.get("tool_call_id"), []).append(message)
-    paired: list[dict[str, Any]] = []
+    paired: list[Message] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
             if message.get("tool_call_id") not in asked:
@@ -94,7 +100,7 @@ def _pair_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         paired.append(message)
         is_last = index == len(messages) - 1
-        for call in message.get("tool_calls") or ():
+        for call in _calls_of(message):
             known = results.get(call.get("id"))
             if known:
                 paired.append({**known.pop(0), "name": call["function"].get("name")})
@@ -103,12 +109,12 @@ def _pair_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return paired
 
 
-def _with_result_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_result_ids(messages: list[Message]) -> list[Message]:
     """Return messages in which a result without an identifier answers the next call that is open."""
-    open_calls: list[Any] = []
-    changed = []
+    open_calls: list[object] = []
+    changed: list[Message] = []
     for message in messages:
-        open_calls += [call.get("id") for call in message.get("tool_calls") or ()]
+        open_calls += [call.get("id") for call in _calls_of(message)]
         if message["role"] == "tool" and open_calls:
             identifier = message.get("tool_call_id") or open_calls[0]
             if identifier in open_calls:
@@ -118,19 +124,17 @@ def _with_result_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return changed
 
 
-def _missing_result(call: Mapping[str, Any]) -> dict[str, Any]:
+def _missing_result(call: Mapping[str, Any]) -> Message:
     name = call["function"].get("name")
     return {"role": "tool", "tool_call_id": call.get("id"), "name": name, "content": _NO_RESULT}
 
 
-def _result_as_user(message: Message) -> dict[str, object]:
+def _result_as_user(message: Message) -> Message:
     name = message.get("name") or message.get("tool_call_id") or "the function"
     return {"role": "user", "content": f"Result of {name}:\n{text_of(message)}"}
 
 
-def _adapt_calls(
-    messages: list[dict[str, object]], rules: TemplateRules, write_calls: CallsWriter
-) -> list[dict[str, object]]:
+def _adapt_calls(messages: list[Message], rules: TemplateRules, write_calls: CallsWriter) -> list[Message]:
     if not rules.takes_calls:
         messages = [_with_written_calls(message, write_calls) for message in messages]
         if not rules.takes_results or not rules.takes_tools:
@@ -146,9 +150,9 @@ def _adapt_calls(
     return messages
 
 
-def _with_written_calls(message: dict[str, Any], write_calls: CallsWriter) -> dict[str, Any]:
+def _with_written_calls(message: Message, write_calls: CallsWriter) -> Message:
     """Return a message with its calls as a part of its text."""
-    calls = message.get("tool_calls")
+    calls = _calls_of(message)
     if not calls:
         return message
     written = write_calls([call["function"] for call in calls])
@@ -157,16 +161,16 @@ def _with_written_calls(message: dict[str, Any], write_calls: CallsWriter) -> di
     return {**others, "content": said + "\n" + written if said else written}
 
 
-def _with_named_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_named_ids(messages: list[Message]) -> list[Message]:
     """Return messages whose calls have identifiers with the names of their tools, numbered in the conversation."""
-    changed = []
+    changed: list[Message] = []
     number = 0
-    open_calls: dict[Any, str] = {}
+    open_calls: dict[object, str] = {}
     for message in messages:
         message = dict(message)
         if message.get("tool_calls"):
             calls = []
-            for call in message["tool_calls"]:
+            for call in _calls_of(message):
                 identifier = named_id(str(call["function"].get("name")), number)
                 number += 1
                 open_calls[call.get("id")] = identifier
@@ -178,13 +182,13 @@ def _with_named_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return changed
 
 
-def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_short_ids(messages: list[Message]) -> list[Message]:
     """Return messages whose calls are named by nine letters and digits, the same in every turn."""
-    changed = []
+    changed: list[Message] = []
     for message in messages:
         message = dict(message)
         if message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in message["tool_calls"]]
+            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in _calls_of(message)]
         if message["role"] == "tool":
             message["tool_call_id"] = short_id(message.get("tool_call_id"))
         changed.append(message)
@@ -199,13 +203,13 @@ def short_id(identifier: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
-def _split_calls(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]:
     """Return messages of which none has more than the template shows: one call, or calls without text."""
-    split: list[dict[str, Any]] = []
+    split: list[Message] = []
     index = 0
     while index < len(messages):
         message = messages[index]
-        calls = message.get("tool_calls") or []
+        calls = _calls_of(message)
         following = messages[index + 1 : index + 1 + len(calls)]
         results = [each for each in following if each["role"] == "tool"]
         index += 1 + (len(results) if calls else 0)
@@ -226,14 +230,14 @@ def _split_calls(messages: list[dict[str, Any]], rules: TemplateRules) -> list[d
     return split
 
 
-def _with_content_of_calls(message: dict[str, object], rules: TemplateRules) -> dict[str, object]:
+def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
     """Return a message of calls alone with the content that the template wants there."""
     is_alone = bool(message.get("tool_calls")) and not text_of(message)
     return {**message, "content": rules.content_of_calls} if is_alone else message
 
 
-def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
-    calls = message.get("tool_calls")
+def _with_argument_texts(message: Message) -> Message:
+    calls = _calls_of(message)
     if not calls:
         return message
     written = []
@@ -246,11 +250,9 @@ def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
 # --- system messages -----------------------------------------------------------------------------------------
 
 
-def _join_first_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+def _join_first_systems(messages: Sequence[Message]) -> list[Message]:
     """Return messages with the system messages at their beginning as one: most templates take only one."""
-    for message in messages:
-        if message["role"] == "developer":
-            message["role"] = "system"
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
     first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
         return messages
@@ -258,7 +260,7 @@ def _join_first_systems(messages: list[dict[str, object]]) -> list[dict[str, obj
     return [{"role": "system", "content": joined}, *messages[first:]]
 
 
-def _place_systems(messages: list[dict[str, object]], rules: TemplateRules) -> list[dict[str, object]]:
+def _place_systems(messages: list[Message], rules: TemplateRules) -> list[Message]:
     """Return messages whose system messages stand where the template shows them.
 
     Others become text of the next user message, or a user message of their own if an answer or nothing follows.
@@ -266,7 +268,7 @@ def _place_systems(messages: list[dict[str, object]], rules: TemplateRules) -> l
     has_later = any(message["role"] == "system" for message in messages[1:])
     moves_later = has_later and not rules.takes_later_system
     moves_first = bool(messages) and messages[0]["role"] == "system" and not _takes_first(messages, rules)
-    placed: list[dict[str, object]] = []
+    placed: list[Message] = []
     waiting: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "system" and (moves_first if index == 0 else moves_later):
@@ -297,9 +299,9 @@ def _takes_first(messages: Sequence[Message], rules: TemplateRules) -> bool:
 # --- turns ---------------------------------------------------------------------------------------------------
 
 
-def _adapt_turns(messages: list[dict[str, object]], rules: TemplateRules) -> list[dict[str, object]]:
+def _adapt_turns(messages: list[Message], rules: TemplateRules) -> list[Message]:
     """Return messages in turns that the template takes: neighbours of one role joined, an answer never first."""
-    adapted: list[dict[str, object]] = []
+    adapted: list[Message] = []
     has_user = any(message["role"] == "user" for message in messages)
     takes_answer_first = rules.takes_answer_first if has_user else rules.takes_answer_alone
     for message in messages:

@@ -32,7 +32,7 @@ def simple_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[st
     ]
 
 
-def _stated(function: Mapping[str, Any]) -> dict[str, Any]:
+def _stated(function: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in function.items() if value is not None}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.models.text.adapt_messages import adapt_messages
+from headrace.models.text.chat_template import Message
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_thinking
@@ -23,7 +24,7 @@ _TAGS = re.compile(f"({OPEN}|{CLOSE})")
 _EFFORTS = ("reasoning_effort", "thinking_effort")  # take a level: GPT-OSS, Mistral Small 4; Kimi K3
 _BUDGET = "thinking_budget"
 # Variables that turn thinking on or off in one family's template or another, and both values.
-_SWITCHES: dict[str, tuple[Any, Any]] = {
+_SWITCHES: dict[str, tuple[object, object]] = {
     "enable_thinking": (True, False),  # Qwen, GLM, SmolLM3, Gemma 4, Nemotron
     "thinking": (True, False),  # DeepSeek, Granite, Kimi
     "reasoning": (True, False),  # Command A
@@ -54,12 +55,12 @@ class ChatPrompt:
 
     def encode(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         answer: str = "",
         *,
         thinking: Thinking | None = None,
         tools: ToolUse | None = None,
-        variables: Mapping[str, Any] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
@@ -112,8 +113,8 @@ class ChatPrompt:
         return self.thinks and (thinking is not False or (form is not None and form.has_channels))
 
     def _adapted(
-        self, messages: Sequence[Mapping[str, Any]], tools: ToolUse | None
-    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        self, messages: Sequence[Message], tools: ToolUse | None
+    ) -> tuple[Sequence[Message], Mapping[str, Any]]:
         """Return messages as the template takes them, and its variables for tools.
 
         Tools are offered in a text to a template that writes none.
@@ -131,7 +132,7 @@ class ChatPrompt:
         offered_messages = with_offer(messages, tools, self._write_calls([EXAMPLE]))
         return adapt_messages(offered_messages, rules, self._write_calls), rules.tool_variables([])
 
-    def _write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+    def _write_calls(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls of earlier answers in the model's form, for a template that shows none."""
         from headrace.models.text.tools.table import write_calls  # late: most conversations have no tools
 
@@ -198,9 +199,9 @@ class ChatPrompt:
         return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
 
 
-def _with_thinking_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
     """Move thinking from the stored form, or from `reasoning_content`, to the message fields that templates read."""
-    converted: list[dict[str, Any]] = []
+    converted: list[Message] = []
     for message in messages:
         content = message.get("content")
         if (reasoning := message.get("reasoning_content")) is not None:

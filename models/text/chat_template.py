@@ -7,7 +7,7 @@ when the first template is compiled.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import read_side_file
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 1 << 20  # of a file; `template_sandbox` accepts far less
 
-Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
+Message = Mapping[str, object]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
 _COMMON_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt", "functions", "datetime"])
 
@@ -61,9 +61,9 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        **variables: object,
     ) -> TemplateText:
         """Return the prompt text of a conversation, in which plain texts of messages, tools and variables are outside.
 
@@ -77,7 +77,7 @@ class ChatTemplate:
         }
         return self._rendered([_with_parts(message) for message in plain] if self._wants_parts else plain, given)
 
-    def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> TemplateText:
+    def _rendered(self, messages: Sequence[Message], variables: Mapping[str, object]) -> TemplateText:
         from headrace.models.text.template_sandbox import render_template
 
         given = {**self._special_tokens, "documents": None, "tools": None, **variables, "messages": messages}
@@ -106,7 +106,7 @@ class ChatTemplate:
         return self._compiled[name]
 
 
-def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def read_sources(directory: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
     """Return the named template sources of a checkpoint directory; empty if it has none.
 
     Precedence as in transformers: chat_template.jinja, additional_chat_templates/*.jinja, chat_template.json, then
@@ -153,7 +153,7 @@ def check_roles(messages: Sequence[Message]) -> None:
             raise UsageError(f"unknown chat role {role!r}", hint="known roles: " + ", ".join(sorted(ROLES)))
 
 
-def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Copy messages to plain data without None values, which templates would print as "None".
 
     The content of a message with calls stays: some templates show calls only beside None.
@@ -167,18 +167,18 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             for key, value in message.items()
             if value is not None or (key == "content" and has_calls)
         }
-        plain.append({**fields, "role": TemplateText(message["role"])})
+        plain.append({**fields, "role": TemplateText(str(message["role"]))})
     return plain
 
 
-def _with_parts(message: Message) -> dict[str, Any]:
+def _with_parts(message: Message) -> dict[str, object]:
     """Return a message with its text as a list of one part."""
     content = message.get("content")
     parts = [{"type": TemplateText("text"), "text": content}] if isinstance(content, str) else content
     return {**message, "content": parts}
 
 
-def _plain_data(value: Any) -> Any:
+def _plain_data(value: object) -> object:
     """Copy plain JSON data; other objects have methods that a sandbox must not reach."""
     if value is None or isinstance(value, (bool, int, float)):
         return value

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.models.text.tokenizers_library import library_errors, panics_hidden, parts_of, text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
@@ -29,7 +29,7 @@ _LOOK_S = 0.05  # between looks at the limit
 _MOST_COMPOSED = 4  # characters that become one in the composed form of Unicode (NFC)
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
 
-_unfinished: list["_Call"] = []  # calls without a waiter; at most one uses a processor
+_unfinished: list[Thread] = []  # calls without a waiter; at most one uses a processor
 
 
 class EncodingStoppedError(HeadraceError):
@@ -75,16 +75,16 @@ def limited(call: Callable[[], T], characters: int) -> T:
         raise
     if thread.error is not None:
         raise thread.error
-    return cast(T, thread.result)
+    return thread.result
 
 
-class _Call(Thread):
+class _Call(Thread, Generic[T]):
     """A call in a daemon thread, and its result or error."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(name="tokenizer", daemon=True)
         self._call = call
-        self.result: Any = None
+        self.result: T
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -111,7 +111,7 @@ class _Deadline:
         return time.process_time() > self._processor and time.monotonic() > self._wall
 
 
-def _wait(thread: _Call, deadline: _Deadline) -> None:
+def _wait(thread: Thread, deadline: _Deadline) -> None:
     while True:
         thread.join(_LOOK_S)
         if not thread.is_alive():
@@ -176,7 +176,7 @@ class Encoder:
         return ids
 
 
-def _state(part: Any) -> Mapping[str, Any]:
+def _state(part: Any) -> Mapping[str, object]:
     """Return a normalizer, pre-tokenizer or decoder as in tokenizer.json."""
-    state: Mapping[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    state: Mapping[str, object] = json.loads(part.__getstate__()) if part is not None else {}
     return state

@@ -7,7 +7,6 @@ the model's, unsanitised.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any
 
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished, PrefillProgress, Step
@@ -44,7 +43,7 @@ class TextChunk:
     call_deltas: tuple[CallDelta, ...] = ()
     reports: tuple[TokenReport, ...] = ()
 
-    def __reduce__(self) -> tuple[type["TextChunk"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type["TextChunk"], tuple[object, ...]]:
         """Pickle as a tuple, as `StepRecord` does."""
         return TextChunk, _values(self)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def read_other_format(directory: Path, config: Mapping[str, Any]) -> tuple["Tokenizer", dict[str, Any]]:
+def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["Tokenizer", dict[str, object]]:
     """Return (the tokenizer, its tokenizer_config.json or an equivalent). config: the existing one, or empty.
 
     Raises UnsupportedModelError if there is no supported file, CheckpointError for a broken one.
@@ -39,11 +39,11 @@ def read_other_format(directory: Path, config: Mapping[str, Any]) -> tuple["Toke
         raise CheckpointError(f"the tokenizer cannot be read: {error.strerror}") from error
 
 
-def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
+def _stated(config: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _added(directory: Path, config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+def _added(directory: Path, config: Mapping[str, object]) -> dict[int, Mapping[str, object]]:
     """Return tokens outside the vocabulary file by id, from tokenizer_config.json or an older added_tokens.json."""
     stated = config.get("added_tokens_decoder")
     if isinstance(stated, Mapping):

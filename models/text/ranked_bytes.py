@@ -67,7 +67,7 @@ def read_tekken(file: Path) -> Tokenizer:
     return _build(ranks, pattern, specials, file)
 
 
-def read_tiktoken(file: Path, config: Mapping[str, Any]) -> Tokenizer:
+def read_tiktoken(file: Path, config: Mapping[str, object]) -> Tokenizer:
     """Return the tokenizer of a tiktoken file. config: the tokenizer_config.json that names the family.
 
     Raises UnsupportedModelError for an unknown family or missing control tokens.
@@ -160,7 +160,7 @@ def _decoded(text: Any, file: Path) -> bytes:
     return token
 
 
-def _text(value: Any, file: Path) -> str:
+def _text(value: object, file: Path) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST:
         raise CheckpointError(f"{file.name}: {value!r:.40} is no control token")
     return value

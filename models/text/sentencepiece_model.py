@@ -27,7 +27,7 @@ _FIELD, _MOST_FIELDS = b"\n", 1 << 20  # first byte of a piece and of its text; 
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
-def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tuple[Tokenizer, dict[str, Any]]:
+def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) -> tuple[Tokenizer, dict[str, object]]:
     """Return the tokenizer and an equivalent tokenizer_config.json.
 
     added: tokens outside the file by id. Raises CheckpointError for a broken file, UnsupportedModelError for an
@@ -89,7 +89,7 @@ def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, p
 
 def _normalize(tokenizer: Tokenizer, spec: Any) -> None:
     """Set the normalizer: the vocabulary's replacement table, and single spaces if it asks for them."""
-    steps: list[Any] = []
+    steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         with library_errors("the tokenizer's normalizer cannot be read"):
             check_charsmap(spec.precompiled_charsmap)
@@ -100,7 +100,7 @@ def _normalize(tokenizer: Tokenizer, spec: Any) -> None:
         tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
 
 
-def _add(tokenizer: Tokenizer, added: Mapping[int, Mapping[str, Any]], file: Path) -> None:
+def _add(tokenizer: Tokenizer, added: Mapping[int, Mapping[str, object]], file: Path) -> None:
     """Add tokens outside the vocabulary, each under the id that the checkpoint states."""
     for index, entry in sorted(added.items()):
         content = entry.get("content")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -36,6 +36,7 @@ _LARGE = 10_000  # characters of a value whose reading takes longer than a look 
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a large padding width, or one taken from an argument
 _WIDTH = re.compile(r"\d+")
+T = TypeVar("T")
 
 
 class TemplateRefusedError(TemplateError):
@@ -64,7 +65,7 @@ class _Budget(threading.local):
 
 
 @contextmanager
-def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
+def render_budget(variables: Mapping[str, object]) -> Iterator[None]:
     """Limit what this thread renders during the block."""
     _budget.start(variables)
     try:
@@ -73,7 +74,7 @@ def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
         _budget.sizes.clear()
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """Return the approximate length of a value's written form."""
     if isinstance(value, str):
         return len(value)
@@ -95,7 +96,7 @@ def size_of(value: Any) -> int:
     return 1
 
 
-def built(value: Any, per_item: int = PER_ITEM) -> Any:
+def built(value: T, per_item: int = PER_ITEM) -> T:
     """Check and charge a value that the template has built, and return it."""
     if isinstance(value, str):
         check_size(len(value))
@@ -129,7 +130,7 @@ def count_round() -> None:
         _check_time()
 
 
-def before_reading(value: Any) -> Any:
+def before_reading(value: T) -> T:
     """Check size and time before an operation that may read all of a value, and return the value."""
     size = size_of(value)
     if size > _LARGE:
@@ -149,7 +150,7 @@ def _check_time() -> None:
         raise TemplateRefusedError(f"it runs for more than {_budget.seconds:.0f} seconds")
 
 
-def check_operator(operator: str, left: Any, right: Any) -> None:
+def check_operator(operator: str, left: object, right: object) -> None:
     """Refuse an operator with a result far larger than its operands, or slow to compute."""
     if operator == "+" and isinstance(left, (str, list, tuple)):
         check_size(size_of(left) + size_of(right))
@@ -170,7 +171,7 @@ def _check_bits(bits: int) -> None:
         raise TemplateRefusedError("it computes an integer of absurd size")
 
 
-def check_format(pattern: str, *values: Any) -> None:
+def check_format(pattern: str, *values: object) -> None:
     """Refuse a pattern whose fields may be filled to a large size; each of them can name all of the values."""
     if _WIDE_FORMAT.search(pattern):
         raise TemplateRefusedError("it formats with a computed or very large width")
@@ -179,12 +180,12 @@ def check_format(pattern: str, *values: Any) -> None:
     check_size(len(pattern) + widths + fields * sum(map(size_of, values)))
 
 
-def check_replace(text: str, old: Any, new: Any, *_count: Any) -> None:
+def check_replace(text: str, old: object, new: object, *_count: object) -> None:
     if isinstance(old, str) and isinstance(new, str):
         check_size(len(text) + text.count(old) * len(new))
 
 
-def check_search(text: str, *arguments: Any) -> None:
+def check_search(text: str, *arguments: object) -> None:
     """Refuse a search from the right, or a strip, that may compare each character with all of a long argument."""
     longest = max((len(argument) for argument in arguments if isinstance(argument, str)), default=0)
     if len(text) * longest > MAX_COMPARED:

@@ -35,7 +35,7 @@ _TOOL = {
 Variables = Mapping[str, Any]
 
 
-def nested_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
+def nested_tools(definitions: Sequence[Mapping[str, object]]) -> Variables:
     """Return the template's variables for tools as OpenAI's API has them."""
     return {"tools": definitions}
 
@@ -45,7 +45,7 @@ def flat_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
     return {"tools": [{**definition, **definition["function"]} for definition in definitions]}
 
 
-def written_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
+def written_tools(definitions: Sequence[Mapping[str, object]]) -> Variables:
     """Return the template's variables for tools as one JSON text, and for the date: Firefunction."""
     functions = [definition["function"] for definition in definitions]
     written = json.dumps(functions, ensure_ascii=False, indent=4)
@@ -140,7 +140,7 @@ class TemplateRules:
 
     # --- tools -----------------------------------------------------------------------------------------------
 
-    def tool_variables(self, definitions: Sequence[Mapping[str, Any]]) -> Variables:
+    def tool_variables(self, definitions: Sequence[Mapping[str, object]]) -> Variables:
         """Return the template's variables that offer tools, or none if `definitions` is empty.
 
         Definitions get the fields that the template reads. Empty for a template that writes no tools.
@@ -207,10 +207,10 @@ class TemplateRules:
                     lengths[content] = min(length, lengths.get(content, length))
         return min(lengths, key=lengths.__getitem__, default="")
 
-    def _shows_call(self, arguments: Mapping[str, Any] | str, content: str | None) -> bool:
+    def _shows_call(self, arguments: Mapping[str, object] | str, content: str | None) -> bool:
         return self._shows(*self._call_probe(arguments, content))
 
-    def _call_probe(self, arguments: Mapping[str, Any] | str, content: str | None) -> list[Message]:
+    def _call_probe(self, arguments: Mapping[str, object] | str, content: str | None) -> list[Message]:
         call = {**_call("two"), "content": content}
         call["tool_calls"][0]["function"]["arguments"] = arguments
         return [_user("one"), call, _result("three")]
@@ -286,7 +286,7 @@ class TemplateRules:
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
         return message
 
-    def written_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    def written_calls(self, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str | None:
         """Return the calls of one message as the model would generate them, without thinking and its end of turn.
 
         None if the template does not show them.
@@ -368,15 +368,15 @@ def _difference(one: str, other: str) -> int:
     return place
 
 
-def _system(word: str) -> dict[str, Any]:
+def _system(word: str) -> Message:
     return {"role": "system", "content": _WORDS[word]}
 
 
-def _user(word: str) -> dict[str, Any]:
+def _user(word: str) -> Message:
     return {"role": "user", "content": _WORDS[word]}
 
 
-def _answer(word: str) -> dict[str, Any]:
+def _answer(word: str) -> Message:
     return {"role": "assistant", "content": _WORDS.get(word, "")}
 
 
@@ -392,11 +392,11 @@ def _call(*words: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _result(word: str, identifier: str = _ID) -> dict[str, Any]:
+def _result(word: str, identifier: str = _ID) -> Message:
     return {"role": "tool", "tool_call_id": identifier, "name": _NAME, "content": _WORDS[word]}
 
 
-def _words_of(message: Message) -> list[str]:
+def _words_of(message: Mapping[str, Any]) -> list[str]:
     content = message["content"] or ""
     words = [content] if content else []
     for call in message.get("tool_calls", ()):

@@ -152,11 +152,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Rewriting(self).visit(source), *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
         check_operator(operator, left, right)
         return built(super().call_binop(context, operator, left, right), PER_REFERENCE)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: object) -> Any:  # noqa: N805
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
         count_round()
         owner = before_reading(getattr(__obj, "__self__", None))
@@ -172,7 +172,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             changed()
         return built(super().call(__context, __obj, *args, **kwargs))
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> Any:
         if type(obj) is not _Namespace or attribute.startswith("_"):
             return super().getattr(obj, attribute)
         # Without the checks for other types, which a namespace makes slow: each reads one of its attributes.
@@ -181,13 +181,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         except AttributeError:
             return self.undefined(obj=obj, name=attribute)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         if type(obj) is list and attr in _LIST_CHANGES:
             return True
         has_method = next((attr in names for kind, names in _METHODS if isinstance(obj, kind)), True)
         return has_method and super().is_safe_attribute(obj, attr, value)
 
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+    def unsafe_undefined(self, obj: object, attribute: str) -> NoReturn:
         # Jinja would return a value that fails on use and prints as nothing.
         raise TemplateRefusedError(f"it asks a {type(obj).__name__} for {attribute!r}")
 
@@ -199,7 +199,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         # Jinja's would call all of the result the template's own, as it takes the type of the pattern.
         insert = _TemplateFormatter(self).insert if isinstance(pattern, TemplateText) else None
 
-        def checked(*args: Any, **kwargs: Any) -> str:
+        def checked(*args: object, **kwargs: object) -> str:
             check_format(pattern, *args, *kwargs.values())
             return wrapped(*args, **kwargs) if insert is None else insert(pattern, args, kwargs)
 
@@ -227,7 +227,8 @@ class _Rewriting(NodeTransformer):
         return nodes.EnvironmentAttribute(self._names[text], lineno=lineno)
 
     def _filtered(self, node: nodes.Node, name: str) -> nodes.Filter:
-        filtered = nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+        assert isinstance(node, nodes.Expr)
+        filtered = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
         filtered.set_environment(self._environment)
         return filtered
 
@@ -287,13 +288,13 @@ class _Rewriting(NodeTransformer):
         return self._filtered(node, "-built")
 
 
-def _rounds(items: Iterable[Any]) -> Iterator[Any]:
+def _rounds(items: Iterable[object]) -> Iterator[object]:
     for item in items:
         count_round()
         yield item
 
 
-def _set_field(value: Any, name: str, field: Any) -> None:
+def _set_field(value: Any, name: str, field: object) -> None:
     """Set a field of a namespace or of an object: messages and tools are copies for the template."""
     if type(value) not in (dict, _Namespace):
         raise TemplateRefusedError(f"it sets a field of a {type(value).__name__}")
@@ -303,7 +304,7 @@ def _set_field(value: Any, name: str, field: Any) -> None:
         changed()
 
 
-def _arguments(values: Any) -> list[Any] | tuple[Any, ...]:
+def _arguments(values: object) -> list[object] | tuple[object, ...]:
     """Return the values after `*` in a call: few, and no text, which Python would make a tuple of characters."""
     if not isinstance(values, (list, tuple)) or len(values) > _MOST_ARGUMENTS:
         raise TemplateRefusedError("it spreads no short list as arguments")
@@ -325,7 +326,7 @@ def _guarded(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
     """Return a filter, or a test, that checks its arguments and its result. name: of a filter."""
 
     @wraps(function)  # keeps the mark for the context that jinja2 passes first
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(*args: object, **kwargs: object) -> Any:
         count_round()
         for arg in args:
             before_reading(arg)
@@ -339,7 +340,7 @@ def _guarded(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
 
 @jinja2.pass_environment
 def _join(
-    environment: jinja2.Environment, items: Iterable[Any], d: Any = "", attribute: str | int | None = None
+    environment: jinja2.Environment, items: Iterable[object], d: Any = "", attribute: str | int | None = None
 ) -> str:
     """Return the written forms of all items, or of an attribute of each, with the separator `d` between them."""
     parts = list(items)
@@ -349,29 +350,29 @@ def _join(
     return as_template_text(d).join(part if isinstance(part, str) else str(part) for part in parts)
 
 
-def _replace(text: Any, *args: Any) -> str:
+def _replace(text: object, *args: Any) -> str:
     own = as_template_text(text)
     check_replace(own, *args)
     return own.replace(*args)
 
 
-def _title(text: Any) -> str:
+def _title(text: str) -> str:
     charge(32 * len(text))  # its words are objects
     return filters.do_title(text)
 
 
-def _trim(text: Any, chars: str | None = None) -> str:
+def _trim(text: object, chars: str | None = None) -> str:
     own = as_template_text(text)
     check_search(own, chars)
     return own.strip(chars)
 
 
-def _safe(text: Any) -> str:
+def _safe(text: object) -> str:
     return text if isinstance(text, TemplateText) else str(text)
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -402,7 +403,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     return TemplateText("\n").join([start, *indented])
 
 
-def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
+def _format(pattern: str, *args: object, **kwargs: object) -> str:
     check_format(pattern, *args, *kwargs.values())
     return filters.do_format(pattern, *args, **kwargs)
 
@@ -438,7 +439,7 @@ class _TemplateFormatter(SandboxedFormatter):
         super().__init__(environment)
         self._values: list[str] = []
 
-    def insert(self, pattern: TemplateText, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def insert(self, pattern: TemplateText, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
         if OUTSIDE in pattern.origin or self._FIELD in pattern:
             return Formatter.vformat(SandboxedFormatter(self._env), pattern, args, kwargs)
         self._values.clear()
@@ -448,7 +449,7 @@ class _TemplateFormatter(SandboxedFormatter):
         ]
         return concatenate(TemplateText(part) if index % 2 == 0 else part for index, part in enumerate(parts))
 
-    def format_field(self, value: Any, format_spec: str) -> Any:
+    def format_field(self, value: Any, format_spec: str) -> str:
         is_own = isinstance(value, TemplateText) and not format_spec
         self._values.append(value if is_own else super().format_field(value, format_spec))
         return self._FIELD
@@ -467,14 +468,14 @@ class _GenerationBlock(ext.Extension):
 class _Namespace(Namespace):
     """Jinja's namespace without underscored names, so that none can replace a Python internal."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
+    def __init__(*args: object, **kwargs: object) -> None:
         self = args[0]
         values = dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
         super().__setitem__(name, value)
 

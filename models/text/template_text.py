@@ -41,10 +41,10 @@ class TemplateText(str):
 
     # --- joined ----------------------------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Any:
         return concatenate((self, other)) if isinstance(other, str) else NotImplemented
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> Any:
         # Python asks the subclass first, so this also serves `plain text + template text`.
         return concatenate((other, self)) if isinstance(other, str) else NotImplemented
 
@@ -65,7 +65,7 @@ class TemplateText(str):
         parts = self.split(old, count)
         return as_template_text(new).join(parts)
 
-    def __mod__(self, values: Any) -> str:
+    def __mod__(self, values: object) -> str:
         """Insert values. Their origin is kept if the pattern is a template's and has no fields but %s and %d."""
         text = super().__mod__(values)
         simple = all(_SIMPLE_FIELD.fullmatch(field) for field in _ANY_FIELD.findall(self))
@@ -163,7 +163,7 @@ class TemplateText(str):
         return text if OUTSIDE in self.origin else TemplateText(text)
 
 
-def as_template_text(text: Any) -> TemplateText:
+def as_template_text(text: object) -> TemplateText:
     """Return a text whose operations keep origins: plain text is from outside, other values become plain text."""
     if isinstance(text, TemplateText):
         return text
@@ -171,7 +171,7 @@ def as_template_text(text: Any) -> TemplateText:
     return text if isinstance(text, TemplateText) else TemplateText(text, OUTSIDE * len(text))
 
 
-def concatenate(parts: Iterable[Any]) -> str:
+def concatenate(parts: Iterable[object]) -> str:
     """Return the written forms of all parts as one text, plain if all of them are."""
     texts = [part if isinstance(part, str) else str(part) for part in parts]
     text = "".join(texts)
@@ -184,7 +184,7 @@ def _origin(text: str) -> str:
     return text.origin if isinstance(text, TemplateText) else OUTSIDE * len(text)
 
 
-def _inserted(value: Any, field: str) -> str:
+def _inserted(value: object, field: str) -> str:
     if field == "%s" and isinstance(value, TemplateText):
         return value
     return field % (value,)

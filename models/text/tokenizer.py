@@ -36,7 +36,7 @@ _PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow
 
 class Tokenizer:
     def __init__(
-        self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, Any]], sources: dict[str, str]
+        self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, object]], sources: dict[str, str]
     ) -> None:
         """configs: the checkpoint's JSON files by name, missing ones empty. sources: its chat templates."""
         self._rust = rust
@@ -91,7 +91,7 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> list[int]:
@@ -218,7 +218,7 @@ class Tokenizer:
                 wanted = self._rust.encode("", add_special_tokens=True).ids[:1] == [bos]
         return [bos] if wanted else []
 
-    def _find_eos_ids(self, configs: Mapping[str, Mapping[str, Any]]) -> frozenset[int]:
+    def _find_eos_ids(self, configs: Mapping[str, Mapping[str, object]]) -> frozenset[int]:
         declared: list[Any] = []
         for config in (configs["generation_config.json"], configs["config.json"]):
             text_config = config.get("text_config")
@@ -301,7 +301,7 @@ def _check_length(texts: Iterable[object]) -> None:
         raise ContextLimitError(message, "shorten the prompt")
 
 
-def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
+def _special_texts(*configs: Mapping[str, object]) -> dict[str, str]:
     """Return bos_token, eos_token, ... as text; the first file that names one takes precedence."""
     found: dict[str, str] = {}
     for config in configs:

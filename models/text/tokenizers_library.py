@@ -107,7 +107,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
             return Tokenizer.from_buffer(content)
 
 
-def _check(document: Any) -> None:
+def _check(document: object) -> None:
     """Raise ValueError, or the error of broken structure, for every part that can panic later or abort."""
     if not isinstance(document, Mapping):
         raise TypeError("it is not a JSON object")
@@ -131,7 +131,7 @@ def _check(document: Any) -> None:
         _check_merges(model.get("merges") or [], len(prefix.encode()))
 
 
-def parts_of(part: Any) -> Iterator[Mapping[str, Any]]:
+def parts_of(part: object) -> Iterator[Mapping[str, Any]]:
     """Yield a normalizer, pre-tokenizer or decoder and all its nested parts."""
     waiting = [part]
     seen = 0
@@ -160,7 +160,7 @@ def _check_part(part: Mapping[str, Any]) -> None:
         raise ValueError("it strips the ends of tokens")
 
 
-def text_growth(*steps: Any) -> float:
+def text_growth(*steps: object) -> float:
     """Return the most characters that all steps together make of one. Raises ValueError for too many."""
     growth = 1.0
     prepended = 0

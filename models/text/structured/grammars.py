@@ -86,7 +86,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return grammar
 
-    def refusal(self, schema: Mapping[str, Any]) -> str | None:
+    def refusal(self, schema: Mapping[str, object]) -> str | None:
         """Return the reason for which a schema of a tool's arguments cannot be honoured; None if it can."""
         try:
             self.compile(GrammarSource("schema", schema_text(schema, masks_spell_keys=False)))
@@ -209,11 +209,11 @@ class Grammars:
         return [lead, *([] if last else [f"thinking[lazy]: /(.|\\n)*{close}/"])]
 
 
-def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, Any]]:
+def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, object]]:
     """Return llguidance's list of grammars: `whole`, if there is one, and the source's."""
     if source is None:
         return [{"lark_grammar": whole}]
-    answer: dict[str, Any] = {"lark_grammar": source.text}
+    answer: dict[str, object] = {"lark_grammar": source.text}
     if source.kind == "schema":
         schema = json.loads(source.text)
         answer = {"json_schema": {**(schema if isinstance(schema, dict) else {}), "x-guidance": _COMPACT}}

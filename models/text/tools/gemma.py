@@ -8,13 +8,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.tagged import text_rules
-from headrace.models.text.tools.value_rules import ValueRules
+from headrace.models.text.tools.value_rules import Schema, ValueRules
 
 MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
 OLDER = ("<start_function_call>", "<end_function_call>", "<escape>")
@@ -60,7 +59,7 @@ class Gemma(ToolForm):
             place = closing + len(self._quote)
         return -1
 
-    def _value(self, text: str, place: int) -> tuple[Any, int]:
+    def _value(self, text: str, place: int) -> tuple[object, int]:
         """Return the value at `place`, and the place behind it. Raises ValueError or IndexError for none."""
         if text.startswith(self._quote, place):
             start = place + len(self._quote)
@@ -79,8 +78,8 @@ class Gemma(ToolForm):
         except ValueError:
             return plain[0].strip().strip("\"'"), plain.end()
 
-    def _pairs(self, text: str, place: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
+    def _pairs(self, text: str, place: int) -> tuple[dict[str, object], int]:
+        found: dict[str, object] = {}
         while text[place] != "}":
             place = _behind(text, place, ",")
             if text.startswith(self._quote, place):
@@ -89,12 +88,12 @@ class Gemma(ToolForm):
             else:
                 colon = text.index(":", place)
                 key = text[place:colon].strip().strip("\"'")
-            found[key], place = self._value(text, _behind(text, colon + 1))
+            found[str(key)], place = self._value(text, _behind(text, colon + 1))
             place = _behind(text, place)
         return found, place + 1
 
-    def _items(self, text: str, place: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+    def _items(self, text: str, place: int) -> tuple[list[object], int]:
+        found: list[object] = []
         while text[place] != "]":
             item, place = self._value(text, _behind(text, place, ","))
             found.append(item)
@@ -146,11 +145,11 @@ class _ValueRules(ValueRules):
         "object": "pairs",
     }
 
-    def __init__(self, quote: str, document: Mapping[str, Any]) -> None:
+    def __init__(self, quote: str, document: Schema) -> None:
         super().__init__(document)
         self._quote = quote
 
-    def order(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    def order(self, properties: Schema) -> Schema:
         return dict(sorted(properties.items(), key=lambda pair: pair[0].lower()))  # as the template does
 
     def pair(self, key: str, value: str) -> str:
@@ -165,10 +164,10 @@ class _ValueRules(ValueRules):
     def list(self, items: str) -> str:
         return f'"[" {items} "]"'
 
-    def text(self, rule: str, schema: Mapping[str, Any]) -> Sequence[str]:
+    def text(self, rule: str, schema: Schema) -> Sequence[str]:
         return [f"{rule}: {self._quote} inner{rule}", *text_rules(f"inner{rule}", self._quote, schema)]
 
-    def scalar(self, value: Any) -> str:
+    def scalar(self, value: str | float | None) -> str:
         if isinstance(value, str):
             return f"{self._quote} {quoted(value)} {self._quote}"
         return quoted(json.dumps(value))

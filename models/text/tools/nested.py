@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import partial
-from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, kinds_of, part_of, typed_text
 from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import text_rules
-from headrace.models.text.tools.value_rules import ValueRules
+from headrace.models.text.tools.value_rules import Schema, ValueRules
 
 _MARK = "]<]minimax[>["
 BEGIN = f"{_MARK}<tool_call>"
@@ -74,12 +73,14 @@ class Nested(ToolForm):
             raise UnfinishedError
         return ToolCall(name, json.dumps(dict(pairs), ensure_ascii=False)), end.end()
 
-    def _elements(self, text: str, place: int, schema: Any, document: Any) -> tuple[list[tuple[str, Any]], int]:
+    def _elements(
+        self, text: str, place: int, schema: object, document: Schema
+    ) -> tuple[list[tuple[str, object]], int]:
         """Return the tags at `place` with their values, and the place after them.
 
         schema: of the object or the list that they are. document: the schema that references point into.
         """
-        pairs: list[tuple[str, Any]] = []
+        pairs: list[tuple[str, object]] = []
         while (tag := self._tag.match(text, place)) is not None:
             name = tag[1]
             closing = f"{self._mark}</{name}>"
@@ -87,7 +88,7 @@ class Nested(ToolForm):
             pairs.append((name, value))
         return pairs, place
 
-    def _value(self, text: str, start: int, closing: str, schema: Any, document: Any) -> tuple[Any, int]:
+    def _value(self, text: str, start: int, closing: str, schema: object, document: Schema) -> tuple[object, int]:
         """Return the value between two tags, and the place after the second, `closing`."""
         kinds = kinds_of(schema, document)
         tag = self._tag.match(text, start)
@@ -174,10 +175,10 @@ class _ValueRules(ValueRules):
     def list(self, items: str) -> str:
         return items
 
-    def text(self, rule: str, schema: Mapping[str, Any]) -> Sequence[str]:
+    def text(self, rule: str, schema: Schema) -> Sequence[str]:
         return text_rules(rule, self.end, schema)
 
-    def scalar(self, value: Any) -> str:
+    def scalar(self, value: str | float | None) -> str:
         return quoted(value if isinstance(value, str) else json.dumps(value))
 
     def _add_any(self, rule: str, kinds: Container[str]) -> None:

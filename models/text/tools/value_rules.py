@@ -8,6 +8,7 @@ from headrace.models.text.tools.call import kind_of, kinds_of, referenced
 from headrace.models.text.tools.form import ordered_rules, schema_json
 
 MAX_DEPTH = 6  # of nested objects and lists; references from schema to schema
+Schema = Mapping[str, object]  # JSON schema, or the schemas of an object's properties by name
 SCALARS = frozenset(["string", "number", "boolean", "null"])
 
 
@@ -22,7 +23,7 @@ class ValueRules(ABC):
     separator = ""
     of_kind: Mapping[str, str]
 
-    def __init__(self, document: Mapping[str, object]) -> None:
+    def __init__(self, document: Schema) -> None:
         """document: the schema that references point into."""
         self.rules: list[str] = []
         self._document = document
@@ -45,18 +46,18 @@ class ValueRules(ABC):
         """Return Lark of a list with these items."""
 
     @abstractmethod
-    def text(self, rule: str, schema: Mapping[str, Any]) -> Sequence[str]:
+    def text(self, rule: str, schema: Schema) -> Sequence[str]:
         """Return the rules of a text, with `end`."""
 
     @abstractmethod
-    def scalar(self, value: Any) -> str:
+    def scalar(self, value: str | float | None) -> str:
         """Return Lark of one text, number or constant."""
 
-    def order(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    def order(self, properties: Schema) -> Schema:
         """Return properties in the order in which the form writes them."""
         return properties
 
-    def pairs(self, name: str, properties: Mapping[str, Any], required: Container[str], depth: int) -> str:
+    def pairs(self, name: str, properties: Schema, required: Container[str], depth: int) -> str:
         """Add the rules of an object's pairs; return the first of them."""
         written: dict[str, str] = {}
         for index, (key, schema) in enumerate(self.order(properties).items()):
