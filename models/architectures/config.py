@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
-Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2"]
+Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu"]
+GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Family:
     # Each head by itself, or all of them together; "unit": each head that turns, without weights.
     qk_norm: Literal["head", "heads", "unit"] | None = None
     interleaved: bool = False  # RoPE turns neighbouring dimensions instead of halves
-    centred: bool = False  # norms subtract the mean: LayerNorm without bias
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False  # LayerNorms add a bias
     parallel: bool = False  # attention and feed-forward have the same input
     beside: bool = False  # recurrent state in every layer, next to attention
     norm_last: bool = False  # queries and keys are normalized after the rotation
@@ -45,7 +47,7 @@ class Family:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Projections into a feed-forward: no gate for an activation that gates nothing."""
-        return ("up_proj",) if self.activation in ("relu2", "xielu") else ("gate_proj", "up_proj")
+        return ("gate_proj", "up_proj") if self.activation in GATED else ("up_proj",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

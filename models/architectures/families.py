@@ -10,6 +10,7 @@ from headrace.models.architectures import (
     glm,
     granite,
     kimi,
+    layer_norms,
     lfm2,
     llama,
     nemotron,
@@ -19,7 +20,7 @@ from headrace.models.architectures import (
 )
 from headrace.models.architectures.architecture import Architecture
 
-_FILES = (deepseek, falcon, gemma, glm, granite, kimi, lfm2, llama, nemotron, olmo, others, qwen)
+_FILES = (deepseek, falcon, gemma, glm, granite, kimi, layer_norms, lfm2, llama, nemotron, olmo, others, qwen)
 ARCHITECTURES = {row.name: row for file in _FILES for row in file.ROWS}
 _UNKNOWN = Architecture("")
 

@@ -83,11 +83,6 @@ def _exaone_moe_runs(fields: Fields) -> bool:
     return "sliding_attention" in (fields.values.get("layer_types") or [])
 
 
-# Command R
-def _cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    return replace(decoder, logit_scale=fields.positive("logit_scale", default=0.0625))
-
-
 # Hunyuan
 def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
@@ -169,8 +164,6 @@ _MIMO_HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
 )
 
-_COHERE = Family(NormNames("input_layernorm", None, "input_layernorm"), interleaved=True, centred=True, parallel=True)
-
 ROWS = (
     Architecture(
         "apertus",
@@ -178,30 +171,6 @@ ROWS = (
         constants={"mlp_bias": False, "post_norm": False, "qk_norm": True},
         activations=("xielu",),
         only={"post_norm": False, "qk_norm": True},
-    ),
-    Architecture(
-        "cohere",
-        _COHERE,
-        context=8192,
-        tied=True,
-        eps="layer_norm_eps",
-        only={"tie_word_embeddings": True},
-        theta=8e6,
-        runs=lambda fields: not fields.values.get("use_qk_norm"),  # one norm for all heads, with weights of each
-        complete=_cohere,
-    ),
-    Architecture(
-        "cohere2",
-        _COHERE,
-        defaults={"sliding_window": 4096},
-        period_key="sliding_window_pattern",
-        only_periodic=True,
-        tied=True,
-        eps="layer_norm_eps",
-        sliding="period",
-        period=4,
-        position_free="full",
-        complete=_cohere,
     ),
     Architecture("ernie4_5", Family(interleaved=True), biases={"use_bias": (*ATTENTION, *FEED_FORWARD)}),
     Architecture("ernie4_5_moe", loses_corrections=True),
@@ -262,5 +231,4 @@ ROWS = (
     Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
     Architecture("minicpm3", add_keys=_minicpm3_keys),
-    Architecture("phi", defaults={"partial_rotary_factor": 0.5}),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from headrace.models.architectures.architecture import Architecture
-from headrace.models.architectures.config import DecoderConfig, Family, RopeConfig
+from headrace.models.architectures.config import Activation, DecoderConfig, Family, RopeConfig
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_scale
@@ -18,6 +18,9 @@ from headrace.models.architectures.layers import head_size, layers_of, ropes_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # "mrope" has separate axes for time, height and width, which are equal for text.
+_UNGATED_GELU: dict[str, Activation] = {
+    "gelu": "erf_gelu", "gelu_new": "tanh_gelu", "gelu_fast": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu",
+}  # fmt: skip
 _ROPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
 
 
@@ -33,6 +36,9 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     fields = Fields(config)
     if not config.get("use_qk_norm", True):
         family = replace(family, qk_norm=None)
+    stated = config.get(architecture.activation_key or "")
+    if family.activation in _UNGATED_GELU.values() and isinstance(stated, str):
+        family = replace(family, activation=_UNGATED_GELU.get(stated, family.activation))
     rope, local_rope = ropes_of(fields, architecture)
     if not _runs(fields, architecture, family, (rope, local_rope)):
         return None
@@ -81,7 +87,7 @@ def biased_modules(config: Mapping[str, Any]) -> frozenset[str]:
 def _runs(fields: Fields, architecture: Architecture, family: Family, ropes: tuple[RopeConfig, RopeConfig]) -> bool:
     """Return whether the decoder runs this variant of a family."""
     config = fields.values
-    if any(rope.kind not in _ROPES for rope in ropes) or config.get("layer_norm_bias"):
+    if any(rope.kind not in _ROPES for rope in ropes):
         return False
     if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
         return False

@@ -214,7 +214,8 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
     vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
-    return config.hidden_size + config.input_size + sum(vector.size * vector.width for vector in vectors)
+    last_norm = config.hidden_size * (2 if config.family.norm_bias else 1)
+    return last_norm + config.input_size + sum(vector.size * vector.width for vector in vectors)
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:

@@ -45,6 +45,7 @@ class Decoder:
 
     draft_head: DraftHead | None = None
     activations = 16
+    _norm_bias: mx.array | None = None  # of the last norm, a LayerNorm
     division = None  # `LeaderNetwork` has one
 
     def __init__(
@@ -69,7 +70,10 @@ class Decoder:
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
         norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
-        self._norm = norm if config.logit_scale == 1.0 else norm * config.logit_scale  # scales every logit
+        bias = parameters.vector("model.norm.bias", width) if config.family.norm_bias else None
+        scale = config.logit_scale  # of every logit, and so of what the last norm returns
+        self._norm = norm if scale == 1.0 else norm * scale
+        self._norm_bias = bias if bias is None or scale == 1.0 else bias * scale
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
         self.vocab_size = config.vocab_size
@@ -151,6 +155,7 @@ class Decoder:
     def _arrays(self) -> list[mx.array]:
         """All but the draft head's."""
         arrays = [*self._table.arrays, self._norm, *self._head.arrays]
+        arrays += [] if self._norm_bias is None else [self._norm_bias]
         for layer in self._layers:
             stacks = layer.mixture.stacks if layer.mixture else ()
             for weight in (*layer.matrices, *stacks):
@@ -250,7 +255,8 @@ class Decoder:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
         if self.draft_head is not None:  # x is normalized
             return self._ops.linear(x, self._head)
-        logits = self._ops.norm_linear(self._centred(Residual(x)).x, self._norm, self.config.norm_eps, self._head)
+        residual = self._normed(Residual(x), self._norm, self._norm_bias)
+        logits = stacked(project(self._ops, residual, self._norm, self.config.norm_eps, [self._head]))
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
@@ -262,7 +268,7 @@ class Decoder:
         eps = self.config.norm_eps
         act = self.config.family.activation
         appends = self.config.appending
-        plain = not (self.config.family.centred or self.config.family.parallel)
+        plain = self.config.family.norm == "rms" and not self.config.family.parallel
         bits = self.activations
         parts = [slice(0, appends), slice(appends, len(self._layers))][: 1 if appends == len(self._layers) else 2]
         nodes = [ops.fuse(self._layers[part], eps, act, rounding=bits, **more) if plain else None for part in parts]
@@ -303,7 +309,7 @@ class Decoder:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
         family = self.config.family
         after = index + 1
-        last = family.centred or family.parallel or after == len(self._layers)
+        last = family.norm == "layer" or family.parallel or after == len(self._layers)
         return None if last else self._layers[after].input_norm
 
     def _block(self, residual: Residual, kv: KVPass, index: int, epilogue: Epilogue) -> Residual:
@@ -312,20 +318,23 @@ class Decoder:
         family = self.config.family
 
         # x (B, T, E) + output(attention(qkv(norm(x))))
-        inputs = self._centred(residual)
+        inputs = self._normed(residual, layer.input_norm, layer.input_norm_bias)
         attended = self._attention(inputs, kv, index)  # (B, T, H * D); then a mixer's, next to it
         if family.parallel:  # both halves have the same input, and one sum
+            if layer.mlp_norm is not layer.input_norm:
+                inputs = self._normed(residual, layer.mlp_norm, layer.mlp_norm_bias)
             return self._add(residual.x, [*attended, self._feed_forward(inputs, layer)], None, epilogue)
         if layer.mixture is None and layer.down is None:
             return self._add(residual.x, attended, layer.attention_post_norm, epilogue)
-        mlp_norm = None if family.centred else layer.mlp_norm
+        mlp_norm = layer.mlp_norm if family.norm == "rms" else None
         residual = self._add(residual.x, attended, layer.attention_post_norm, Epilogue(mlp_norm))
+        residual = self._normed(residual, layer.mlp_norm, layer.mlp_norm_bias)
 
         # x (B, T, E) + down(activation(gate_up(norm(x))))
         if layer.mixture is not None:
             dense = self._feed_forward(residual, layer) if layer.down is not None else None
             return self._add_experts(residual, layer, dense, epilogue)
-        fed = self._feed_forward(self._centred(residual), layer)  # (B, T, F)
+        fed = self._feed_forward(residual, layer)  # (B, T, F)
         return self._add(residual.x, [fed], layer.mlp_post_norm, epilogue)
 
     def _attention(self, residual: Residual, kv: KVPass, index: int) -> list[Product]:
@@ -380,8 +389,8 @@ class Decoder:
         """Add the output of a layer's experts. dense: the feed-forward next to them, if any."""
         return add_experts(self._ops, residual, layer, dense, self.config, epilogue)
 
-    def _centred(self, residual: Residual) -> Residual:
-        """Return x less its mean, of which the root mean square norm is LayerNorm; else the stream itself."""
-        if not self.config.family.centred:
+    def _normed(self, residual: Residual, norm: mx.array | None, bias: mx.array | None) -> Residual:
+        """Return the stream with its LayerNorm; RMSNorms are left to the next projection, as parts of it."""
+        if self.config.family.norm == "rms" or norm is None:
             return residual
-        return residual._replace(x=residual.x - residual.x.mean(axis=-1, keepdims=True))
+        return Residual(residual.x, self._ops.layer_norm(residual.x, norm, bias, self.config.norm_eps))

@@ -161,6 +161,14 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
+    def norm_bias(name: str | None) -> mx.array | None:
+        if name is None or not config.family.norm_bias:
+            return None
+        bias = f"{prefix}.{name}.bias"
+        if bias not in norms:
+            norms[bias] = parameters.vector(bias, width)
+        return norms[bias]
+
     names = config.family.norms_of(layer.attends)
     gate = None
     down_gate = None
@@ -194,10 +202,12 @@ def _layer(
     return LayerWeights(
         attention=spec,
         input_norm=norm(names.attention),
+        input_norm_bias=norm_bias(names.attention),
         qkv=qkv,
         output=output,
         attention_post_norm=norm(names.after_attention),
         mlp_norm=norm(names.mlp) if layer.feeds else None,
+        mlp_norm_bias=norm_bias(names.mlp) if layer.feeds else None,
         gate_up=gate_up,
         down=down,
         mlp_post_norm=norm(names.after_mlp),

@@ -90,7 +90,7 @@ def ends(config: DecoderConfig) -> list[Tensor]:
         inputs = len(config.layers) * config.input_size
         tensors.append(Tensor("model.embed_tokens_per_layer", config.input_vocab, inputs, looked_up=True))
         tensors.append(Tensor("model.per_layer_model_projection", inputs, width, part="MLP"))
-    return tensors
+    return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in tensors]
 
 
 def head_projection(config: DecoderConfig) -> Tensor:
@@ -305,7 +305,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     width = config.hidden_size
     names = config.family.norms_of(layer.attends)
     norms = [names.attention, names.after_attention, *([names.mlp, names.after_mlp] if layer.feeds else [])]
-    vectors = [Vector(f"{name}.weight", width) for name in dict.fromkeys(norms) if name is not None]
+    parts = ("weight", "bias") if config.family.norm_bias else ("weight",)
+    vectors = [Vector(f"{name}.{part}", width) for name in dict.fromkeys(norms) if name is not None for part in parts]
     if layer.attends:
         vectors += _attention_vectors(config, layer)
     if layer.mixer is not None:

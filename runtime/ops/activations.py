@@ -1,4 +1,4 @@
-"""Activations in stock MLX: SiLU, GELU (tanh approximation), the clamped SiLU of GPT-OSS, sigmoid gates, xIELU."""
+"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), GPT-OSS's clamped SiLU, sigmoid gates, xIELU."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,6 +39,10 @@ def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
 
+def _erf_gelu(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.erf(x * 0.7071067811865476))
+
+
 def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
     below = negative * (mx.expm1(mx.minimum(x, eps)) - x)
     return mx.where(x > 0, positive * mx.square(x), below) + beta * x
@@ -55,12 +59,16 @@ def _numbers(curve: Xielu, dtype: mx.Dtype) -> list[mx.array]:
 def unit(projected: mx.array, activation: str | Xielu, *, compiled: bool) -> mx.array:
     """Return act(gate) * up of rows (.., 2 F) with gate before up, or act(up) of up alone, (.., F).
 
-    Those that gate nothing are "relu2" and xIELU.
+    Those that gate nothing are "relu2", "tanh_gelu", "erf_gelu" and xIELU.
     """
     if isinstance(activation, Xielu):
         return (_COMPILED_XIELU if compiled else _xielu)(projected, *_numbers(activation, projected.dtype))
     if activation == "relu2":
         return mx.square(mx.maximum(projected, 0))  # gates nothing (So et al., arXiv:2109.08668)
+    if activation == "tanh_gelu":
+        return (COMPILED if compiled else ACTIVATIONS)["gelu"](projected, mx.array(1, projected.dtype))
+    if activation == "erf_gelu":
+        return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(projected)
     gate, up = mx.split(projected, 2, axis=-1)
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
@@ -68,4 +76,5 @@ def unit(projected: mx.array, activation: str | Xielu, *, compiled: bool) -> mx.
 ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
+_COMPILED_ERF_GELU = mx.compile(_erf_gelu, shapeless=True)
 _COMPILED_XIELU = mx.compile(_xielu, shapeless=True)

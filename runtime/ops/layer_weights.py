@@ -87,12 +87,15 @@ class LayerWeights:
     scalar: mx.array | None = None
     mixer_gates: tuple[Weight, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
     curve: Xielu | None = None
+    input_norm_bias: mx.array | None = None  # (E,), of a LayerNorm
+    mlp_norm_bias: mx.array | None = None
 
     @property
     def vectors(self) -> list[mx.array]:
         """All weights that are no matrices."""
         spec = self.attention
         every = [self.input_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm, self.scalar]
+        every += [self.input_norm_bias, self.mlp_norm_bias]
         every += [] if spec is None else [spec.q_norm, spec.k_norm, spec.sinks]
         every += [] if self.mixer is None else self.mixer.vectors
         every += [] if self.mixture is None else self.mixture.vectors

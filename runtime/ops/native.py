@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
-from headrace.runtime.ops.activations import Xielu
+from headrace.runtime.ops.activations import Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -241,6 +241,12 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return kernels.rms_norm(x, weight, eps)
 
 
+def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
+    """Apply layer normalisation over the last axis: the root mean square norm of what is centred."""
+    normed = rms_norm(x - x.mean(axis=-1, keepdims=True), weight, eps)
+    return normed if bias is None else normed + bias
+
+
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
     """Apply RMSNorm, if there is a norm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
@@ -271,6 +277,10 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
         return reference.norm_glu(x, norm, eps, w, activation)
     if isinstance(activation, Xielu):
         return kernels.linear(x, matrix, norm, eps, None, "xielu", curve=activation)
+    if activation == "tanh_gelu":
+        return kernels.gated(kernels.linear(x, matrix, norm, eps), None, "gelu")
+    if activation == "erf_gelu":
+        return unit(kernels.linear(x, matrix, norm, eps), activation, compiled=False)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 
 

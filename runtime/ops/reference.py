@@ -127,6 +127,11 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, weight, eps)
 
 
+def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
+    """Apply layer normalisation over the last axis (Ba et al., arXiv:1607.06450)."""
+    return mx.fast.layer_norm(x, weight, bias, eps)
+
+
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
     """Apply RMSNorm, if there is a norm, then a projection. x (B, T, E) -> (B, T, N)."""
     return linear(x if norm is None else rms_norm(x, norm, eps), w)
@@ -148,7 +153,7 @@ def activate(x: mx.array, activation: str) -> mx.array:
 def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
     """Apply RMSNorm, if any, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
 
-    "relu2" and xIELU have no gate, and w (F, E).
+    "relu2", "tanh_gelu", "erf_gelu" and xIELU have no gate, and w (F, E).
     """
     return unit(norm_linear(x, norm, eps, w), activation, compiled=on_gpu())
 

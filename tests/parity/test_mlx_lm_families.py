@@ -150,7 +150,7 @@ _LLAMA3 = {
 # Fields that mlx-lm's class ignores, and transformers' class does not.
 _IGNORED = {
     ("kimi_linear", "rope_scaling"),  # it rotates nothing
-    ("cohere", "rope_scaling"),
+    *((kind, "rope_scaling") for kind in ("cohere", "phi", "stablelm", "starcoder2")),
     ("deepseek", "rope_scaling"),  # of other kinds than linear
     ("minicpm", "tie_word_embeddings"),  # tied logits are not scaled
     ("bailing_moe", "num_experts_per_tok"),  # one expert a token ends the process in MLX 0.32

@@ -92,6 +92,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "plamo": {"num_attention_heads": 8},
     "nanbeige": {"num_loops": 2},
+    "nemotron": {"hidden_act": "relu2"},
     "nemotron_h": {"hybrid_override_pattern": "M*-M", "layer_types": None},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "smollm3": {"sliding_window": None},

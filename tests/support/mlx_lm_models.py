@@ -157,6 +157,10 @@ _LING = {
     "model_type": "bailing_moe", "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 8, "num_shared_experts": 2,
     "norm_topk_prob": True, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
 }  # fmt: skip
+_STABLELM = {
+    "model_type": "stablelm", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5,
+    "use_qkv_bias": False,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -310,6 +314,24 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "glm": {"model_type": "glm", "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
+    "cohere-norm-biased": {
+        "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
+        "layer_norm_bias": True,
+    },
+    "phi": {"model_type": "phi", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5},
+    "starcoder2": {  # its class has the exact GELU
+        "model_type": "starcoder2", "head_dim": 16, "norm_epsilon": 1e-2, "hidden_act": "gelu",
+    },
+    "stablelm": _STABLELM,
+    "stablelm-parallel": {**_STABLELM, "use_parallel_residual": True, "use_qkv_bias": True},
+    "nemotron": {
+        "model_type": "nemotron", "head_dim": 16, "norm_eps": 1e-2, "hidden_act": "relu2", "partial_rotary_factor": 0.5,
+    },
+    "nemotron-biased": {
+        "model_type": "nemotron", "norm_eps": 1e-2, "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
+        "partial_rotary_factor": 1.0, "tie_word_embeddings": True,
+        "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0},
+    },
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ _KINDS = {
     "attend": "attention and KV",
     "mix": "attention and KV",
     "rms_norm": "norms and the rest",
+    "layer_norm": "norms and the rest",
     "add_norms": "norms and the rest",
     "glu": "norms and the rest",
     "embed": "norms and the rest",

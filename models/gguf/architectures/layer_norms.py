@@ -44,7 +44,7 @@ ROWS: dict[str, Architecture] = {
         "StableLmForCausalLM", "stablelm",
         {
             "layer": {
-                **biases(_ATTN_NORM), **mlp(), **biases(attention(), "attn_q", "attn_k", "attn_v", optional=True),
+                **biases(_ATTN_NORM), **mlp(), **attention(),
                 **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
             },
         },
@@ -58,12 +58,18 @@ ROWS: dict[str, Architecture] = {
     ),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM", "starcoder2",
-        {"layer": biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj"), **attention()})},
-        tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True, constants={"use_bias": True},
+        {"layer": {**biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj")}), **attention()}},
+        tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True,
+        constants={"use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
     ),
     "phi2": Architecture(
         "PhiForCausalLM", "phi",
-        {"layer": biases({**_ATTN_NORM, **ungated_mlp("mlp.fc1", "mlp.fc2"), **attention(output="dense")})},
+        {
+            "layer": {
+                **biases({**_ATTN_NORM, **ungated_mlp("mlp.fc1", "mlp.fc2")}),
+                **biases(attention(output="dense"), "attn_output"),
+            },
+        },
         biases(tables("model.final_layernorm"), "output_norm", "output"), epsilon="layer_norm_eps", whole_heads=True,
         rotates_part=True, constants={"tie_word_embeddings": False},
     ),

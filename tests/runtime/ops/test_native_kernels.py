@@ -262,7 +262,7 @@ def test_units_without_a_gate(case: tuple[Weight, mx.array], curve: Xielu) -> No
     theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
     sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact=True)
-    for activation in ("relu2", curve):
+    for activation in ("relu2", "tanh_gelu", "erf_gelu", curve):
         expected = reference.norm_glu(x, norm, 1e-5, theirs, activation)
         bound = (4 * sums + 2 * errors + 3) * (errors + 1e-6 * sums)  # no steeper than that
         assert _agree(native.norm_glu(x, norm, 1e-5, ours, activation), expected, bound)
