@@ -9,6 +9,12 @@ from headrace.models.architectures.latent import latent_with_eps
 _AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 _BIASES = {**BIASES, "attention_bias": QKV}
+_GLM4V = {"attention_bias": True, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+_GLM4V_MOE = {
+    "attention_bias": True, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "n_routed_experts": 128, "routed_scaling_factor": 1.0, "moe_intermediate_size": 1408, "use_qk_norm": False,
+}  # fmt: skip
 
 ROWS = (
     Architecture("glm", Family(interleaved=True), rotated=0.5, biases=_BIASES),
@@ -42,6 +48,8 @@ ROWS = (
         biases=_BIASES,
         plain=(".mlp.gate",),
     ),
+    Architecture("glm4v_text", layers_of="glm4", nested_defaults=_GLM4V),
+    Architecture("glm4v_moe_text", layers_of="glm4_moe", nested_defaults=_GLM4V_MOE),
     Architecture(
         "glm_moe_dsa",
         constants={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},

@@ -22,7 +22,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _CONTAINERS = (
     "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava", "video_llava",
     "video_llama_3", "internvl", "idefics2", "idefics3", "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling",
-    "exaone4_5",
+    "exaone4_5", "aya_vision", "cohere2_vision", "glm4v", "glm4v_moe",
 )  # fmt: skip
 
 

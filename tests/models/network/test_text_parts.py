@@ -13,6 +13,7 @@ from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_con
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops
+from tests.support import mlx_lm_models
 from tests.support.kernels import KERNELS, name_of
 from tests.support.tiny import config_of, load_decoder, quantize_model, random_tensors, write_model
 from tests.support.watched import answer
@@ -67,6 +68,37 @@ def test_the_text_part_gives_the_logits_of_a_text_only_model(tmp_path: Path, fam
     alone = write_model(tmp_path / "alone", FAMILIES[family][0])
     assert network_kind(open_checkpoint(directory)) == "headrace"
     assert greedy(directory, ops) == greedy(alone, ops)
+
+
+_TURNED = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "kind", "stated"),
+    [
+        ("glm4v", "glm4", "glm4v_text", {"rope_parameters": _TURNED}),
+        ("glm4v_moe", "glm4-moe-groups", "glm4v_moe_text", {"rope_parameters": _TURNED}),
+        ("cohere2_vision", "cohere2", "cohere2", {}),
+        ("aya_vision", "cohere2", "cohere2", {}),
+    ],
+)
+def test_text_parts_without_a_class_in_mlx_lm(
+    tmp_path: Path, family: str, variant: str, kind: str, stated: dict[str, Any]
+) -> None:
+    """The text part is the text-only model whose layers it has, though transformers alone knows the whole."""
+    text = mlx_lm_models.config_of(variant)
+    alone = mlx_lm_models.write_mlx_lm_model(tmp_path / "alone", text)
+    for key in ("partial_rotary_factor", "rope_theta", "use_qk_norm") if stated else ():
+        text.pop(key, None)  # stated elsewhere, or not at all
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    arrays = mx.load(str(alone / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    renamed = {name.replace("model.", "model.language_model.", 1): array for name, array in arrays.items()}
+    mx.save_safetensors(str(whole / "model.safetensors"), {**renamed, "model.visual.patch.weight": mx.zeros((3, 32))})
+    outer = {"model_type": family, "text_config": {**text, **stated, "model_type": kind}}
+    (whole / "config.json").write_text(json.dumps({**outer, "tie_word_embeddings": text["tie_word_embeddings"]}))
+    assert greedy(whole, KERNELS[0]) == greedy(alone, KERNELS[0])
 
 
 @pytest.mark.parametrize("style", STYLES)
