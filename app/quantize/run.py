@@ -36,6 +36,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store, write_model
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.engine.request import check_ids
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.network import Network
@@ -134,8 +135,11 @@ def _check_output(options: QuantizeOptions) -> None:
         raise UsageError("--as names a model of the store, and -o writes elsewhere", "give one of them")
     if os.path.lexists(options.output):
         raise UsageError(f"{options.output} exists already", "-o takes the name of a new folder")
-    if not options.output.absolute().parent.is_dir():
-        raise UsageError(f"{options.output.absolute().parent} is not a folder")
+    parent = options.output.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"{parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{parent} cannot be written")
 
 
 def _name_of(model: ResolvedModel, budget: Budget) -> str:
@@ -188,6 +192,8 @@ def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _
             f"`headrace pull {source.model.name} --quantize 4` quantizes all matrices alike",
         )
     measured, scored = _excerpts(loaded.tokenizer, options.text)
+    for excerpt in (measured, scored):
+        check_ids([*excerpt.fed, *excerpt.targets], decoder.vocab_size, "the text")
     progress("reading the text", 0, None)
     sensitivities = Sensitivities(source.checkpoint, measured)
     reference = Reference(decoder, scored)

@@ -51,6 +51,8 @@ def choose_activations(
         return network, f"activations stay in 16 bits: {reason}"
     coarse = with_activations(network, 8)
     ids = tokenizer.encode_prompt(_text())[: min(_TOKENS, context)]
+    if max(ids) >= network.vocab_size:
+        return network, "activations stay in 16 bits: the tokenizer has ids outside the model's vocabulary"
     key = measurement_key(checkpoint, _VERSION, str(requantize), list(ids))
     stored = read_cache(_cache_file())
     kl = stored.get(key)

@@ -60,13 +60,18 @@ class Request:
             raise UsageError("the prompt is empty")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError("max tokens must be at least 1")
-        if min(self.prompt) < 0 or max(self.prompt) >= vocab_size:
-            raise UsageError(f"the prompt has token ids outside the vocabulary of {vocab_size}")
+        check_ids(self.prompt, vocab_size, "the prompt")
         if len(self.prompt) > context_limit:
             raise ContextLimitError(
                 f"the prompt has {len(self.prompt)} tokens, the context limit is {context_limit}",
                 "shorten the prompt",
             )
+
+
+def check_ids(tokens: Sequence[int], vocab_size: int, name: str) -> None:
+    """Raise UsageError for token ids outside a network's vocabulary. name: of the tokens, for the error."""
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise UsageError(f"{name} has token ids outside the vocabulary of {vocab_size}")
 
 
 @dataclass(frozen=True, slots=True)

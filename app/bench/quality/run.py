@@ -31,6 +31,7 @@ from headrace.models.loading.kv_twin import with_kv
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.activations import with_activations
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.engine.request import check_ids
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.network import Network
@@ -156,6 +157,9 @@ def chosen_passages(text: str, options: Options, models: Sequence[LoadedModel], 
     passages_by_depth = passages(
         text, models[0].tokenizer, depths, options.scored, room, asked=options.depths is not None
     )
+    for model in models:
+        for passage in passages_by_depth.values():
+            check_ids([*passage.context, *passage.fed, *passage.targets], model.network.vocab_size, "the text")
     notes += [
         f"depth {depth:,} is left out: text or context is too short"
         for depth in depths

@@ -236,6 +236,12 @@ def test_another_vocabulary_is_refused(plain: Path, tmp_path: Path) -> None:
         invoke("-m", str(plain), "--against", str(other), *SMALL)
 
 
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "model", vocab_size=96)
+    with pytest.raises(UsageError, match="the text has token ids outside the vocabulary of 96"):
+        invoke("-m", str(model), "-n", "8", "-d", "0")
+
+
 def test_ctrl_c_keeps_the_conditions_that_are_done(
     plain: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

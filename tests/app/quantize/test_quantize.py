@@ -240,6 +240,21 @@ def test_an_existing_folder_is_not_written(plain: Path, tmp_path: Path) -> None:
         run(plain, "--bits", 4.5, "-o", tmp_path / "new", "--as", "name")
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_work(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode stops
+    monkeypatch.setattr(run_module, "resolve", None)
+    with pytest.raises(UsageError, match="cannot be written"):
+        run(plain, "--bits", 4.5, "-o", tmp_path / "out")
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "model", vocab_size=96)
+    with pytest.raises(UsageError, match="the text has token ids outside the vocabulary of 96"):
+        run(model, "--bits", 4.5)
+
+
 def test_a_quantized_model_is_refused_by_name(plain: Path) -> None:
     kept = keep_quantized(resolve(str(plain)), Quantization(4, 32))
     with pytest.raises(UsageError, match=f"{kept.name} is quantized already"):

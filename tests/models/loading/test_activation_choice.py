@@ -101,6 +101,15 @@ def test_kernels_without_fast_products_of_bytes_keep_16_bits(
 
 
 @needs_kernels
+def test_a_text_with_ids_beyond_the_vocabulary_leaves_16_bits(tmp_path: Path, measured: list[float]) -> None:
+    quantized = quantize_model(write_chat_model(tmp_path / "plain", vocab_size=96), tmp_path / "quantized")
+    write_byte_tokenizer(quantized)
+    model = _loaded(quantized)
+    assert (model.activations, measured) == (16, [])
+    assert "outside the model's vocabulary" in model.notes[-1]
+
+
+@needs_kernels
 def test_commands_the_engine_and_the_api_choose_alike(
     directory: Path, measured: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
