@@ -262,7 +262,10 @@ class Model:
         answerer = self._opened
         variables = options.chat_template_kwargs
         encoded: Prompt = answerer.encode(prompt, thinking=options.thinking, tools=tools, variables=variables)
-        chosen = options.over(AnswerOptions.of_sampling(self.sampling if sampling is None else sampling))
+        if sampling is None:
+            chosen = options.resolved(AnswerOptions.of_sampling(self.sampling))
+        else:
+            chosen = options.over(AnswerOptions.of_sampling(sampling))
         answer = answerer.prepare(encoded, chosen, logprobs=logprobs, cancel=cancel)
         answerer.engine.check(answer.request)
         return answer

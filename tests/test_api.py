@@ -195,6 +195,19 @@ def test_one_text_is_one_stop_string(model: Model) -> None:
     assert model.generate("hi", **told, stop=["nowhere", stop]).text == one.text
 
 
+def test_greedy_answers_have_no_recommended_repetition_penalty(tmp_path: Path) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    recommended = {"eos_token_id": IM_END, "temperature": 0.7, "repetition_penalty": 1.3}
+    (directory / "generation_config.json").write_text(json.dumps(recommended))
+    with load(str(directory)) as model:
+        greedy = model.generate("hi", temperature=0, max_tokens=2).sampling
+        sampled = model.generate("hi", max_tokens=2).sampling
+        given = model.generate("hi", sampling=model.sampling, temperature=0, max_tokens=2).sampling
+    assert (greedy.temperature, greedy.repetition_penalty) == (0, 1)
+    assert (sampled.temperature, sampled.repetition_penalty) == (0.7, 1.3)
+    assert (given.temperature, given.repetition_penalty) == (0, 1.3)
+
+
 def test_a_whole_answer_has_its_summary(model: Model) -> None:
     told: Any = LIVELY
     whole = model.generate(QUESTION, **told)
