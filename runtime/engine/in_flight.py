@@ -82,11 +82,6 @@ class InFlightBatch:
     errors: dict[Sequence, Exception] = field(default_factory=dict)
 
     @property
-    def batch(self) -> int:
-        """Sequences of the first pass, which share one read of the weights."""
-        return len(self.passes[0].chunks)
-
-    @property
     def num_decoding(self) -> int:
         """Sequences that decode."""
         return sum(chunk.phase == "decode" for chunk in self.chunks)

@@ -149,4 +149,11 @@ class BatchClock:
         ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
         garbage_before = self._garbage_s
         self._garbage_s = garbage_seconds()
-        return PassFacts(in_flight.batch, prompt_tokens, self._garbage_s - garbage_before, parts, ranks)
+        return PassFacts(
+            batch=len(in_flight.chunks),
+            passes=len(in_flight.passes),
+            fed=prompt_tokens,
+            gc_s=self._garbage_s - garbage_before,
+            parts=parts,
+            ranks=ranks,
+        )

@@ -61,7 +61,7 @@ class Timeline:
         proposed: int = 0,
         source: str | None = None,
     ) -> StepRecord:
-        """Return the record of a step whose `tokens` were read and committed. shared: facts of its pass.
+        """Return the record of a step whose `tokens` were read and committed. shared: facts of its batch.
 
         proposed, source: draft tokens that were verified in it, and their proposer.
         """
@@ -77,7 +77,7 @@ class Timeline:
             index=len(self._latencies) - 1,
             context=cache.committed,
             latency_s=latency,
-            weight_bytes=self._cost.weight_bytes,
+            weight_bytes=shared.passes * self._cost.weight_bytes,
             kv_bytes_read=self._cost.kv_bytes_read(past + proposed),  # by all rows of the sequence at once
             kv_bytes_written=self._cost.kv_bytes_written(rows),
             kv_used_bytes=cache.committed_bytes,

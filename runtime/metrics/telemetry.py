@@ -52,9 +52,13 @@ def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """Facts of a pass, which all its sequences share. The fields are those of `StepRecord`."""
+    """Facts of a step, which all its sequences share. The fields are those of `StepRecord`.
+
+    passes: each reads the weights; several if sequences take turns.
+    """
 
     batch: int = 1
+    passes: int = 1
     fed: int = 0
     gc_s: float = 0.0
     parts: StepParts | None = None
@@ -65,10 +69,10 @@ class PassFacts:
 class StepRecord:
     """One step of one sequence. `context`: cache entries after it.
 
-    batch: sequences in its pass, which read `weight_bytes` once for all.
+    batch: sequences in the step, whose passes read `weight_bytes` for all.
     proposed: draft tokens of `source` verified in it.
     accepted: those accepted, up to the end of the answer.
-    fed: prompt tokens of other sequences computed in its pass.
+    fed: prompt tokens of other sequences computed in it.
     gc_s: time of Python's garbage collection in it.
     parts: None if the step was not timed.
     ranks: rank 0 first; () unless it was timed on several ranks.

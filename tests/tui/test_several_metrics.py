@@ -43,7 +43,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     assert lines[2].split()[:6] == ["2", "●", "decode", "20", "138", "12"]
     assert lines[2].endswith("mill wheel turns")
     assert "\x1b" not in lines[2]
-    assert lines[3].startswith("weights 46.7 MiB a token  93.5 MiB a pass")
+    assert lines[3].startswith("weights 46.7 MiB a token  93.5 MiB a step")
     assert lines[4].startswith("blocks  █ 4 own  ▓ 2 shared  ▒ 3 cached  · 1 free")
     assert lines[5] == "████▓▓▒▒▒·"
     for width, height in ((36, 6), (20, 3)):

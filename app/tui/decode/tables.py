@@ -91,7 +91,7 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
         size = format_bytes(round(each))
         whole = format_bytes(batch.weight_bytes)
         now = f", {batch.batches[-1]} sequences in the last" if batch.batches else ""
-        pieces = [Content.styled(text, "$quiet") for text in (f"weights {size} a token", f"{whole} a pass{now}")]
+        pieces = [Content.styled(text, "$quiet") for text in (f"weights {size} a token", f"{whole} a step{now}")]
         lines.append(fitting(pieces, width))
     room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
     if (blocks := batch.blocks) is None:

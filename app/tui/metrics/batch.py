@@ -97,7 +97,7 @@ class BatchMetrics:
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
-        self.weight_bytes = 0  # of a pass
+        self.weight_bytes = 0  # of a step
         self._weights_read, self._said = 0.0, 0  # each step's share of its pass, and its tokens
         self._cost = cost
         self.totals = StepTotals()

@@ -201,6 +201,19 @@ def test_the_engine_is_ready_again(network: MlxLmNetwork) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.sampled
+def test_a_step_of_sequences_that_take_turns_reads_the_weights_for_each(network: MlxLmNetwork) -> None:
+    engine = Engine(network, context_limit=256)
+    for first in range(3):
+        engine.submit(Request([first, *PROMPT], max_tokens=12))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    records = [event.record for _, event in events if isinstance(event, Step)]
+    together = [record for record in records if record.batch == 3]
+    assert {record.weight_bytes for record in together} == {3 * network.cost.weight_bytes}
+
+
 def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> None:
     """Weights: see test_mlx_lm_costs."""
     cost = network.cost
