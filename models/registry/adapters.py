@@ -3,6 +3,9 @@
 smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf
 """
 
+import os
+import shutil
+import time
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -16,6 +19,7 @@ from headrace.models.registry.source import HubId, parse_source
 from headrace.models.registry.store import StoredModel
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UnsupportedModelError, UsageError
+from headrace.runtime.machine.peaks import RECENT_DAYS
 
 
 def split_adapter(text: str) -> tuple[str, str | None]:
@@ -58,6 +62,7 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
 def converted(adapter: Path, base: StoredModel | None) -> Adapter:
     """Return the adapter of a GGUF file, in a folder of some megabytes that is made once for its base.
 
+    Folders that were not used in the last RECENT_DAYS are deleted when another one is made.
     base: the store's entry of the model, None for a model outside. Raises UnsupportedModelError for an adapter without
     the GGUF file of its base, HeadraceError if it cannot be written, and what `convert_adapter` raises.
     """
@@ -72,7 +77,10 @@ def converted(adapter: Path, base: StoredModel | None) -> Adapter:
         key.update(f"{part.resolve()} {file_facts(part)}\n".encode())
     folder = cache_dir() / "adapters" / key.hexdigest()
     if folder.is_dir():
+        with suppress(OSError):  # a cache that cannot be written
+            os.utime(folder)
         return open_adapter(folder)
+    _delete_unused(folder.parent)
     from headrace.models.gguf.adapter import convert_adapter  # late: numpy and MLX
 
     try:
@@ -85,3 +93,12 @@ def converted(adapter: Path, base: StoredModel | None) -> Adapter:
     except OSError as error:
         raise HeadraceError(f"{folder.parent} cannot be written: {error.strerror or error}") from error
     return open_adapter(folder)
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete the converted adapters that were not used recently, and what interrupted conversions left."""
+    oldest = time.time() - RECENT_DAYS * 86400
+    with suppress(OSError):  # no folder yet, or one that cannot be written
+        for entry in folder.iterdir():
+            if entry.stat().st_mtime < oldest:
+                shutil.rmtree(entry)

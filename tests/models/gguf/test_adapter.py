@@ -1,6 +1,7 @@
 """LoRA adapters in GGUF files: the logits of merged weights, and refusals of what is not applied."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_an_adapter_is_converted_once_for_each_base(tmp_path: Path, store: Store
     other = write_gguf(tmp_path / "other.gguf", "llama", seed=1)
     assert resolve(f"{other}+{adapter}", store=store).adapter != model.adapter
     assert len(list(model.adapter.path.parent.iterdir())) == 2
+
+
+def test_converted_adapters_that_are_not_used_are_deleted(tmp_path: Path, store: Store) -> None:
+    base = write_gguf(tmp_path / "base.gguf", "llama")
+    folders = []
+    for name in "abc":
+        adapter = resolve(f"{base}+{write_adapter(tmp_path / f'{name}.gguf', 'llama')}", store=store).adapter
+        assert adapter is not None
+        folders.append(adapter.path)
+        os.utime(adapter.path, (0, 0))
+        if name == "b":
+            resolve(f"{base}+{tmp_path / 'b.gguf'}", store=store)
+    assert [folder.is_dir() for folder in folders] == [False, True, True]
 
 
 @pytest.mark.parametrize(
