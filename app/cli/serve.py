@@ -208,14 +208,11 @@ def _end_with(parent: int) -> None:
 
 
 def _check_installed(names: Iterable[str]) -> None:
-    """Raise ModelNotFoundError for a name that no installed model has."""
-    from headrace.app.server.models import installed_models, named
-    from headrace.models.registry.adapters import split_adapter
+    """Raise ModelNotFoundError for a name that no installed model has, nor one of another program."""
+    from headrace.app.server.models import installed_models
 
-    installed = installed_models()
     for name in names:
-        base, _ = split_adapter(name)
-        if named(base, installed) is None:
+        if not installed_models([name]):
             raise ModelNotFoundError(f"{name} is not installed", f"`headrace models pull {name}` fetches it")
 
 

@@ -7,6 +7,7 @@ every event, for metrics and telemetry.
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.app.engine.client import EngineClient
@@ -77,7 +78,7 @@ class ServedEngine:
         self._watchers = 0
         self._deaths: list[float] = []
         self._restart_at: float | None = None
-        self._name = name or Path(spec.name or DEFAULT_MODEL).name
+        self._given_name = name
         self._unload: asyncio.Future[None] | None = None  # under way
         self._kv_limit: int | None = None  # bytes
         self._durations: list[float] = []  # of the latest answers
@@ -175,7 +176,9 @@ class ServedEngine:
     @property
     def name(self) -> str:
         """The model's name, as requests give it."""
-        return self.card.name if self.card is not None else self._name
+        if self.card is not None:
+            return self.card.name
+        return self._given_name or Path(self.spec.name or DEFAULT_MODEL).name
 
     def watch(self, more: int) -> None:
         """Count more readers of step records, or fewer: the engine sends records only while there are some."""
@@ -288,7 +291,7 @@ class ServedEngine:
     def _take(self, event: Event) -> None:
         match event:
             case Ready():
-                self.card = event.card
+                self.card = replace(event.card, name=self._given_name or event.card.name)
                 self.failure = None
                 self.requested_at = time.monotonic()  # its requests come now
                 self._changed.set()

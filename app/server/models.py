@@ -8,7 +8,10 @@ from pathlib import Path
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.registry.adapters import name_with, split_adapter
+from headrace.models.registry.resolve import find_source
+from headrace.models.registry.source import LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store, StoredModel
+from headrace.runtime.errors import HeadraceError
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
 _OWN_NAMES = ("default", "headrace")
@@ -37,7 +40,7 @@ def is_served(name: str | None, card: ModelCard, aliases: frozenset[str]) -> boo
 def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
     """Return the models of the store, in the order of their names. only: names to return; None: all.
 
-    A name with an adapter, BASE+ADAPTER, is a model of its own.
+    Names may be those of other programs' models, too. A name with an adapter, BASE+ADAPTER, is a model of its own.
     """
     models = [_installed(model) for model in Store().list()]
     if only is None:
@@ -45,7 +48,7 @@ def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
     chosen = []
     for name in only:
         base, adapter = split_adapter(name)
-        model = named(base, models)
+        model = named(base, models) or _local(base)
         if model is not None and adapter is not None:
             model = replace(model, name=name_with(model.name, adapter), stored_as=f"{model.stored_as}+{adapter}")
         if model is not None:
@@ -65,6 +68,19 @@ def _installed(model: StoredModel) -> InstalledModel:
     except OSError:
         weights = 0
     return InstalledModel(str(model.origin.get("id", model.name)), model.name, _context(model.path), weights)
+
+
+def _local(name: str) -> InstalledModel | None:
+    """Return a model that another program keeps under this name; None without one."""
+    try:
+        source = find_source(name, Store())
+    except HeadraceError:
+        return None
+    if not isinstance(source, LocalDirectory | LocalGGUF):
+        return None
+    if source.path.is_dir():
+        return _installed(StoredModel(name, source.path, source.path, {}))
+    return InstalledModel(name, name, None, source.path.stat().st_size)
 
 
 def _context(directory: Path) -> int | None:

@@ -18,6 +18,7 @@ from headrace.app.engine.remote import RemoteEngine
 from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
 from headrace.models.registry.store import Store
 from tests.support.adapters import write_adapter
+from tests.support.ollama import add_to_ollama
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import engines
 from tests.support.server_process import ServerProcess
@@ -107,6 +108,17 @@ def test_a_model_with_an_adapter_is_one_of_its_own(home: Path, tmp_path: Path) -
         answers = {name: ask(server, name, temperature=0) for name in ("lake", "lake+lora")}
     assert {name: answer.model for name, answer in answers.items()} == {"lake": "lake", "lake+lora": "lake+lora"}
     assert answers["lake"].choices[0].message.content != answers["lake+lora"].choices[0].message.content
+
+
+def test_a_model_of_ollama_is_served_with_its_adapter(home: Path, tmp_path: Path) -> None:
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/tuned/latest", adapters=1)
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/plain/latest")
+    stored = {"HOME": str(tmp_path), "OLLAMA_MODELS": str(tmp_path / ".ollama" / "models")}
+    with ServerProcess(home, "--models", "lake,tuned,plain", **stored) as server:
+        answers = {name: ask(server, name, temperature=0, max_tokens=8) for name in ("tuned", "plain")}
+        assert set(states(server)) == {"lake", "tuned", "plain"}
+    assert [answer.model for answer in answers.values()] == ["tuned", "plain"]
+    assert answers["tuned"].choices[0].message.content != answers["plain"].choices[0].message.content
 
 
 def test_the_first_of_the_listed_models_is_loaded_at_the_start(home: Path) -> None:

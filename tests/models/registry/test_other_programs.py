@@ -1,7 +1,6 @@
 """Models of Ollama and LM Studio, in folders laid out as those programs do: found by name, listed, run."""
 
 import json
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from headrace.models.registry.resolve import find_source, installed_name, resolv
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
-from tests.models.gguf.build import write_adapter, write_gguf
+from tests.models.gguf.build import write_gguf
+from tests.support.ollama import add_to_ollama
 from tests.support.tiny import write_model
 
 
@@ -28,28 +28,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def store(home: Path) -> Store:
     return Store(home / "store")
-
-
-def add_to_ollama(home: Path, name: str, *, adapters: int = 0) -> Path:
-    """Write a GGUF and its manifest as Ollama does; name: HOST/NAMESPACE/MODEL/TAG. Return the blob.
-
-    adapters: so many times the same.
-    """
-    folder = home / ".ollama" / "models"
-    (folder / "blobs").mkdir(parents=True, exist_ok=True)
-    made = write_gguf(home / "made.gguf", "llama")
-    digest = sha256(made.read_bytes()).hexdigest()
-    blob = made.rename(folder / "blobs" / f"sha256-{digest}")
-    write_adapter(blob.with_name("sha256-ada"), "llama")
-    blobs = [("model", digest), ("license", digest), *[("adapter", "ada")] * adapters]
-    layers = [
-        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{each}", "size": 1}
-        for kind, each in blobs
-    ]
-    manifest = folder / "manifests" / name
-    manifest.parent.mkdir(parents=True, exist_ok=True)
-    manifest.write_text(json.dumps({"schemaVersion": 2, "config": {}, "layers": layers}))
-    return blob
 
 
 def test_a_model_of_ollama_runs_by_its_name(home: Path, store: Store) -> None:
