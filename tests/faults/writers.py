@@ -23,7 +23,7 @@ from headrace.app.config.settings import load_settings, save_setting
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.ops import BLOCK
 
 DONE = 0
@@ -92,7 +92,7 @@ _BLOCK = StoredBlock(b"b" * 16, b"k" * 16, tuple(range(BLOCK)), bytes(BLOCK), (b
 def write_kv(folder: Path, promise: Promise) -> None:
     store = DiskStore(folder / "kv", 1 << 20)
     for number in range(3):
-        place = next(iter(places(bytes([number]), _BLOCK.tokens)))[0]
+        place = next(iter(file_names(bytes([number]), _BLOCK.tokens)))[0]
         if store.put(place, _BLOCK):
             promise(place.hex())
 
