@@ -208,7 +208,7 @@ def test_greedy_answers_have_no_recommended_repetition_penalty(tmp_path: Path) -
     assert (given.temperature, given.repetition_penalty) == (0, 1.3)
 
 
-def test_a_whole_answer_has_its_summary(model: Model) -> None:
+def test_a_finished_answer_has_a_summary(model: Model) -> None:
     told: Any = LIVELY
     whole = model.generate(QUESTION, **told)
     assert "".join(part.text for part in model.chat(QUESTION, **told)) == whole.text == str(whole)

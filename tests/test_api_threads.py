@@ -104,7 +104,7 @@ def test_threads_are_answered_in_one_batch(model: Model, texts: list[str], gate:
         assert list(threads.map(lambda prompt: model.generate(prompt, **LIVELY).text, PROMPTS)) == texts
 
 
-def test_a_model_outlives_the_thread_that_loaded_it(directory: Path, texts: list[str]) -> None:
+def test_a_model_is_usable_after_the_thread_that_loaded_it_ended(directory: Path, texts: list[str]) -> None:
     loaded: list[Model] = []
     thread = threading.Thread(target=lambda: loaded.append(load(directory)))
     thread.start()
@@ -274,7 +274,7 @@ def test_ctrl_c_ends_the_answer_that_is_waited_for(model: Model, gate: Gate) -> 
         next(stream)
 
 
-def test_an_unread_answer_waits(model: Model) -> None:
+def test_an_unread_answer_pauses_and_others_are_answered(model: Model) -> None:
     stream = model.chat("hi", sampling=NEVER_ENDING, max_tokens=3 * MAX_UNREAD, speculate="off")
     wait_until(lambda: model._engine.is_paused)
     assert model.generate("hi", max_tokens=2).reason == "length"  # others are answered

@@ -62,7 +62,7 @@ def test_resources_are_wheels_of_the_package_index_for_apple_silicon() -> None:
         assert {tag.interpreter for tag in tags} <= {"py3", "py2", "cp314", *(f"cp3{n}" for n in range(6, 15))}
 
 
-def test_the_formula_is_what_the_script_makes_of_its_resources(script: dict[str, Any]) -> None:
+def test_the_homebrew_formula_is_the_scripts_output(script: dict[str, Any]) -> None:
     wheels = [script["Wheel"](name, "", url, digest, script["_macos"](url)) for name, url, digest in _resources()]
     head = re.findall(r"^  ((?:license|head) .*)$", TEXT, re.MULTILINE)
     assert script["formula"](wheels, head) == TEXT

@@ -93,7 +93,7 @@ def run_in(project: Path, command: list[str | Path], *, path: str | None) -> str
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("path", [None, "."])
-def test_a_project_has_its_own_modules_and_headrace(
+def test_headrace_does_not_shadow_a_projects_modules(
     installed: Path, model: Path, project: Path, path: str | None
 ) -> None:
     said = run_in(project, [installed / "python", "main.py", model], path=path)

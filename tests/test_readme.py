@@ -58,7 +58,7 @@ def subcommands(group: click.Group) -> Iterator[click.Command]:
             yield from subcommands(command)
 
 
-def test_there_is_something_to_check() -> None:
+def test_documents_and_workflows_have_commands() -> None:
     assert len(commands()) >= 10
     assert len(workflow_commands()) >= 4
 
@@ -208,7 +208,7 @@ def test_folders_named_below_another_exist() -> None:
                 assert (ROOT / row[1] / below).is_dir(), f"{row[1]}/{below}"
 
 
-def test_the_protocols_are_where_the_architecture_says() -> None:
+def test_protocols_stand_in_the_files_that_architecture_names() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \|", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.MULTILINE)
     assert rows
     for name, file in rows:

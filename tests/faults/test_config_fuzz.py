@@ -115,7 +115,7 @@ def alike(a: np.ndarray, b: np.ndarray | None) -> bool:
 
 
 @pytest.mark.sampled
-def test_a_missing_key_means_its_default(model: Fuzzed) -> None:
+def test_a_missing_key_has_its_default(model: Fuzzed) -> None:
     for path in model.keys():  # noqa: SIM118
         config = model.changed(path)
         got = model.logits(config)

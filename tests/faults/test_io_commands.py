@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.mark.parametrize(
     ("step", "names"), [("53", ["run", "batch", "pull", "pull of parts"]), ("1", ["export over", "doctor", "settings"])]
 )
-def test_a_command_ends_with_0_only_if_its_result_is_whole(tmp_path: Path, step: str, names: list[str]) -> None:
+def test_exit_code_0_only_for_complete_output(tmp_path: Path, step: str, names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.faults.io_commands", str(tmp_path), step, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]

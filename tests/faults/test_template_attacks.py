@@ -246,7 +246,7 @@ def test_a_long_chat_has_time_for_each_message(monkeypatch: pytest.MonkeyPatch) 
         ChatTemplate({"default": LOOPS["nested"]}).render(USER)
 
 
-def test_tools_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_templates_time_limit_grows_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.5)
     template = ChatTemplate({"default": "{% for i in range(400) %}x{% endfor %}"})

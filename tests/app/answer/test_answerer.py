@@ -146,7 +146,7 @@ def test_answers_that_are_cancelled_leave_the_engine_idle(model: LoadedModel) ->
     assert list(answerer.stream(prepared(answerer, "a", max_tokens=1)))
 
 
-def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
+def test_a_raw_text_is_continued_without_a_template(model: LoadedModel) -> None:
     answerer = Answerer(model)
     prompt = answerer.encode("hi")
     assert len(prompt.ids) == 2

@@ -60,7 +60,7 @@ def test_a_batch_asks_line_by_line(model: Path, asked: list[Request], tmp_path: 
     assert "draft tokens accepted (" in done.stderr
 
 
-def test_the_account_of_an_answer_tells_tokens_from_steps(
+def test_an_answers_figures_count_tokens_and_steps_separately(
     model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[RunReport] = []

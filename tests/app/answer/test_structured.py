@@ -146,7 +146,7 @@ def test_a_schema_that_cannot_be_honoured_fails_before_the_answer(answerer: Answ
     assert not answerer.has_work
 
 
-def test_options_exclude_each_other() -> None:
+def test_grammar_and_schema_options_are_exclusive() -> None:
     with pytest.raises(UsageError):
         AnswerOptions.read({"schema": {}, "regex": "a"})
     below = AnswerOptions(schema={"type": "object"}, temperature=0.5)

@@ -115,7 +115,7 @@ def test_a_complete_file_is_not_rewritten(tmp_path: Path) -> None:
     "text",
     ["my notes\n", '{"prompt": "1"}\n', "[" * 99_999 + "\n", "{}\n", "\n", '{"request": 1}\n', "my notes", '{"id": "a'],
 )
-def test_a_file_of_something_else_is_never_touched(text: str, tmp_path: Path) -> None:
+def test_a_file_with_other_lines_is_refused_and_unchanged(text: str, tmp_path: Path) -> None:
     path = tmp_path / "notes"
     before = line_of(good(LINES[0])) + text.encode()
     path.write_bytes(before)

@@ -100,7 +100,7 @@ def test_results_come_as_they_finish_or_in_order(model: LoadedModel) -> None:
     assert [said["line"] for said in results] == [1, 2, 3]
 
 
-def test_a_stop_string_ends_its_own_line_alone(model: LoadedModel) -> None:
+def test_a_stop_string_ends_only_its_line(model: LoadedModel) -> None:
     whole = alone(model, {"prompt": "a", "max_tokens": 40})
     stop = whole[len(whole) // 2 :][:2]
     results, _ = run(model, [{"prompt": "a", "max_tokens": 40, "stop": stop}, {"prompt": "a", "max_tokens": 40}])

@@ -103,7 +103,7 @@ def test_reports_are_appended_and_read(known: list[measured.MeasuredSpeed]) -> N
     assert here[0].ratio == pytest.approx(1.3, rel=0.001)
 
 
-def test_predictions_show_what_was_measured(
+def test_predictions_show_measured_speeds(
     known: list[measured.MeasuredSpeed], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = find("qwen3-8b").step_shape

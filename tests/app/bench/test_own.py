@@ -61,7 +61,7 @@ def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytes
     assert sum(fed) == 1 + 31 + 1  # ... the prompt but its last token, and the step that feeds it
 
 
-def test_depths_do_not_disturb_each_other(decoder: Decoder) -> None:
+def test_repeated_depths_are_measured_with_their_kv_bytes(decoder: Decoder) -> None:
     backend = OwnEngine("tiny", decoder, limit=256)
     for test in (Test(0, 4, 64), Test(0, 4, 8), Test(8, 4, 64), Test(8, 0), Test(0, 4, 8), Test(0, 4, 64)):
         sample = backend.measure(test)

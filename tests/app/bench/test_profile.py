@@ -52,7 +52,7 @@ def test_every_matrix_is_in_the_weights_part(variant: str, tmp_path: Path, monke
     assert {id(weight) for weight in seen} == {id(weight) for weight in (*layers, decoder._head)}
 
 
-def test_only_our_own_decoder_can_be_taken_apart() -> None:
+def test_only_headraces_decoder_can_be_profiled() -> None:
     class Foreign:
         arrays: list[mx.array]
 

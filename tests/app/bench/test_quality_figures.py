@@ -45,7 +45,7 @@ def test_figures_are_those_of_numpy() -> None:
     assert figures(conditions) == found
 
 
-def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
+def test_the_tails_interval_equals_that_of_whole_blocks() -> None:
     """The interval from the kept values equals that of whole blocks."""
     from headrace.app.bench.quality import figures as module
     from headrace.app.bench.stats import bootstrap_of
@@ -56,7 +56,7 @@ def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
     assert np.allclose([found.low, found.high], whole, rtol=1e-12)
 
 
-def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
+def test_intervals_cover_the_mean_of_correlated_tokens() -> None:
     """Most intervals of 100 texts of 768 tokens contain the mean; a bootstrap of single tokens would miss a third."""
     from headrace.app.bench.stats import bootstrap
 

@@ -53,7 +53,7 @@ def test_remaining_time_is_shown_after_the_first_round() -> None:
     assert told == sorted(told, reverse=True)
 
 
-def test_a_quiet_machine_runs_the_fewest_rounds_and_a_noisy_one_more() -> None:
+def test_rounds_increase_with_the_noise_of_the_machine() -> None:
     def rounds(sd: float) -> int:
         machine = Machine(4, sd=sd)
         run = session(machine, Backend(machine), rounds=None)

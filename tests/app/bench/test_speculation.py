@@ -63,7 +63,7 @@ def test_workloads_are_planned_alone_and_together() -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_both_answers_are_whole_and_the_same(decoder: Decoder, batch: int, temperature: float) -> None:
+def test_plain_and_speculative_answers_are_complete_and_equal(decoder: Decoder, batch: int, temperature: float) -> None:
     engine = Engine(decoder, context_limit=64, keep_prefix=True, max_running=batch)
     test = Test(100, 24, batch=batch, workload="prose", temperature=temperature)
     for turn in (1, 2):
@@ -243,7 +243,7 @@ def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...],
         run(*arguments)
 
 
-def test_a_model_is_asked_by_its_own_template(model: Path) -> None:
+def test_prompts_are_rendered_by_the_models_template(model: Path) -> None:
     from headrace.models.loading.load import load_model
 
     loaded = load_model(model, name="tiny")

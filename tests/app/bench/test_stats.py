@@ -23,7 +23,7 @@ def test_student_tends_to_the_normal() -> None:
 
 
 @pytest.mark.parametrize("size", [5, 10, 40])
-def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says(size: int) -> None:
+def test_bootstrap_intervals_have_their_nominal_coverage(size: int) -> None:
     draw = random.Random(7)
     hits = 0
     for _ in range(200):
@@ -40,7 +40,7 @@ def test_the_bootstrap_is_repeatable_and_contains_its_statistic() -> None:
     assert bootstrap([2.0]) == bootstrap([]) == (None, None)
 
 
-def test_paired_ratios_cancel_what_both_sides_share() -> None:
+def test_paired_ratios_cancel_common_noise() -> None:
     draw = random.Random(3)
     shared = [draw.uniform(50, 150) for _ in range(8)]
     ratio, (low, high) = geometric_ratio([1.2 * value for value in shared], shared)

@@ -170,7 +170,7 @@ def test_csv_reads_back() -> None:
     assert len(rows[0]["samples"].split()) == 5
 
 
-def test_every_csv_column_is_filled_and_there_whatever_was_measured() -> None:
+def test_csv_has_the_same_columns_for_every_document() -> None:
     everything = replace(DOCUMENT, results=[*DOCUMENT.results, workload()])
     whole = list(csv.DictReader(io.StringIO(csv_text(everything))))
     unknown = {"mbu_nominal", "drift"}  # this machine's nominal peak is; drift takes more repetitions
@@ -188,7 +188,7 @@ def test_csv_has_every_figure_of_a_result() -> None:
         assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
-def test_json_lines_stand_alone() -> None:
+def test_each_json_line_has_the_facts_of_the_run() -> None:
     lines = formats.json_lines(DOCUMENT).splitlines()
     assert [json.loads(line)["test"] for line in lines] == [entry.test for entry in DOCUMENT.results]
     assert all(json.loads(line)["device"]["name"] == "Made-up CPU" for line in lines)
@@ -235,7 +235,7 @@ def test_blocks_have_a_zero_baseline() -> None:
     assert blocks([100.0, 50.0, 1.0]) == "█▄▁"
 
 
-def test_the_report_stands_alone() -> None:
+def test_the_html_report_loads_no_other_files() -> None:
     page = html(DOCUMENT)
     assert page == html(DOCUMENT)
     assert "<b>47.6 mJ</b><span>per token, net of idle power</span>" in page
@@ -280,7 +280,7 @@ def test_a_report_of_almost_nothing() -> None:
     assert page.count("<svg") == 1
 
 
-def test_history_keeps_runs_in_order_and_forgets_on_request(tmp_path: Path) -> None:
+def test_history_keeps_the_order_of_runs_and_deletes_on_request(tmp_path: Path) -> None:
     with History(tmp_path / "deep" / "bench.sqlite") as kept:
         newer = kept.add(replace(DOCUMENT, created="2026-02-01T00:00:00Z"))
         older = kept.add(DOCUMENT)

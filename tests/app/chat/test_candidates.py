@@ -159,7 +159,7 @@ def test_candidates_of_a_greedy_session_are_sampled_and_reported(talk: Conversat
     it.close()
 
 
-def test_the_engine_dies(talk: Conversation, engine: ScriptedEngine) -> None:
+def test_an_engine_crash_keeps_partial_candidates(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(("one", "more"), hold=1), Script(fail="no memory"))
     it = Candidates(talk, 2)
     until(it, lambda: it.answers[0].answer is not None and it.answers[1].notice is not None)

@@ -111,7 +111,7 @@ def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, s
     assert "windmill" in to_markdown(resumed.session, resumed.messages)
 
 
-def test_every_turn_prefills_only_what_is_new(chat: Conversation) -> None:
+def test_each_turn_prefills_only_its_new_tokens(chat: Conversation) -> None:
     chat.branch.set_sampling({"max_tokens": 12})
     reused = 0
     for turn in range(8):

@@ -223,7 +223,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_figures(
     assert engine_of(talk).specs[-1].name is None  # A's model comes back
 
 
-def test_an_engine_that_dies_costs_one_answer(talk: Conversation) -> None:
+def test_an_engine_crash_loses_one_answer_only(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("half", " more"), hold=1))
     it.ask("Which?")

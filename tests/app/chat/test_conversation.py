@@ -372,9 +372,7 @@ def test_stopping_while_the_model_loads_does_not_wait_for_it(engine: ScriptedEng
     assert shown(chat) == ["early", "Hello, world."]
 
 
-def test_an_engine_that_dies_as_soon_as_its_model_is_there_ends_nothing_else(
-    engine: ScriptedEngine, store: SessionStore
-) -> None:
+def test_an_engine_crash_after_loading_does_not_end_a_later_answer(engine: ScriptedEngine, store: SessionStore) -> None:
     engine.load_failure = "the hub cannot be reached"
     chat = Conversation(engine, store)
     chat.load_model()
@@ -597,9 +595,7 @@ def test_running_into_the_limit_asks_and_then_continues(chat: Conversation, engi
     assert shown(chat) == ["q1", "a1", "q2", "half and half"]
 
 
-def test_a_regeneration_that_does_not_fit_is_asked_about_its_own_question(
-    chat: Conversation, engine: ScriptedEngine
-) -> None:
+def test_dropping_turns_for_a_regeneration_keeps_its_question(chat: Conversation, engine: ScriptedEngine) -> None:
     ask(chat, "q1", "a1")
     ask(chat, "q2", "a2")
     engine.script(Script(full=True), Script(pieces=("a2 new",)))

@@ -19,7 +19,7 @@ def ask(chat: Conversation, text: str) -> None:
         chat.poll()
 
 
-def test_every_answer_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+def test_every_answer_stores_its_model_and_sampling(tmp_path: Path) -> None:
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         engine = ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"top_p": 0.9, "temperature": 0.6}))
         chat = Conversation(engine, store, store.create(system="Be brief.", sampling={"max_tokens": 50}))

@@ -26,7 +26,7 @@ def test_an_answer_that_came_by_kind_is_stored_with_tags(store: SessionStore) ->
     assert store.steps(answer) is None, "no step is known by its text"
 
 
-def test_text_of_the_engine_is_stored_as_it_is(store: SessionStore) -> None:
+def test_the_engines_text_is_stored_unchanged(store: SessionStore) -> None:
     question = store.add(store.create().id, None, "user", "Why?")
     turn = Turn(store, question)
     event = delta(turn.id, "<think>hm</think>So.", thinking="hm", content="So.")

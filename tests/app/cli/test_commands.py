@@ -198,7 +198,7 @@ def test_an_unknown_command_is_one_line_and_a_hint(
     assert len(said.err.splitlines()) == 2
 
 
-def test_an_environment_that_means_nothing_stops_every_command(
+def test_an_invalid_environment_variable_stops_every_command(
     headrace: Headrace, calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("HEADRACE_EXACT", "HEADRACE_DEBUG"):

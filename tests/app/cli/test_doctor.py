@@ -104,14 +104,14 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, machine=None, failures=[Finding("broken", "MLX does not work here: x", "y")]), ["MLX does not"]),
     ],
 )
-def test_each_trouble_is_found_with_something_to_do(report: Report, expected: list[str]) -> None:
+def test_each_problem_is_reported_with_a_hint(report: Report, expected: list[str]) -> None:
     found = what(report)
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
     assert all(finding.do for finding in findings(report))
 
 
-def test_a_small_address_space_is_told_from_little_memory() -> None:
+def test_a_small_address_space_is_not_reported_as_little_memory() -> None:
     [found] = findings(replace(LINUX, budget=Budget(GIB, GIB, GIB, "address space (ulimit -v)")))
     assert "ulimit" in found.do
 
@@ -182,7 +182,9 @@ def test_where_it_was_installed_from(recorded: str | None, source: str, monkeypa
     assert own_source() == source
 
 
-def test_an_installed_one_behind_the_clone_that_runs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_version_hidden_by_a_running_clone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Installed:
         def locate_file(self, name: str) -> Path:
             return tmp_path / name

@@ -73,7 +73,7 @@ def test_a_draft_with_too_much_kv_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert raised.value.hint == "a context of 60 tokens would fit: --context 60"
 
 
-def test_a_batch_takes_one_and_so_do_settings(model: Path, tmp_path: Path) -> None:
+def test_batch_and_settings_accept_a_draft_model(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": "b", "speculate": "off"}\n')
 

@@ -151,7 +151,7 @@ def test_keys_are_not_among_the_arguments() -> None:
         assert not any("s3cret" in argument for argument in setup.arguments)
 
 
-def test_an_unknown_context_is_left_to_the_agent() -> None:
+def test_no_context_is_set_for_the_agent_if_it_is_unknown() -> None:
     for agent in AGENTS.values():
         setup = agent.setup(Endpoint("http://127.0.0.1:1", "tiny", None))
         assert "None" not in f"{list(setup.arguments)} {[value for value in setup.variables.values() if value]}"

@@ -103,7 +103,7 @@ def test_list_of_an_empty_store_is_the_catalog(run: Run) -> None:
     assert "\x1b" not in "".join(lines)
 
 
-def test_list_puts_what_is_installed_first(run: Run, store: Store) -> None:
+def test_list_has_installed_models_first(run: Run, store: Store) -> None:
     install(store)
     install(store, "smollm2-135m")
     rows = json.loads(run("list", "--json").stdout)
@@ -171,7 +171,7 @@ def test_show_has_the_cost_of_a_step(run: Run, store: Store) -> None:
     assert "MIT" in text
 
 
-def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
+def test_show_has_the_sizes_of_models_that_mlx_lm_runs(run: Run, store: Store) -> None:
     install(store)
     config = store.root / "mine" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_traditional": True}))
@@ -221,7 +221,7 @@ def test_show_names_requantized_tensors(run: Run, tmp_path: Path) -> None:
     assert "Q3_K" in run("show", str(file)).stdout
 
 
-def test_a_list_of_some(run: Run) -> None:
+def test_list_filters_models_by_name(run: Run) -> None:
     rows = json.loads(run("list", "Qwen-3", "--json").stdout)
     assert len(rows) > 2
     assert all("qwen3" in f"{row['name']} {row['title']}".lower() for row in rows)
@@ -310,7 +310,7 @@ def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.Mo
     assert store.list() == []
 
 
-def test_show_of_what_is_not_installed(run: Run) -> None:
+def test_show_describes_a_model_that_is_not_installed(run: Run) -> None:
     document = json.loads(run("show", "qwen3-4b", "--json").stdout)
     assert (document["installed"], document["licence"]) == (False, "Apache-2.0")
     assert document["memory_bytes"] > document["weight_bytes"]
@@ -396,7 +396,7 @@ def test_show_and_predict_of_a_gguf_on_the_hub_read_its_header_alone(run: Run, h
     assert hub.sent < 4 << 20
 
 
-def test_pull_of_what_nothing_runs_is_refused_from_its_config(run: Run, hub: HubServer, store: Store) -> None:
+def test_pull_refuses_an_unsupported_model_after_reading_its_config(run: Run, hub: HubServer, store: Store) -> None:
     """Code World Model, of 64 GB, has no class in mlx-lm."""
     config = json.dumps(WHOLE_CONFIG | {"model_type": "cwm"}).encode()
     hub.add("org/name", MODEL | {"config.json": config, "model.safetensors": bytes(24 << 20)})
@@ -406,7 +406,7 @@ def test_pull_of_what_nothing_runs_is_refused_from_its_config(run: Run, hub: Hub
     assert store.list() == []
 
 
-def test_verify_covers_what_stays_in_the_hubs_cache(run: Run, hub: HubServer) -> None:
+def test_verify_checks_files_in_the_hubs_cache(run: Run, hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     run("pull", "org/name")
     (row,) = json.loads(run("verify", "--json").stdout)
@@ -416,7 +416,7 @@ def test_verify_covers_what_stays_in_the_hubs_cache(run: Run, hub: HubServer) ->
     assert "model.safetensors has" in run("verify", "org/name", code=1).stdout
 
 
-def test_rm_removes_what_is_broken(run: Run, store: Store) -> None:
+def test_rm_removes_a_broken_model(run: Run, store: Store) -> None:
     install(store)
     (store.root / "mine" / "headrace.json").write_bytes(b"{")
     assert re.search(r"(?m)^mine .*broken$", run("list").stdout)

@@ -45,7 +45,7 @@ def test_all_commands_are_here() -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_in_its_own_interpreter(command: str, tmp_path: Path) -> None:
+def test_a_command_runs_in_a_new_interpreter(command: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "tiny")
     (requests := tmp_path / "requests.jsonl").write_text('{"prompt": "hi", "max_tokens": 2}\n')
     given = {"MODEL": str(model), "REQUESTS": str(requests)}

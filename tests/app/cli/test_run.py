@@ -206,7 +206,7 @@ def test_options_are_checked_before_the_model_is_looked_for(options: list[str], 
     ("model_name", "words"),
     [("./nowhere", "nowhere"), ("no-such-model", "no-such-model")],
 )
-def test_unknown_models_are_one_line_and_exit_code_2(model_name: str, words: str, home: Path) -> None:
+def test_an_unknown_model_is_one_line_and_exit_code_2(model_name: str, words: str, home: Path) -> None:
     done = headrace("run", "hi", "-m", model_name, home=home)
     assert done.returncode == 2
     assert words in done.stderr

@@ -156,7 +156,7 @@ def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int)
     assert (done.returncode, done.stderr) == (code, b"")
 
 
-def test_signals_are_repeated_until_the_process_wakes() -> None:
+def test_the_signal_that_ends_a_process_is_repeated_if_it_is_lost() -> None:
     """As one does that comes between a thread's last look for signals and its wait."""
     script = (
         "import signal, threading, time\n"

@@ -11,7 +11,7 @@ from headrace.app.config.bounded_input import decoded, read_bounded
 from headrace.runtime.errors import UsageError
 
 
-def test_a_file_and_standard_input_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_standard_input_are_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(3 << 20)
     file = tmp_path / "file"
     file.write_bytes(content)

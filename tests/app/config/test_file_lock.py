@@ -44,9 +44,7 @@ def test_no_change_is_lost_among_writers(tmp_path: Path) -> None:
     assert {file.name for file in path.parent.iterdir()} == {"presets.toml", ".presets.toml.lock"}
 
 
-def test_a_writer_that_stands_still_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_a_stopped_writer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "settings.toml"
     monkeypatch.setattr(file_lock, "PATIENCE_S", 0.1)
     command = [sys.executable, "-c", _HOLDER, str(path)]

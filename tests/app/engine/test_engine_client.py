@@ -261,7 +261,7 @@ def test_a_request_that_waits_for_the_model_is_cancelled(client: EngineClient, m
     assert not [event for event in events[1:] if getattr(event, "id", None) == 1]
 
 
-def test_failures_leave_the_engine_alive(ready: EngineClient) -> None:
+def test_the_engine_answers_after_failures(ready: EngineClient) -> None:
     bad: list[dict[str, Any]] = [
         {"options": AnswerOptions(stop=("x",), logit_bias={10**8: 1.0})},
         {"messages": [{"role": "wizard", "content": "x"}]},

@@ -51,7 +51,7 @@ def engine(server: ServerProcess) -> Iterator[RemoteEngine]:
     engine.close()
 
 
-def test_an_answer_of_our_own_server_has_all_figures(engine: RemoteEngine) -> None:
+def test_an_answer_of_a_headrace_server_has_all_figures(engine: RemoteEngine) -> None:
     engine.start(ModelSpec("whatever"))
     engine.submit(Generate(7, HELLO, OPTIONS))  # waits for the connection
     events: list[Event] = []

@@ -72,7 +72,7 @@ def test_batching_does_not_change_output(host: EngineHost) -> None:
     assert batches >= {2, 3}
 
 
-def test_one_is_cancelled_alone(host: EngineHost) -> None:
+def test_cancelling_one_answer_does_not_stop_the_others(host: EngineHost) -> None:
     flags = {number: CancelFlag() for number in (1, 2)}
     events: list[Event] = []
     for number, flag in flags.items():
@@ -179,7 +179,7 @@ def client() -> Iterator[EngineClient]:
     client.close()
 
 
-def test_through_the_process(client: EngineClient, model: Path) -> None:
+def test_answers_in_the_engine_process_end_independently(client: EngineClient, model: Path) -> None:
     client.start(ModelSpec(str(model), context=100_000))
     for number in (1, 2, 3):
         client.submit(asked(number, 60 if number == 3 else 90_000))  # they wait for the model

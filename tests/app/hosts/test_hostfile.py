@@ -54,7 +54,7 @@ def test_a_hostfile_with_a_comma_in_its_name(tmp_path: Path) -> None:
     assert len(read_hosts(str(tmp_path / "a,b.json")).hosts) == 2
 
 
-def test_others_reach_rank_0_by_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_ranks_of_a_list_have_this_machines_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostfile, "_own_address", lambda other: f"own of {other}")
     hosts = read_hosts("localhost,192.0.2.7,localhost")
     assert [host.address for host in hosts.hosts] == ["own of 192.0.2.7", "192.0.2.7", "own of 192.0.2.7"]

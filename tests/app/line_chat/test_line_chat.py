@@ -90,7 +90,7 @@ def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionSto
     assert contents(chat) == ["count", "one two three"]
 
 
-def test_a_loop_is_reported_on_a_line_of_its_own(store: SessionStore) -> None:
+def test_a_repeating_answer_is_reported_on_a_separate_line(store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(["round ", "and ", "round"], repeats=True))
     printed, _ = chatted(store, "go", engine=engine)
     assert "\n(the answer has repeated itself for 500 tokens; larger models do this less; Ctrl-C stops it)\n" in printed

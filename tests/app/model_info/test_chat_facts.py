@@ -39,7 +39,7 @@ def test_the_facts_of_a_template_are_one_line(template: str, line: str, tmp_path
     assert chat_line(chat_facts(tmp_path)) == line
 
 
-def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_reported_as_such(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     assert chat_facts(tmp_path) is None

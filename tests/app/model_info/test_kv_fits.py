@@ -39,7 +39,7 @@ def test_formats_that_the_operations_lack_are_not_offered(monkeypatch: pytest.Mo
     assert list(kv_fits(SHAPE, 1 << 33, packs=True) or ()) == ["f16"]
 
 
-def test_in_words() -> None:
+def test_context_fits_are_described_in_words() -> None:
     assert fits_text(None, 8192) == ""
     assert fits_text({"f16": 0, "q8": 0}, 8192) == "nothing"
     assert fits_text({"f16": 8192, "q8": 8192}, 8192) == "all 8,192"
@@ -47,7 +47,7 @@ def test_in_words() -> None:
     assert fits_text({"f16": 4100, "q8": 8192, "q4": 8192}, 8192) == "f16 4,100 · q8 all"
 
 
-def test_in_a_column() -> None:
+def test_context_fits_are_shown_in_a_column() -> None:
     assert fits_short(None, 8192) == fits_short({"f16": 0, "q8": 0}, 8192) == "-"
     assert fits_short({"f16": 8192, "q8": 8192}, 8192) == "all"
     assert fits_short({"f16": 900, "q8": 7700, "k8v4": 8192, "q4": 8192}, 8192) == "900/7k/all"

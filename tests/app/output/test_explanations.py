@@ -38,7 +38,7 @@ def test_names_are_found_however_they_are_typed() -> None:
     assert "lists" in (error.value.hint or "")
 
 
-def test_the_command_prints_one_or_all() -> None:
+def test_explain_prints_one_figure_or_all() -> None:
     listed = CliRunner().invoke(explain, [])
     assert all(each.name in listed.stdout for each in explanations())
     assert all(len(line) <= 80 for line in listed.stdout.splitlines())

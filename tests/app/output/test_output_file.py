@@ -27,7 +27,7 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_disk_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talk.md"
     write_output(file, "old\n")
 

@@ -21,7 +21,7 @@ def test_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == ""
 
 
-def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with drawn_progress(quiet=True) as progress:
         progress("downloading", 1, 2)
     assert capsys.readouterr().err == ""

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("command", ["run", "models", "fit"])
-def test_styles_stay_away_when_asked_to(command: str, home: Path) -> None:
+def test_no_color_disables_styles(command: str, home: Path) -> None:
     arguments = {"run": ["run", "hi", "-n", "4", "-m"], "models": ["models", "list"], "fit": ["fit"]}[command]
     if command == "run":
         arguments.append(str(write_chat_model(home / "chat")))

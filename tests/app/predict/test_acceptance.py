@@ -66,7 +66,7 @@ def test_the_document_has_the_gain_of_each_acceptance() -> None:
     assert (never["best"], never["gain"]) == (0, 1.0)
 
 
-def test_without_known_arithmetic_there_is_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_gain_is_predicted_without_known_flops(capsys: pytest.CaptureFixture[str]) -> None:
     document = acceptance_prediction("x", SHAPE, [CHIP], 1000, 0.7)
     (chip,) = document["targets"]
     assert chip["tokens_per_second"] > 0

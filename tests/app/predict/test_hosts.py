@@ -178,7 +178,7 @@ def test_norms_over_all_heads_add_sums() -> None:
     assert waits(more, slow, 2, "tensor") / waits(SHAPE, slow, 2, "tensor") == pytest.approx(1.5, rel=0.02)
 
 
-def test_a_catalog_entry_knows_a_class_that_mlx_lm_cannot_divide() -> None:
+def test_no_split_is_offered_for_a_class_that_mlx_lm_cannot_divide() -> None:
     gpus = TWO
     cpus = [replace(target, apple=False) for target in TWO]
     assert allowed(find("lfm2.5-1.2b").step_shape, gpus) == []

@@ -85,7 +85,7 @@ def test_there_are_enough_points_on_enough_chips_with_sources() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["dense", "small", "mixture"])
-def test_the_median_prediction_of_each_class_is_within_12_percent_of_what_was_published(engine: str, kind: str) -> None:
+def test_median_predictions_are_within_12_percent_of_published_figures(engine: str, kind: str) -> None:
     errors = [abs(error(point, assumptions(engine))) for point in of(engine, kind)]
     assert not errors or (median(errors) <= 0.12 and max(errors) <= 0.30)
 
@@ -318,7 +318,7 @@ def test_an_unambiguous_part_of_a_chips_name_suffices(text: str, name: str) -> N
         (" ", "no ''", "--list-chips"),
     ],
 )
-def test_a_chip_that_is_not_clear_is_not_guessed(text: str, message: str, hint: str | None) -> None:
+def test_an_ambiguous_chip_name_is_refused(text: str, message: str, hint: str | None) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         chip_targets(text)
     assert (hint or "") in (caught.value.hint or "")
@@ -377,7 +377,7 @@ def test_a_bandwidth_measured_under_load_is_noted(monkeypatch: pytest.MonkeyPatc
         assert predict(SHAPE, found[0], assumptions("mlx-lm"), 1000).busy is (busy and found[0].measured)
 
 
-def test_the_catalog_reads_what_the_installed_default_model_reads() -> None:
+def test_the_catalogs_weight_bytes_are_read_in_every_step() -> None:
     """5 bits a weight in its layers, 9 in its table: 98.3 MB, read whole in every step."""
     default = find("smollm2-135m")
     assert default.step_shape.cost.weight_bytes == pytest.approx(default.weight_bytes, rel=2e-3)

@@ -73,6 +73,6 @@ def test_fit_marks_recommended_models(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"★ best chat: {chosen['chat'].name}" in printed
 
 
-def test_list_tells_the_uses_of_each_model() -> None:
+def test_list_shows_the_uses_of_each_model() -> None:
     rows = json.loads(headrace("list", "--json", code=0).stdout)
     assert all({*row["recommended_for"]} <= USES.keys() for row in rows if not row.get("program"))

@@ -44,7 +44,7 @@ def error(response: httpx.Response) -> dict[str, Any]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
-def test_bodies_that_are_no_requests(client: httpx.Client, path: str, body: bytes) -> None:
+def test_invalid_bodies_are_refused(client: httpx.Client, path: str, body: bytes) -> None:
     response = client.post(path, content=body)
     assert response.status_code == 400
     error(response)

@@ -46,7 +46,7 @@ def test_fields_become_options() -> None:
     assert given.messages == [{"role": "system", "content": "Be brief."}, *HELLO]
 
 
-def test_the_prompt_is_the_same_whatever_the_billing_header_says() -> None:
+def test_the_billing_header_does_not_change_the_prompt() -> None:
     systems = [[{"type": "text", "text": f"x-anthropic-billing-header: cch={n};"}] for n in (1, 2)]
     assert call(system=systems[0]) == call(system=systems[1])
 

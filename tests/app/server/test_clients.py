@@ -48,7 +48,7 @@ def test_the_example_of_the_guide_runs(server: ServerProcess, capsys: pytest.Cap
     assert capsys.readouterr().out
 
 
-def test_a_streamed_chat_equals_a_whole_one(openai_client: "openai.OpenAI") -> None:
+def test_a_streamed_chat_equals_an_unstreamed_one(openai_client: "openai.OpenAI") -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3, **ENDLESS}
     whole = openai_client.chat.completions.create(**options)
     stream = openai_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
@@ -111,7 +111,7 @@ def test_a_gap_needs_a_model_with_tokens_for_it(openai_client: "openai.OpenAI") 
         openai_client.completions.create(model="tiny", prompt="a", suffix="b")
 
 
-def test_errors_are_the_clients_own_classes(openai_client: "openai.OpenAI") -> None:
+def test_errors_become_the_clients_exception_classes(openai_client: "openai.OpenAI") -> None:
     import openai
 
     with pytest.raises(openai.NotFoundError, match="tiny"):

@@ -319,7 +319,7 @@ def test_chunks_join_to_the_document() -> None:
     assert document["usage"]["timings"]["ttft_s"] == 0.05
 
 
-def test_choices_are_apart() -> None:
+def test_the_texts_and_finish_reasons_of_choices_are_separate() -> None:
     two = form(n=2)
     for choice, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
         two.take(choice, delta(choice, text, (), content=text))

@@ -44,7 +44,7 @@ def pieces(events: list[tuple[float, Event | ApiError]], keep_alive_s: float) ->
     return asyncio.run(collect())
 
 
-def test_keep_alives_go_by_the_clock_also_during_a_prefill() -> None:
+def test_keep_alives_are_sent_during_prefill() -> None:
     prefill = [(0.02, Prefill(1, done, 30, 0)) for done in range(30)]
     began = time.monotonic()
     found = pieces([*prefill, (0.0, delta(1, "a", (), content="a")), (0.0, DONE)], 0.1)

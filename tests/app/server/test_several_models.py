@@ -100,7 +100,7 @@ def test_models_that_are_not_listed_are_not_served(start: Starter) -> None:
         ask(server, "org/river")
 
 
-def test_a_model_with_an_adapter_is_one_of_its_own(home: Path, tmp_path: Path) -> None:
+def test_a_model_with_an_adapter_is_a_separate_model(home: Path, tmp_path: Path) -> None:
     base = Store(home / "data" / "models").get("lake")
     assert base is not None
     write_adapter(tmp_path / "lora", base.path, size=1.0)

@@ -93,7 +93,7 @@ def test_damaged_pages_are_our_own_errors(sound: Path, tmp_path: Path) -> None:
     assert try_pages(sound, tmp_path, seed=16, count=60) > 20
 
 
-def test_a_damaged_message_is_shown_and_kept_as_it_is(damaged: Path) -> None:
+def test_a_damaged_message_is_shown_and_not_rewritten(damaged: Path) -> None:
     change(damaged, "UPDATE messages SET content = CAST(? AS TEXT), figures = '{' WHERE id = 4", b"half \xff\xfe")
     with closing(SessionStore(damaged)) as store:
         message = store.message(4)

@@ -48,7 +48,7 @@ def test_no_text_leaves_its_part(pieces: list[str]) -> None:
         ("You\n===", "You\n\\==="),
     ],
 )
-def test_code_stays_and_the_rest_is_contained(text: str, part: str) -> None:
+def test_code_is_unchanged_and_other_markdown_is_escaped(text: str, part: str) -> None:
     assert markdown_part(text) == part
 
 

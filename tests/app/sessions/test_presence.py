@@ -27,7 +27,7 @@ def held_elsewhere(store: Path, session_id: str) -> Iterator[bool]:
         yield process.stdout.readline().strip() == "True"
 
 
-def test_a_session_open_elsewhere_is_known_until_that_process_is_gone(tmp_path: Path) -> None:
+def test_a_session_counts_as_shared_until_the_other_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     store = SessionStore(path)
     here = store.create()

@@ -89,7 +89,7 @@ def test_branches_are_alternatives_and_switching_goes_to_the_newest_leaf(store: 
     assert store.session(session.id).active_leaf == second
 
 
-def test_continuing_appends_and_keeps_what_was_there(store: SessionStore) -> None:
+def test_continuing_appends_to_the_stored_answer(store: SessionStore) -> None:
     session = store.create()
     asked = store.add(session.id, None, "user", "go")
     said = store.begin_answer(session.id, asked.id, None)
@@ -205,7 +205,7 @@ def test_the_line_of_a_hit_is_the_one_that_holds_the_words(text: str, line: str 
     assert best_line(lines, text) == (None if line is None else lines.index(line))
 
 
-def test_search_forgets_what_was_deleted_and_finds_what_a_crash_left(store: SessionStore) -> None:
+def test_search_omits_deleted_text_and_finds_text_of_a_crashed_answer(store: SessionStore) -> None:
     session = store.create()
     asked = store.add(session.id, None, "user", "question")
     said = store.begin_answer(session.id, asked.id, None)

@@ -155,7 +155,7 @@ def test_a_row_that_changes_in_a_batch_is_found(model: Path, monkeypatch: pytest
     assert not any("2 at a time" in line or "alone" in line for line in wrong)
 
 
-def test_other_sums_are_close_where_bits_are_not_promised(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_close_where_equal_bits_are_not_expected(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(plain)
     expected = expectation(loaded)
     assert not expected.exact
@@ -196,7 +196,7 @@ def test_an_interface_with_other_logits_is_found(model: Path, tmp_path: Path, mo
     assert row.comparisons[0].gap > 0
 
 
-def test_ctrl_c_shows_what_is_done(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_the_finished_checks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.app.verify import checks
 
     run: Callable[..., Any] = checks.Verification.run
@@ -237,7 +237,7 @@ def test_answers_are_compared_up_to_the_first_flip() -> None:
     assert not compare(0, first, trace((0, -0.1, -3.0001)), cut=True).same_bits
 
 
-def test_the_command_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
+def test_verify_runs_as_a_process(model: Path, tmp_path: Path) -> None:
     done = headrace("verify", "-m", model, "--tokens", "4", "--sequences", "2", home=tmp_path, code=0)
     assert "2 at a time" in done.stdout
     assert "check 1 of " in done.stderr

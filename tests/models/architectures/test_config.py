@@ -149,7 +149,7 @@ def test_layers_without_position_information() -> None:
     assert [layer.rope is None for layer in listed.layers] == [False, True, False]
 
 
-def test_gemma3_turns_sliding_layers_at_their_own_frequency() -> None:
+def test_gemma3_rotates_sliding_layers_at_the_local_frequency() -> None:
     older = read("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0})
     newer = config_of("gemma3")
     del newer["rope_theta"]

@@ -94,7 +94,7 @@ def test_a_link_to_the_model_directory_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int8, mx.bool_, mx.int64])
-def test_reads_what_mlx_writes(tmp_path: Path, dtype: mx.Dtype) -> None:
+def test_checkpoints_written_by_mlx_are_read(tmp_path: Path, dtype: mx.Dtype) -> None:
     arrays = {"one": mx.zeros((3, 5), dtype), "two": mx.ones((7,), dtype)}
     write(tmp_path, {})
     mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)

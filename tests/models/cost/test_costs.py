@@ -129,7 +129,7 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
     "name", ["apertus", "llama4", "llama4-maverick", "llama4-dense", "deepseek-v2", "deepseek-v2-lite"]
 )
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
-def test_headers_give_the_cost_of_what_is_loaded(tmp_path: Path, name: str, quantized: bool) -> None:
+def test_costs_from_headers_equal_those_of_the_loaded_model(tmp_path: Path, name: str, quantized: bool) -> None:
     """Projections that are stored as one, experts beside a shared one, chunks, numbers of activations."""
     config = mlx_lm_models.config_of(name)
     directory = mlx_lm_models.write_mlx_lm_model(tmp_path / "plain", config, dtype=mx.float16)

@@ -111,7 +111,7 @@ def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tm
 
 
 @pytest.mark.peer
-def test_minicpm_has_the_logits_of_its_own_class(tmp_path: Path) -> None:
+def test_minicpm_has_the_logits_of_mlx_lms_class(tmp_path: Path) -> None:
     from mlx_lm.models.minicpm import Model, ModelArgs
 
     shape = shape_of("minicpm")

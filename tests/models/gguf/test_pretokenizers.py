@@ -64,7 +64,7 @@ def split(patterns: list[str], text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_words_are_those_of_the_models_own_patterns(name: str) -> None:
+def test_pretokenizers_split_as_the_models_patterns(name: str) -> None:
     splits = of_case(name).pre_tokenizer.pre_tokenize_str
     for text in TEXTS:
         assert [text[start:end] for _, (start, end) in splits(text)] == split(PATTERNS[name], text)

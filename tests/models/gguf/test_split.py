@@ -32,7 +32,7 @@ def write_split(folder: Path, most: int = 8) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
 
 
-def test_a_split_model_becomes_the_whole_ones_files(tmp_path: Path) -> None:
+def test_a_split_model_converts_to_the_files_of_the_whole_one(tmp_path: Path) -> None:
     parts = write_split(tmp_path / "split")
     assert len(parts) == 3
     assert len(gguf.GGUFReader(parts[1]).tensors) == 8

@@ -108,7 +108,7 @@ def test_a_word_that_is_a_token_is_not_merged_where_llama_cpp_ignores_merges(pre
     assert tokenizer.encode("abc").tokens == (["a", "bc"] if pre in ("qwen2", "smaug-bpe") else ["abc"])
 
 
-def test_kimis_words_are_those_of_its_own_pattern() -> None:
+def test_kimis_pretokenizer_splits_as_its_pattern() -> None:
     split = of_case("kimi-k2").pre_tokenizer.pre_tokenize_str
     words = [text for text, _ in split("HttpRequest don't 我喜欢a1234 e\u0301")]
     assert words[:3] == ["Http", "Request", "Ġdon't"]

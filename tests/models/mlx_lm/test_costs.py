@@ -170,7 +170,7 @@ DEEPSEEK: dict[str, Any] = {  # a cache of its own: a window, and entries pooled
 }
 
 
-def test_a_cache_of_an_unknown_kind_is_measured_by_how_it_grows(tmp_path: Path) -> None:
+def test_the_bytes_of_an_unknown_cache_class_are_measured(tmp_path: Path) -> None:
     network = load(write(tmp_path, DEEPSEEK))
     caches = [new_cache(network, 2048) for _ in range(2)]
     for cache, tokens in zip(caches, (400, 800), strict=True):

@@ -140,7 +140,7 @@ def test_layers_attend_in_windows_that_their_class_ignores(kind: str) -> None:
     assert not mx.allclose(model(tokens[:, -9:])[:, -1], whole[:, -1], atol=1e-2)  # without a cache: no window
 
 
-def test_a_window_of_a_class_with_masks_of_its_own_is_refused() -> None:
+def test_sliding_windows_of_classes_with_custom_masks_are_refused() -> None:
     config = {**CONFIG, "model_type": "olmo2", "sliding_window": 8}
     with pytest.raises(UnsupportedModelError, match="window of 8"):
         mlx_lm_load.of_config(config)

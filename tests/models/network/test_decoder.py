@@ -153,7 +153,7 @@ def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_sequences_in_a_pass_do_not_see_each_other(directory: Path, ops: Ops) -> None:
+def test_sequences_of_a_pass_attend_to_their_own_entries_only(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     rows = [PROMPT[:21], PROMPT[21:42], PROMPT[3:24]]
     kv = network.kv_backend(KVOptions(64, max_running=3))

@@ -211,7 +211,7 @@ def test_draft_tokens_of_a_head_leave_output_unchanged(tmp_path: Path, sampling:
     assert {source for _, source in found["mtp"]} >= {"mtp"}
 
 
-def test_a_head_whose_tokens_are_rejected_costs_few_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_draft_tokens_of_a_head_cost_few_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads are never right: after few tries all passes are queued ahead again."""
     monkeypatch.setattr(MtpDraft, "cost_s", 0.001)  # whatever the clock says
     write_model(tmp_path, "mimo")

@@ -220,7 +220,7 @@ def test_figures_follow_from_the_models_config(name: str) -> None:
     assert read[0] == read[1]
 
 
-def test_layers_that_differ_have_their_own_cache() -> None:
+def test_kv_bytes_of_layers_of_different_sizes_are_summed() -> None:
     gemma = find("gemma-4-26b-a4b").step_shape.cost
     assert gemma.kv_bytes_per_token == 2 * 2 * (25 * 8 * 256 + 5 * 2 * 512)
     assert gemma.kv_bytes(100_000) - gemma.kv_bytes(90_000) == 10_000 * 2 * 2 * 5 * 2 * 512
@@ -250,7 +250,7 @@ def test_parameters_match_the_published_element_count(name: str, packed: float) 
     assert find(name).shape.parameters * (1 / 8 + 2 / 64) == pytest.approx(packed, rel=0.005)
 
 
-def test_memory_grows_with_context_up_to_the_models_own() -> None:
+def test_predicted_memory_grows_with_context_up_to_the_models_limit() -> None:
     entry = find("smollm2-135m")
     assert entry.shape.kv_bytes_per_token == 23040
     assert entry.memory_bytes(2048) - entry.memory_bytes(1024) == 1024 * 23040

@@ -142,7 +142,7 @@ def test_a_gguf_is_not_converted_unasked(store: Store, gguf: Path) -> None:
     assert resolve(str(gguf), store=store, fetch=False) == model
 
 
-def test_the_size_of_a_conversion_is_known_before(store: Store, requantized: Path) -> None:
+def test_the_size_of_a_conversion_is_computed_before_it(store: Store, requantized: Path) -> None:
     expected = import_gguf.copy_bytes(requantized)
     weights = resolve(str(requantized), store=store).path / "model.safetensors"
     assert abs(weights.stat().st_size - expected) < 16 << 10  # the header
@@ -335,7 +335,7 @@ def test_pulling_again_brings_the_new_commit(store: Store, hub: HubServer) -> No
     assert resolve("org/name", store=store).path.name == newer.commit
 
 
-def test_revisions_are_models_of_their_own(store: Store, hub: HubServer) -> None:
+def test_revisions_are_separate_models(store: Store, hub: HubServer) -> None:
     hub.add("org/name", MODEL, revisions={"main", "refs/pr/1"})
     assert resolve("org/name@refs/pr/1", store=store).stored_as == "org--name@refs%2Fpr%2F1"
     assert stored_name("org/name@refs/pr/1") == "org--name@refs%2Fpr%2F1"
@@ -460,7 +460,7 @@ def test_the_catalogs_names_are_found_as_the_hub_spells_them(text: str, name: st
     assert find_source(text, store) == CatalogName(name)
 
 
-def test_an_adapter_stands_behind_its_base(store: Store, tmp_path: Path) -> None:
+def test_base_plus_adapter_resolves_both(store: Store, tmp_path: Path) -> None:
     base = write_model(tmp_path / "base", "llama")
     write_adapter(tmp_path / "lora", base)
     model = resolve(f"{base}+{tmp_path / 'lora'}", store=store)
@@ -479,7 +479,7 @@ def test_the_header_of_an_adapter_is_read_once(store: Store, tmp_path: Path, mon
     assert read == ["adapter_model.safetensors"]
 
 
-def test_an_adapter_without_its_base_says_which_one_it_wants(store: Store, tmp_path: Path) -> None:
+def test_an_adapter_without_its_base_is_refused_with_the_bases_name(store: Store, tmp_path: Path) -> None:
     lora = tmp_path / "lora"
     write_adapter(lora, write_model(tmp_path / "base", "llama"))
     with pytest.raises(ModelNotFoundError, match="is an adapter, made for org/base") as caught:

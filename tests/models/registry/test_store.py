@@ -171,7 +171,7 @@ def test_links_in_the_store_are_not_followed(store: Store, tmp_path: Path) -> No
     assert (outside / "model.safetensors").exists()
 
 
-def test_removing_a_model_keeps_what_its_links_name(store: Store, tmp_path: Path) -> None:
+def test_removing_a_model_keeps_the_files_that_its_links_point_to(store: Store, tmp_path: Path) -> None:
     outside = write(tmp_path / "outside")
     model = store.install(NAME, build)
     (model.path / "link").symlink_to(outside)
@@ -179,7 +179,7 @@ def test_removing_a_model_keeps_what_its_links_name(store: Store, tmp_path: Path
     assert (outside / "model.safetensors").exists()
 
 
-def test_hub_entries_stand_for_a_snapshot(store: Store, tmp_path: Path) -> None:
+def test_hub_entries_point_to_a_snapshot_of_the_cache(store: Store, tmp_path: Path) -> None:
     snapshot = write(tmp_path / "hub" / "snapshots" / "abc")
     model = store.install(NAME, lambda _: {"snapshot": str(snapshot)})
     assert model.path == snapshot

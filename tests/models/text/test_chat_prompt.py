@@ -34,7 +34,7 @@ def test_a_continued_answer_follows_the_prompt(tmp_path: Path, family: str) -> N
     assert encoder.eos_ids.isdisjoint(continued[len(prompt) :])  # the answer's text ends no turn
 
 
-def test_tags_of_a_continued_answer_are_the_models_own(tmp_path: Path) -> None:
+def test_a_continued_answer_has_the_models_thinking_tags(tmp_path: Path) -> None:
     encoder = tokenizer(tmp_path, "qwen3")
     prompts = ChatPrompt(encoder)
     assert prompts.thinks
@@ -102,7 +102,7 @@ def test_earlier_thinking_is_where_the_template_looks_for_it(tmp_path: Path, tem
     assert encoder.decode(prompts.encode(turns), skip_special=False) == earlier
 
 
-def test_an_answer_of_a_model_that_does_not_think_stays_whole(tmp_path: Path) -> None:
+def test_an_answer_of_a_model_without_thinking_is_not_split(tmp_path: Path) -> None:
     encoder = tokenizer(tmp_path, "chatml")
     said = "<think>\nis a tag\n</think>\n\nof some models."
     prompt = ChatPrompt(encoder).encode([*ASK, {"role": "assistant", "content": said}, *ASK])
@@ -121,7 +121,7 @@ def test_an_answer_of_a_model_that_does_not_think_stays_whole(tmp_path: Path) ->
         ("{{ rethinking }}", "", ""),
     ],
 )
-def test_each_template_is_switched_by_its_own_variable(tmp_path: Path, written: str, on: str, off: str) -> None:
+def test_thinking_is_switched_by_each_templates_variable(tmp_path: Path, written: str, on: str, off: str) -> None:
     encoder = tokenizer(tmp_path, "qwen3")
     (tmp_path / "qwen3" / "chat_template.jinja").write_text(written + "{# </think> #}.")
     prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))

@@ -95,7 +95,7 @@ def test_other_threads_use_up_no_time_of_an_encoding(stuck: threading.Event, mon
     assert limited(stuck.wait, 1)
 
 
-def test_panics_and_errors_of_a_call_are_its_own() -> None:
+def test_errors_of_a_limited_call_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         limited(lambda: 1 // 0, 1)
 

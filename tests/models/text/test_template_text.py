@@ -141,7 +141,7 @@ def test_letters_in_another_case_keep_their_origin(method: str, own: str, outsid
         ("{{ messages[0].keys() | sort | join(',') }}", "content,role", "ooooooo" + "t" + "oooo"),
     ],
 )
-def test_a_prompt_knows_the_origin_of_each_character(source: str, text: str, origin: str) -> None:
+def test_a_prompt_has_the_origin_of_each_character(source: str, text: str, origin: str) -> None:
     template = ChatTemplate({"default": source.replace("tojson", "tojson(sort_keys=true)")})
     prompt = template.render([{"role": "user", "content": "hi"}])
     assert (str.__str__(prompt), prompt.origin) == (text, origin)

@@ -24,12 +24,12 @@ pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", 
         ("<thi", Parts(None, "<thi")),
     ],
 )
-def test_thinking_of_whole_texts(text: str, parts: Parts) -> None:
+def test_whole_texts_are_split_into_thinking_and_answer(text: str, parts: Parts) -> None:
     assert split_thinking(text) == parts
 
 
 @given(pieces)
-def test_text_shown_while_growing_is_final(parts: list[str]) -> None:
+def test_emitted_parts_of_a_growing_text_are_final(parts: list[str]) -> None:
     text = "".join(parts)
     last = Parts(None, "")
     for end in range(len(text) + 1):

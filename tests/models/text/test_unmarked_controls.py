@@ -73,7 +73,7 @@ def test_no_text_gives_the_id_of_a_control(tmp_path: Path, template: str, normal
     assert smuggled(tokenizer, seed=16, count=60) == []
 
 
-def test_tokens_of_single_bytes_are_text_whatever_the_template_writes(tmp_path: Path) -> None:
+def test_byte_tokens_that_spell_a_templates_marks_are_text(tmp_path: Path) -> None:
     """A vocabulary without "<" and "|" spells the template's marks by byte tokens, which stay text elsewhere, too."""
     vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": 1 + byte for byte in range(256)} | {"a": 257}
     document = {

@@ -398,7 +398,7 @@ def test_other_errors_of_a_device_pass_as_they_are(network: Decoder) -> None:
         list(Engine(WatchedNetwork(network, on_pass=fail), context_limit=32).generate(Request(PROMPT, max_tokens=9)))
 
 
-def test_a_cancel_flag_is_set_within_its_own_set() -> None:
+def test_a_cancel_flag_may_be_set_by_a_signal_during_set() -> None:
     """As by a second signal, between any two of its instructions."""
     flag = CancelFlag()
 

@@ -306,7 +306,7 @@ def test_an_error_of_one_sequence_ends_it_alone(network: Decoder, part: str) -> 
     assert said(serve(engine, [again])[0]) == tokens
 
 
-def test_one_generation_raises_what_its_sampler_does(network: Decoder) -> None:
+def test_an_error_of_a_sampler_is_raised_by_its_generation(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     with pytest.raises(EngineError, match="ValueError: wrong"):
         list(engine.generate(Request(prompt_of(8, 6), max_tokens=30, stop_ids=_Wrong())))  # type: ignore[arg-type]

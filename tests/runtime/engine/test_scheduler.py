@@ -166,7 +166,7 @@ def test_one_sequence_may_reserve_its_limit_and_no_more() -> None:
     assert (sequence.reserved, room.used) == (LIMIT, room.total)
 
 
-def test_a_lower_limit_keeps_what_is_reserved_and_one_full_context() -> None:
+def test_a_lower_limit_keeps_reservations_and_one_full_context() -> None:
     room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
     timeline: Any = SimpleNamespace()
     sequences = [Sequence(Request(range(9), 5), LIMIT, timeline) for _ in range(3)]

@@ -55,7 +55,7 @@ def test_a_common_prefix_of_a_batch_is_prefilled_once(network: Decoder, short_fi
         assert {event.reused for event in progress} == {reused}
 
 
-def test_no_block_outlives_a_batch(network: Decoder) -> None:
+def test_all_blocks_are_free_after_a_batch(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     for _ in range(2):
         first, second = serve(engine, [Request(SYSTEM, max_tokens=3), Request(SYSTEM, max_tokens=3)])

@@ -115,7 +115,7 @@ def test_figures_that_need_more_steps_are_absent() -> None:
     assert (one.ttft_s, one.itl, one.tpot_s, one.decode_tokens_per_second) == (1.5, None, None, None)
 
 
-def test_a_clock_that_stands_still_causes_no_division_by_zero() -> None:
+def test_equal_clock_readings_cause_no_division_by_zero() -> None:
     summary, records = run(5.0, 5.0, [5.0, 5.0])
     assert (summary.achieved_gb_s, summary.decode_tokens_per_second, summary.prefill_tokens_per_second) == (None,) * 3
     assert [record.achieved_gb_s for record in records] == [0.0, 0.0]

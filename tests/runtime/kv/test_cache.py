@@ -179,7 +179,7 @@ FastCacheMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestFastKVCache = FastCacheMachine.TestCase
 
 
-def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
+def test_growing_copies_less_than_a_hundredth_of_the_bytes_read() -> None:
     cache = new_cache(limit=50_000)
     copied = 0
     read = 0

@@ -107,7 +107,7 @@ def test_partial_files_of_dead_processes_are_removed(store: DiskStore) -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "write", "replace", "mkdir"])
-def test_a_full_disk_keeps_what_was_there(store: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_keeps_stored_blocks(store: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     store.put(PLACE, BLOCK_OF_TWO)
 
     def full(*_: object, **__: object) -> None:

@@ -89,7 +89,7 @@ def test_a_prompt_without_common_prefix_starts_an_empty_cache(network: Decoder) 
     assert (len(watched.caches), end.summary.reused_tokens) == (2, 0)
 
 
-def test_a_cache_that_drops_entries_is_reused_whole_or_from_a_mark(network: Decoder) -> None:
+def test_a_rotating_cache_is_reused_whole_or_from_a_mark(network: Decoder) -> None:
     watched = WatchedNetwork(network, forgets=True)
     engine = conversation(watched)
     first = [*FIRST, *range(20)]
@@ -216,7 +216,7 @@ def test_prefix_reuse_does_not_change_output(
 
 @settings(max_examples=20, deadline=None)
 @given(tokens, tokens)
-def test_a_reused_cache_holds_what_a_new_one_would(network: Decoder, first: list[int], then: list[int]) -> None:
+def test_a_reused_cache_has_the_entries_of_a_new_one(network: Decoder, first: list[int], then: list[int]) -> None:
     engine = conversation(network)
     list(engine.generate(Request([3, *first], max_tokens=2)))
     prompt = [3, *first, *then]
@@ -289,7 +289,7 @@ def test_prefetch_stops_between_chunks_and_keeps_them(network: Decoder) -> None:
     assert end.summary.reused_tokens == read.tokens
 
 
-def test_a_wrong_prefetch_costs_a_windowed_cache_its_own_tokens_only(network: Decoder) -> None:
+def test_a_wrong_prefetch_drops_only_its_tokens_from_a_windowed_cache(network: Decoder) -> None:
     engine = conversation(WatchedNetwork(network, forgets=True))
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
     engine.read_ahead([*FIRST, *said, 1, 2, 3], never)

@@ -65,7 +65,7 @@ def test_a_peak_slowed_by_other_programs_is_measured_again(monkeypatch: pytest.M
         False,
     ],
 )
-def test_every_thread_reads_its_own_share(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thread_reads_a_separate_share_of_memory(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels:
         monkeypatch.setattr(native, "status", lambda: native.Status(False, "not built here"))
     host = replace(hardware.machine(), backend="cpu", usable_cores=3)

@@ -104,7 +104,9 @@ def test_any_name_is_a_row_or_unknown(name: str, cores: int | None, memory: int 
 
 
 @given(st.sampled_from(chips.table()), st.none() | st.integers(1, 100), st.none() | st.integers(1, 2**40))
-def test_a_listed_name_always_has_a_figure_of_its_own(chip: chips.Chip, cores: int | None, memory: int | None) -> None:
+def test_every_listed_chip_has_a_bandwidth_under_its_name(
+    chip: chips.Chip, cores: int | None, memory: int | None
+) -> None:
     found = chips.find(chip.name, cores, memory)
     assert found is not None
     assert found.name == chip.name

@@ -74,7 +74,7 @@ def test_cgroup_limits_survive(limit: int) -> None:
     assert text.cgroup_bytes(f"{limit}\n") == limit
 
 
-def test_cgroup_stand_ins_for_no_limit() -> None:
+def test_huge_cgroup_values_count_as_no_limit() -> None:
     assert text.cgroup_bytes("max\n") is None
     assert text.cgroup_bytes("9223372036854771712\n") is None
     assert text.cgroup_cpus("max 100000\n") is None

@@ -21,7 +21,7 @@ def test_fits_up_to_the_last_byte() -> None:
         check_fits(6 * GIB, 3 * GIB, GIB + 1, LIMIT)
 
 
-def test_unknown_memory_refuses_nothing() -> None:
+def test_models_are_not_refused_if_memory_is_unknown() -> None:
     check_fits(2**60, 0, 0, None)
 
 
@@ -51,7 +51,7 @@ def machine(backend: hardware.Backend, device_memory: int | None) -> hardware.Ma
     return replace(hardware.machine(), backend=backend, memory_bytes=64 * GIB, device_memory_bytes=device_memory)
 
 
-def test_budget_on_the_cpu_is_what_is_free() -> None:
+def test_the_budget_on_a_cpu_is_the_free_memory() -> None:
     limit = budget(machine("cpu", None), lambda: 20 * GIB)
     assert limit is not None
     assert (limit.total, limit.free, limit.source) == (64 * GIB, 20 * GIB, "available RAM")

@@ -43,7 +43,7 @@ def test_memory_error_of_python_counts_too() -> None:
         "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
     ],
 )
-def test_a_gpu_timeout_has_a_hint_of_its_own(said: str) -> None:
+def test_a_gpu_timeout_has_a_hint(said: str) -> None:
     with pytest.raises(EngineError) as ended, memory_errors(0):
         raise RuntimeError(said)
     assert "GPU" in (ended.value.hint or "")

@@ -20,6 +20,6 @@ def test_the_longer_of_reading_and_computing_is_the_limit(
 
 
 @given(POSITIVE, POSITIVE, POSITIVE)
-def test_unknown_arithmetic_limits_nothing(nbytes: float, flops: float, bytes_per_second: float) -> None:
+def test_unknown_flops_do_not_limit_a_step(nbytes: float, flops: float, bytes_per_second: float) -> None:
     limit = step_limit(nbytes, flops, bytes_per_second)
     assert (limit.seconds, limit.roof) == (nbytes / bytes_per_second, "memory")

@@ -108,7 +108,7 @@ def test_rejected_proposers_are_probed_again() -> None:
     assert tried > 100
 
 
-def test_costs_of_long_contexts_are_their_own() -> None:
+def test_pass_costs_are_learned_by_context_length() -> None:
     """Rows that are free beside the weights cost half a pass each beside 8,192 entries."""
     controller = Controller()
     chances = [[0.7**place for place in range(1, 16)]]

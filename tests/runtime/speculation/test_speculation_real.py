@@ -49,7 +49,7 @@ def test_speculation_leaves_the_default_models_output_unchanged(default_model: P
         assert sum(split(events)[1].summary.accepted for events in found) > 9
 
 
-def test_a_model_is_its_own_draft(default_model: Path) -> None:
+def test_a_model_as_its_own_draft_has_all_tokens_accepted(default_model: Path) -> None:
     loaded = load_model(default_model, name="default", context=256)
     prompt = ChatPrompt(loaded.tokenizer).encode([{"role": "user", "content": ASKED[3]}])
     request = Request(prompt, 32, SamplingParams(temperature=0.7, seed=9), speculate="draft")

@@ -59,7 +59,7 @@ def test_the_answer_follows_the_thinking(tmp_path: Path, tags: tuple[str, ...]) 
 @pytest.mark.parametrize(
     ("opening", "closing"), [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<|channel>", "<channel|>")]
 )
-def test_families_have_their_own_marks(tmp_path: Path, opening: str, closing: str) -> None:
+def test_grammars_have_the_thinking_marks_of_the_family(tmp_path: Path, opening: str, closing: str) -> None:
     grammars = _grammars(tmp_path, opening, closing)
     assert _fits(grammars, "may", opening, "thought\nwell", closing, "yes!")
     assert _fits(grammars, "may", "yes!")

@@ -386,7 +386,7 @@ def test_nothing_as_python_prints_it_is_null_where_the_schema_allows_it() -> Non
 
 @pytest.mark.parametrize("name", RECORDED)
 @given(text=st.text(st.sampled_from('<>|[]{}"\\ntool_calfunction=`json:,▁｜ A1é'), max_size=60))
-def test_text_without_calls_comes_out_whole(name: str, text: str) -> None:
+def test_text_without_calls_is_unchanged(name: str, text: str) -> None:
     found, calls = _read(name, list(text), special=False)
     assert calls or found == text or not text.strip()
 
@@ -462,14 +462,14 @@ def test_all_text_of_a_cut_answer_is_kept(name: str) -> None:
         ),
     ],
 )
-def test_calls_before_a_cut_head_are_whole(name: str, cut: str) -> None:
+def test_calls_before_an_incomplete_call_are_complete(name: str, cut: str) -> None:
     stream, _ = _stream(name, special=False)
     assert stream.feed(cut) == ("", ())
     _, [call] = stream.finish(cut=True)
     assert (call.name, json.loads(call.arguments)) == ("get_weather", json.loads(PARIS))
 
 
-def test_half_a_call_of_a_whole_answer_is_text() -> None:
+def test_an_incomplete_call_in_a_finished_answer_is_text() -> None:
     stream, _ = _stream("hermes", special=False)
     assert stream.feed('So: <tool_call>{"name"')[0] == "So: "
     assert stream.finish()[0] == '<tool_call>{"name"'
@@ -494,7 +494,7 @@ def test_half_a_call_of_a_whole_answer_is_text() -> None:
         ("{{ messages }}", "generic"),
     ],
 )
-def test_the_template_tells_the_form(source: str, name: str) -> None:
+def test_the_form_of_calls_is_found_from_the_template(source: str, name: str) -> None:
     assert form_name(source) == name
 
 

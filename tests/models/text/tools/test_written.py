@@ -152,7 +152,7 @@ def test_other_numbers_identifiers_and_spaces_are_read(name: str) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_forced_grammar_takes_what_the_template_writes(tmp_path: Path, name: str, parallel: bool) -> None:
+def test_forced_grammars_accept_calls_as_the_template_writes_them(tmp_path: Path, name: str, parallel: bool) -> None:
     write_byte_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template(TEMPLATES[name]))
     tokenizer = Tokenizer.load(tmp_path)
