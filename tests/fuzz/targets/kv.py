@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.ops import BLOCK
 from tests.fuzz.mutate import mutated_bytes
 
@@ -19,7 +19,7 @@ class DiskFiles:
         self._store = DiskStore(self._folder, 1 << 30)
         tokens = tuple(range(BLOCK))
         self._block = StoredBlock(b"b" * 16, b"k" * 16, tokens, bytes(BLOCK), (bytes(range(256)), None, b"xyz"))
-        ((self._place, _),) = places(b"root", tokens)
+        ((self._place, _),) = file_names(b"root", tokens)
         assert self._store.put(self._place, self._block)
         self._file = self._folder / self._place.hex()
         self._content = self._file.read_bytes()
