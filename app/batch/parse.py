@@ -28,7 +28,7 @@ from headrace.app.batch.fields import (
 from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
-from headrace.models.checkpoint.json_object import repeated_key
+from headrace.models.checkpoint.json_object import unique_keys
 from headrace.runtime.config.value_types import Flag, Text, read_value, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -104,28 +104,22 @@ def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: Hea
 def _object(raw: bytes) -> dict[str, object]:
     """Return the line's JSON object. Raises UsageError, also for a repeated key."""
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise UsageError(f"the line is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise UsageError(f"the line is not JSON: {error.msg} at character {error.colno}") from None
     except RecursionError:
         raise UsageError("the line is nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
         raise UsageError(f"the line is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"the line is not a JSON object but {shown(value)}")
     return value
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if (repeated := repeated_key(pairs)) is not None:
-        raise UsageError(f"the key {shown(repeated)} is there twice")
-    return dict(pairs)
-
-
 def _no_number(name: str) -> NoReturn:
-    raise UsageError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _name(given: Mapping[str, object], key: str) -> str | int | None:

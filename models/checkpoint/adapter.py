@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.models.checkpoint.shard_header import quote, read_header, read_strict_object
+from headrace.models.checkpoint.json_object import quote
+from headrace.models.checkpoint.shard_header import read_header, read_strict_object
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 

@@ -5,7 +5,7 @@ Files that decide what is loaded go through `models.checkpoint.safetensors`, whi
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.models.checkpoint.side_file import check_parts, read_side_file
@@ -16,14 +16,14 @@ MAX_PARTS = 800_000  # a shard header with a hundred thousand tensors has 700,00
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # an escape or bytes, alone or in a pair
 
 
-def repeated_key(pairs: Iterable[tuple[str, object]]) -> str | None:
-    """Return the first repeated key, or None. Parsers differ in the value they use."""
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return key
-        seen.add(key)
-    return None
+def unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object's pairs as a mapping. Raises ValueError for a repeated key: parsers differ in its value."""
+    unique: dict[str, object] = {}
+    for key, value in pairs:
+        if key in unique:
+            raise ValueError(f"the key {quote(key)} appears twice")
+        unique[key] = value
+    return unique
 
 
 def check_unicode(content: bytes, value: object) -> None:
@@ -47,3 +47,9 @@ def read_json_object(file: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file.name} is not a JSON object")
     return value
+
+
+def quote(value: object) -> str:
+    """Return `value` from a hostile file, short and printable."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."

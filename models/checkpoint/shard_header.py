@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
-from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, repeated_key
+from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, quote, unique_keys
 from headrace.models.checkpoint.side_file import check_inside, check_parts
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
@@ -44,7 +44,7 @@ def _parse_object(data: bytes, where: str) -> dict[str, object]:
     """Parse a JSON object with valid Unicode, without repeated keys, NaN or excessive nesting."""
     try:
         check_parts(data, MAX_PARTS)
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
         check_unicode(data, value)
     except UnicodeEncodeError as error:
         raise CheckpointError(f"{where} has a text that is no Unicode: a lone surrogate") from error
@@ -57,12 +57,6 @@ def _parse_object(data: bytes, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} is not a JSON object")
     return value
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if (repeated := repeated_key(pairs)) is not None:
-        raise ValueError(f"the key {quote(repeated)} appears twice")
-    return dict(pairs)
 
 
 def _no_constant(name: str) -> object:
@@ -160,9 +154,3 @@ def _open_inside(root: Path, name: str) -> int:
         os.close(descriptor)
         raise CheckpointError(f"{name} is not a regular file")
     return descriptor
-
-
-def quote(value: object) -> str:
-    """Return `value` from a hostile file, short and printable."""
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."

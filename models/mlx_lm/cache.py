@@ -120,7 +120,7 @@ class MlxLmCache(CacheLengths):
 
     def add_mark(self, length: int, state: list[Any]) -> None:
         """Make `length` reachable by the state of the parts that drop entries, None for others."""
-        arrays = _arrays(state)
+        arrays = arrays_in(state)
         mx.eval(arrays)  # a saved state must not keep its inputs alive
         self._marks.add(Mark(length, state, sum(array.nbytes for array in arrays)))
 
@@ -156,7 +156,7 @@ class MlxLmCache(CacheLengths):
 
     @property
     def arrays(self) -> list[mx.array]:
-        return _arrays([part.state for part in self.parts if not part.empty()])
+        return arrays_in([part.state for part in self.parts if not part.empty()])
 
     def _go_back(self, length: int) -> None:
         """Restore the first `length` entries. Raises EngineError, and changes nothing, if they are not reachable."""
@@ -193,5 +193,6 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _arrays(tree: Any) -> list[mx.array]:
+def arrays_in(tree: Any) -> list[mx.array]:
+    """Return the arrays of nested lists and dictionaries."""
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from headrace.models.mlx_lm.cache import arrays_in
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import Coding, KVFormat
@@ -36,7 +36,7 @@ def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
     if others := sorted({type(part).__name__ for part in parts if type(part) is not KVCache}):
         return f"mlx-lm's classes run this model, and mlx-lm does not quantize a {others[0]}"
     _build(model, parts)
-    arrays = _arrays([(part.keys, part.values) for part in parts])
+    arrays = arrays_in([(part.keys, part.values) for part in parts])
     dims = {int(array.shape[-1]) for array in arrays}
     if not all(reference.supports_packed(dim) for dim in dims):
         return f"MLX quantizes groups of 32, and this model has heads of {min(dims)}"
@@ -60,7 +60,3 @@ def _build(model: Any, parts: list[Any]) -> None:
     """The graphs of a pass over several tokens and of a step after it, never evaluated."""
     for tokens in (2, 1):
         model(mx.zeros((1, tokens), mx.int32), cache=parts)
-
-
-def _arrays(tree: Any) -> list[mx.array]:
-    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -5,8 +5,6 @@ anew each time.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from headrace.runtime.errors import UsageError
 
@@ -72,19 +70,6 @@ def reference_kernels() -> bool:
 def exact() -> bool:
     """Return whether to compute in float32 throughout."""
     return _switch(EXACT)
-
-
-@contextmanager
-def computing_exactly() -> Iterator[None]:
-    """Set HEADRACE_EXACT meanwhile, for the networks that are loaded in the block."""
-    before = os.environ.get(EXACT)
-    os.environ[EXACT] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[EXACT]
-        if before is not None:
-            os.environ[EXACT] = before
 
 
 def wired() -> bool:

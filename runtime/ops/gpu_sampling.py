@@ -4,13 +4,13 @@ Elementwise runs are compiled, filters that no row has are left out, and with a 
 the sort works on the best tokens only. B = rows, V = vocabulary, K = tokens that are left.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from headrace.runtime.ops.stock_sampling import greedy
+from headrace.runtime.ops.stock_sampling import column, greedy
 from headrace.runtime.ops.weights import SampleRule
 
 NARROW = 32
@@ -41,9 +41,6 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
         min_p=any(rule.min_p for rule in sampled),
         greedy=len(sampled) < len(rules),
     )
-
-    def column(values: Iterable[float]) -> mx.array:
-        return mx.array(list(values), mx.float32)[:, None]
 
     return _compiled(plan)(
         logits,

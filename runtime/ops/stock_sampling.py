@@ -26,9 +26,6 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     if all(is_greedy):
         return best
 
-    def column(values: Iterable[float]) -> mx.array:
-        return mx.array(list(values), mx.float32)[:, None]
-
     size = logits.shape[-1]
     mass = mx.softmax(logits / column(rule.temperature or 1.0 for rule in rules), axis=-1)
     if any(0 < rule.top_k < size or rule.top_p < 1 for rule in rules):
@@ -47,3 +44,8 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     sampled = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first index
     use_sampled = mx.isfinite(logits.max(axis=-1)) & ~mx.array(is_greedy)
     return mx.where(use_sampled, sampled, best)
+
+
+def column(values: Iterable[float]) -> mx.array:
+    """Return a value for each row, (B, 1)."""
+    return mx.array(list(values), mx.float32)[:, None]

@@ -8,11 +8,13 @@ precision; OpenVINO's converted model by its own runtime, since GenAI gives no l
 """
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
@@ -87,7 +89,7 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
         use_threads(arguments.threads)
     options = Options(model=arguments.model or arguments.gguf, depths=arguments.depths, scored=arguments.scored)
     reference = load(options.model, options.force)
-    with environment.computing_exactly():
+    with patch.dict(os.environ, {environment.EXACT: "1"}):
         exact = load(options.model, options.force)
     notes = ["reference: the same weights in float32 throughout, activations and K/V included"]
     found = chosen_passages(read_text(None), options, [reference], notes)

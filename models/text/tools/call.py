@@ -76,10 +76,6 @@ class Tool:
         """Return the types that a parameter's value may have; all of them if its schema tells none."""
         return kinds_of(self.properties.get(parameter), self.parameters)
 
-    def is_text(self, parameter: str) -> bool:
-        """Return whether a parameter's value is always a text."""
-        return self.kinds(parameter) == {"string"}
-
 
 KINDS = frozenset(["string", "number", "boolean", "null", "array", "object"])
 """Types of JSON values. An integer is a number."""
