@@ -115,10 +115,10 @@ class DraftHead(Protocol):
     def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass, /) -> mx.array:
         """Append T entries and return their hidden states (1, T, E).
 
-        hidden (1, T, E): of successive positions, from the network or this head. tokens (1, T): those behind them.
+        hidden (1, T, E): of successive positions, from the network or this head. tokens (1, T): those after them.
         """
         ...
 
     def logits(self, hidden: mx.array, /) -> mx.array:
-        """Logits of the token behind `tokens`, at the last position: (1, T, E) -> (1, V)."""
+        """Logits of the token after `tokens`, at the last position: (1, T, E) -> (1, V)."""
         ...

@@ -154,7 +154,7 @@ class ResultFile:
         self._file = new
 
     def _set_aside(self, digests: Sequence[str]) -> None:
-        """Move these results to `replaced_path`, behind those that are there."""
+        """Move these results to `replaced_path`, after those that are there."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         mode = os.fstat(self._file.fileno()).st_mode & 0o777
         with self._errors(self.replaced_path), io.FileIO(os.open(self.replaced_path, flags, mode), "a") as file:

@@ -36,7 +36,7 @@ def draft_option(command: Command) -> Command:
 
 
 def adapter_option(command: Command) -> Command:
-    """Add --adapter to a click command with a `model`, which gets the adapter behind it: BASE+ADAPTER."""
+    """Add --adapter to a click command with a `model`, which gets the adapter after it: BASE+ADAPTER."""
 
     @wraps(command)
     def with_adapter(adapter: str | None, **arguments: Any) -> Any:

@@ -54,7 +54,7 @@ class Generate:
 
     messages: `{"role": ..., "content": ...}`, the system message first.
     prompt: a text to continue as it is, instead of messages.
-    suffix: the text behind the gap that a continued text ends at.
+    suffix: the text after the gap that a continued text ends at.
     tools: that the model may call.
     continue_text: the answer so far; the deltas continue it.
     drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of ending with

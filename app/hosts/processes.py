@@ -1,4 +1,4 @@
-"""Processes of the ranks behind rank 0: started here or by ssh, watched, and ended in any case.
+"""Processes of the ranks from 1 on: started here or by ssh, watched, and ended in any case.
 
 MLX's launcher makes the script that sets a rank's environment. The run's key goes over standard input, so no list of
 processes shows it.

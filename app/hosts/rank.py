@@ -1,4 +1,4 @@
-"""A rank behind rank 0, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
+"""A rank from 1 on, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
 
 Standard input has an order, then `go`; its end ends the process, however rank 0 has ended. Standard output has one
 report, and heartbeats, which rank 0 answers. Both are lines of JSON.

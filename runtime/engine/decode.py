@@ -7,7 +7,7 @@ nothing is rolled back.
 
 The mask of a constrained sequence's token depends on the token before it. So a step with such a sequence is built ahead
 up to its logits, for all sequences; once the tokens of the step before are read, their masks are filled in and the
-selection is queued behind the logits that the device is computing. Other sequences lose nothing by it.
+selection is queued after the logits that the device is computing. Other sequences lose nothing by it.
 
 Draft tokens may follow a sequence's token. Each row chooses by the sequence's own sampler, with the random key of its
 position and the draft tokens before it counted as output. A draft token is accepted if the row before it chose it, and

@@ -57,13 +57,13 @@ class Drafting:
         self._draft = draft
         rows = GPU_ROWS if mx.default_device().type == mx.DeviceType.gpu else ROWS
         self.controller = Controller(costs.load() if costs else None, rows)
-        # Of a multi-token prediction head, by place in the draft:
+        # Of a multi-token prediction head, by index in the draft:
         self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and self._head else (), MTP_WEIGHT)
         self.recent = RecentAnswers()  # that draft tokens come from
         self._pauses = Pauses()
         self._vocab_size = network.vocab_size
         self._costs = costs
-        self._kept = 0  # passes with draft tokens at the last save
+        self._saved_passes = 0  # of those with draft tokens, at the last save
         self._context = 0  # mean cache entries of the pass's sequences
         self.spent_s = 0.0  # by networks that proposed draft tokens of the newest pass
 
@@ -127,8 +127,8 @@ class Drafting:
 
     def keep(self) -> None:
         """Save pass times, if enough are new."""
-        if self._costs is not None and self.controller.passes - self._kept >= _NEWS:
-            self._kept = self.controller.passes
+        if self._costs is not None and self.controller.passes - self._saved_passes >= _NEWS:
+            self._saved_passes = self.controller.passes
             self._costs.save(self.controller.measured, self.acceptance.rates if self._head else ())
 
     def _offers(

@@ -7,7 +7,7 @@ yet. Queued: the device has that, too. Read: the host has the tokens.
 
 A batch is selected as soon as it is built, unless a token's mask depends on the tokens of the batch before; then once
 those are committed. Selected tokens are queued at once, unless ranks take turns: then a pass's tokens are queued when
-its sequences' next pass is built, so that the device does not wait for them before the passes behind.
+its sequences' next pass is built, so that the device does not wait for them before the passes that follow.
 """
 
 import math

@@ -46,7 +46,7 @@ class MtpDraft:
         self._limit = limit
         self._costs = RunningMedian(_COSTS)
         self._waiting: deque[mx.array] = deque()  # hidden states (1, T, E) without an entry, in order
-        self._next = self._end = 0  # positions of the next committed entry, and behind the newest hidden state
+        self._next = self._end = 0  # positions of the next committed entry, and after the newest hidden state
         self._open()
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens at the last proposal

@@ -99,7 +99,7 @@ class TokenLogprobs:
 class Step:
     """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included.
 
-    rejected: draft tokens that were not accepted, in the place of the last token and those behind it.
+    rejected: draft tokens that were not accepted, in the place of the last token and those after it.
     """
 
     tokens: tuple[int, ...]

@@ -30,7 +30,7 @@ class Sequence:
     served: it was admitted before, and maybe preempted since.
     reported: entries in the last progress event.
     reserved: entries, in the KV budget.
-    departs: tokens in common with the prompt behind it in the queue.
+    departs: tokens in common with the next prompt of the queue.
     failed: its cache is invalid.
     proposers: the best one drafts.
     mtp: one of them, if it drafts from hidden states.
@@ -98,7 +98,7 @@ class Sequence:
         return self.max_output - max(fed, len(self.tokens) - len(self.request.prompt))
 
     def may_force(self, more: int) -> bool:
-        """Return whether the token behind the next `more` output tokens may be forced."""
+        """Return whether the token after the next `more` output tokens may be forced."""
         return self.section is not None and self.section.due(len(self.tokens) - len(self.request.prompt) + more)
 
     def force_next(self) -> None:
@@ -115,7 +115,7 @@ class Sequence:
         sampler.force(token)
 
     def constrain_next(self, draft_tokens: tuple[int, ...]) -> None:
-        """Have the sampler choose allowed tokens, next and behind each draft token. All tokens have to be known."""
+        """Have the sampler choose allowed tokens, next and after each draft token. All tokens have to be known."""
         if self.constraint is not None and self.sampler is not None:
             ended = self.stop_id is not None or self.state == "finished"  # the tokens will not be read
             self.sampler.constrain(None if ended else self.constraint.masks(draft_tokens))

@@ -1,1 +1,1 @@
-"""K/V of many sequences in blocks: who holds which, what prefixes they share, the arrays behind them."""
+"""K/V of many sequences in blocks: ownership of blocks, shared prefixes, the arrays of the blocks."""

@@ -1,6 +1,6 @@
 """Transfer of a conversation's blocks between a pool and the disk.
 
-Loaded blocks are cached in the pool like computed ones, with the same bytes, behind the same blocks as before.
+Loaded blocks are cached in the pool like computed ones, with the same bytes, after the same blocks as before.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
 
 
 def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> bool:
-    """Return whether it is the block of these tokens behind `parent`; a partial block has to begin like them."""
+    """Return whether it is the block of these tokens after `parent`; a partial block has to begin like them."""
     if block.parent != parent.key or block.key != digest(parent.key, block.tokens, block.decode_written):
         return False
     same = len(part) if len(part) == BLOCK else 1

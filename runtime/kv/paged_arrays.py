@@ -76,7 +76,7 @@ class PagedArrays:
         return stored if self.shape.format.packed else stored[..., :entries, :]
 
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
-        """Return `read` without content of other sequences: zeros behind a packed block's first entries."""
+        """Return `read` without content of other sequences: zeros after a packed block's first entries."""
         stored = self.read(group, block, entries)
         return (
             self.ops.cut_block(self.store, group, stored, entries)

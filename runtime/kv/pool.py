@@ -111,7 +111,7 @@ class BlockPool:
         return node
 
     def keep_states(self, node: PrefixNode, states: Sequence[mx.array]) -> None:
-        """Keep the recurrent state behind a node's last entry; old ones are dropped above MOST_STATE_BYTES."""
+        """Keep the recurrent state after a node's last entry; old ones are dropped above MOST_STATE_BYTES."""
         node.states = [mx.contiguous(state) for state in states]
         mx.eval(node.states)
         self._stateful.pop(node, None)
@@ -122,7 +122,7 @@ class BlockPool:
             oldest.states = None
 
     def states_of(self, node: PrefixNode) -> list[mx.array] | None:
-        """Return the recurrent state behind a node's last entry, if kept, as the most recently used one."""
+        """Return the recurrent state after a node's last entry, if kept, as the most recently used one."""
         if node in self._stateful:
             del self._stateful[node]
             self._stateful[node] = None
@@ -144,7 +144,7 @@ class BlockPool:
     def _to_states(
         self, path: list[tuple[PrefixNode, int]], tokens: Sequence[int], answers: bool
     ) -> list[tuple[PrefixNode, int]]:
-        """Return the longest path beside `path`, not beyond it, with recurrent state behind its last entry."""
+        """Return the longest path beside `path`, not beyond it, with recurrent state after its last entry."""
         while path and self.storage.shape.mixers:
             first = (len(path) - 1) * BLOCK
             rest = tokens[first : first + BLOCK]
@@ -185,7 +185,7 @@ class BlockPool:
                 self._evict(group, block)
 
     def _evict(self, group: int, block: int) -> None:
-        """Evict a block, and without a window all blocks behind it."""
+        """Evict a block, and without a window all blocks after it."""
         node = self._nodes[group].pop(block)
         node.blocks[group] = None
         self.groups[group].evict(block)

@@ -19,12 +19,12 @@ from headrace.runtime.ops import BLOCK
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A cached block: up to BLOCK entries behind those of `parent`.
+    """A cached block: up to BLOCK entries after those of `parent`.
 
     decode_written: of each entry, 1 for a decode step, 0 for prefill.
     prefill_exact: its first entries that equal a cold prefill of all tokens.
     blocks: the block of each layer group, None if evicted there.
-    states: recurrent state behind its last entry, if kept.
+    states: recurrent state after its last entry, if kept.
     parent: None for the root and for removed nodes.
     """
 
@@ -88,7 +88,7 @@ class PrefixIndex:
         return 0
 
     def add(self, parent: PrefixNode, tokens: Sequence[int], decode_written: bytes, groups: int) -> PrefixNode:
-        """Return the node of these entries behind `parent`, new or not. Raises ValueError behind a partial block."""
+        """Return the node of these entries after `parent`, new or not. Raises ValueError after a partial block."""
         if parent is not self.root and len(parent.tokens) < BLOCK:
             raise ValueError("a partial block is the last of its path")
         if not 1 <= len(tokens) <= BLOCK or len(decode_written) != len(tokens):
@@ -109,7 +109,7 @@ class PrefixIndex:
         return node
 
     def remove(self, node: PrefixNode) -> Iterator[PrefixNode]:
-        """Remove a node and all nodes behind it, and yield each."""
+        """Remove a node and all nodes after it, and yield each."""
         assert node.parent is not None, "the root stays"
         del node.parent.children[node.key]
         siblings = node.parent.children_by_token[node.tokens[0]]
@@ -129,5 +129,5 @@ class PrefixIndex:
 
 
 def digest(parent: bytes, tokens: Sequence[int], decode_written: bytes) -> bytes:
-    """Return the key of a block of `tokens` behind the block of key `parent`."""
+    """Return the key of a block of `tokens` after the block of key `parent`."""
     return blake2b(pack(f"<{len(tokens)}q", *tokens) + decode_written, key=parent, digest_size=16).digest()

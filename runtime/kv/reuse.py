@@ -80,7 +80,7 @@ class ReusableCache(CacheLengths):
 
     @abstractmethod
     def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
-        """Cache one block behind the last of `_nodes`; None if the block before it was evicted."""
+        """Cache one block after the last of `_nodes`; None if the block before it was evicted."""
 
     def _shorten(self, pending: bool) -> None:  # noqa: ARG002
         """Drop what belongs to entries past `length`; pending: a pass in flight may still append some."""

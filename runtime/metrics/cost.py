@@ -74,7 +74,7 @@ class StepCost:
     attention_flops_per_entry: per visible cache entry in one layer (q·k and weights·v over all heads).
     weight_parts: (name, bytes) of `weight_bytes` by part of the network: most of them, or none if they are not known.
     state_bytes: of the recurrent state of a sequence, which a step reads and writes whole; it counts as K/V.
-    late_bytes, late_flops: of the weights behind the last entry that a token appends, the output projection included.
+    late_bytes, late_flops: of the weights after the last entry that a token appends, the output projection included.
     """
 
     weight_bytes: int

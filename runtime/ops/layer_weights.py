@@ -45,7 +45,7 @@ class LayerInput(NamedTuple):
 
 
 class BranchNorms(NamedTuple):
-    """Norms (E,) of experts beside a dense feed-forward: behind the dense one, before and behind the experts."""
+    """Norms (E,) of experts beside a dense feed-forward: after the dense one, before and after the experts."""
 
     after_dense: mx.array
     before_experts: mx.array

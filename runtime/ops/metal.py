@@ -1,6 +1,6 @@
 """Metal kernels of headrace's own, generated for `mx.fast.metal_kernel`. A stock twin defines each of them.
 
-`add_norms` is a residual sum with the norms before and behind it, `place_heads` the norms and rotations of a layer's
+`add_norms` is a residual sum with the norms before and after it, `place_heads` the norms and rotations of a layer's
 heads. CUDA, the CPU and HEADRACE_KERNELS=reference run the twins, and so does a Mac on which a kernel does not compile
 or differs from its twin (`status`). No kernel writes into an input: MLX's encoder orders kernels by their outputs.
 """

@@ -59,7 +59,7 @@ class MixerSpec:
     steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
     skip: mx.array | None = None  # (Hv,)
     norm: mx.array | None = None  # (Dv,), over all heads (Hv * Dv,), or in parts (parts, Hv * Dv / parts)
-    norm_first: bool = True  # before the gate, (Dv,) only; else behind it
+    norm_first: bool = True  # before the gate, (Dv,) only; else after it
     norm_eps: float = 1e-6
 
     @property

@@ -385,7 +385,7 @@ def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 
 def cut_block(store: KVStore, group: int, block: mx.array, entries: int) -> mx.array:
-    """Return a group's packed block (L, Hkv, bytes) with zeros behind its first `entries`."""
+    """Return a group's packed block (L, Hkv, bytes) with zeros after its first `entries`."""
     return kernels.cut_block(block, entries, packings(store.format), store.groups[group].kind.head_dim)
 
 

@@ -45,7 +45,7 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
-    """Mix the tokens of several sequences: `counts` rows of x (1, N, projected) belong to each, behind its state.
+    """Mix the tokens of several sequences: `counts` rows of x (1, N, projected) belong to each, after its state.
 
     Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSizes`.
     """

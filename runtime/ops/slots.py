@@ -1,7 +1,7 @@
 """Batched attention in stock MLX over K/V slots of shared buffers, one slot per sequence.
 
 Contract: a row's result equals that of `reference.attend` alone, except for the order of additions. Each sequence has
-one new token; entries of a slot behind its sequence's length, or before its window, are masked.
+one new token; entries of a slot after its sequence's length, or before its window, are masked.
 N = rows, S = slots read, up to the highest one used; slots without a row are read but ignored.
 """
 

@@ -82,7 +82,7 @@ class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
-    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized behind the rotation; there, with
+    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized after the rotation; there, with
     `unit_norms`, without weights. With
     `v_norm` values are normalized, without weights. growth (b, L, a): the query at position p is multiplied by
     1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included;

@@ -1,4 +1,4 @@
-"""Ranks behind rank 0: they repeat its calls on their own part of the model, and do nothing else."""
+"""Followers, the ranks from 1 on: they repeat its calls on their own part of the model, and do nothing else."""
 
 import os
 import time

@@ -97,7 +97,7 @@ class Group:
         return mx.distributed.all_sum(x, group=self._raw)
 
     def all_gather(self, x: mx.array) -> mx.array:
-        """Return all ranks' arrays (n, ...), one behind the other: (size * n, ...)."""
+        """Return all ranks' arrays (n, ...), one after the other: (size * n, ...)."""
         if self._peer is not None:
             return self._peer.all_gather(x)
         return x if self._raw is None else mx.distributed.all_gather(x, group=self._raw)

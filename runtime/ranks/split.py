@@ -34,6 +34,6 @@ def divided(units: int, shares: Sequence[float]) -> list[range]:
     total = sum(shares)
     edges = [0]
     for rank, share in enumerate(accumulate(shares), 1):
-        least, max_units = edges[-1] + 1, units - (len(shares) - rank)  # one for this rank, one for each behind
+        least, max_units = edges[-1] + 1, units - (len(shares) - rank)  # one for this rank and one for each later one
         edges.append(min(max_units, max(least, round(units * share / total))))
     return [range(first, last) for first, last in pairwise(edges)]

@@ -14,9 +14,9 @@ class Constraint(Protocol):
     """State of one sequence: the tokens that may follow those accepted so far."""
 
     def masks(self, draft_tokens: Sequence[int], /) -> mx.array:
-        """Return the allowed next tokens, and those behind each draft token: (1 + draft tokens, V) bool.
+        """Return the allowed next tokens, and those after each draft token: (1 + draft tokens, V) bool.
 
-        Rows behind a draft token that is not allowed allow every token. The state is unchanged. Raises EngineError if
+        Rows after a draft token that is not allowed allow every token. The state is unchanged. Raises EngineError if
         no token is allowed, or if the masks exceed their limits of time and memory.
         """
         ...

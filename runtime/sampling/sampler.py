@@ -93,7 +93,7 @@ class Sampler:
         self._masks = masks
 
     def begin(self, draft: Sequence[int] = ()) -> list[int]:
-        """Return the random keys of the next token and of the one behind each draft token."""
+        """Return the random keys of the next token and of the one after each draft token."""
         keys = []
         counts = self._counts
         self._states = []
@@ -160,7 +160,7 @@ def choose(
 ) -> mx.array:
     """Choose a token for each row with its sequence's sampler, in one operation. logits (N, V) -> (N,) uint32.
 
-    A sequence has one row, and one more behind it per draft token. The caller commits a sequence that has a draft.
+    A sequence has one row, and one more after it per draft token. The caller commits a sequence that has a draft.
     errors: collects exceptions by sampler index; that sampler's tokens are then undefined. None raises them.
     """
     if all(sampler.plain for sampler in samplers):

@@ -18,7 +18,7 @@ class SectionLimit:
     close: tuple[int, ...]
 
     def due(self, output: int) -> bool:
-        """Return whether a token behind `output` output tokens may be forced."""
+        """Return whether a token after `output` output tokens may be forced."""
         return output >= self.budget
 
     def over(self, output: Sequence[int]) -> bool:
@@ -33,11 +33,12 @@ class SectionLimit:
         start = self._start(output)
         if start is None or len(output) - start < self.budget or self.over(output):
             return None
+        # The output may end with the first tokens of `close`, which are then continued.
         begun = (n for n in range(len(self.close) - 1, 0, -1) if _ends_with(output, self.close[:n], start))
         return self.close[next(begun, 0)]
 
     def _start(self, output: Sequence[int]) -> int | None:
-        """Return the place behind the tokens that begin the section; None without them."""
+        """Return the index after the tokens that begin the section; None without them."""
         if not self.open:
             return 0
         start = _find(output[: _HEAD + len(self.open)], self.open, 0)
@@ -45,9 +46,9 @@ class SectionLimit:
 
 
 def _find(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> int | None:
-    """Return the first place of `wanted` at or behind `start`."""
-    places = range(start, len(tokens) - len(wanted) + 1)
-    return next((index for index in places if tuple(tokens[index : index + len(wanted)]) == wanted), None)
+    """Return the first index of `wanted` at or after `start`."""
+    starts = range(start, len(tokens) - len(wanted) + 1)
+    return next((index for index in starts if tuple(tokens[index : index + len(wanted)]) == wanted), None)
 
 
 def _ends_with(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> bool:

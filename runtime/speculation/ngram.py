@@ -5,7 +5,7 @@ most of them continue with is drafted first, longer matches weighing more, and t
 matches. While draft tokens are accepted, the match is followed without a search.
 
 At the end of a long match a token may just have been replaced, as in a text repeated with changes. Until another match
-is found, the draft resumes behind that token, once.
+is found, the draft resumes after that token, once.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from headrace.runtime.speculation.suffixes import END, Match, RecentAnswers, Suf
 
 _PAIR = 2  # shortest match in the sequence itself
 _MAX_WEIGHT = 12  # match length from which longer ones weigh no more: 2 to the power of it
-_MIN_RESUME = 9  # match length from which a draft resumes behind a replaced token
+_MIN_RESUME = 9  # match length from which a draft resumes after a replaced token
 _RESUMED = 6  # match length after an accepted resumption
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from headrace.runtime.speculation.acceptance import LONGEST
 
-END = -1  # behind each recent answer
+END = -1  # after each recent answer
 MAX_RECENT = 1 << 16  # tokens of recent answers
 _MAX_MATCHES = 8  # occurrences of a run that are looked at
 _RECENT_WIDTH = 6  # shorter matches in other answers are rarely accepted (docs/speculation.md)
@@ -24,8 +24,8 @@ class Suffixes:
     def __init__(self, width: int) -> None:
         self.tokens: list[int] = []
         self._width = width
-        self._latest: dict[tuple[int, ...], int] = {}  # run -> position behind its latest occurrence
-        self._before: list[int] = [0] * width  # by position: that behind the previous occurrence of the same run
+        self._latest: dict[tuple[int, ...], int] = {}  # run -> position after its latest occurrence
+        self._before: list[int] = [0] * width  # by position: that after the previous occurrence of the same run
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens. The run at the new end is not indexed yet: its earlier occurrences are found first."""
