@@ -196,7 +196,8 @@ class AnswerOptions:
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""
-        return SamplingParams(**{name: value for name, value in self.given().items() if name in _SAMPLING})
+        given = {name: value for name, value in self.given().items() if name in _SAMPLING}
+        return SamplingParams(**given, is_checked=True)
 
     @classmethod
     def of_sampling(cls, params: SamplingParams) -> "AnswerOptions":

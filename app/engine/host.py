@@ -183,13 +183,18 @@ class EngineHost:
         """True if `step` has something to do."""
         return bool(self._running) or self._answerer.has_work
 
-    def prepare(self, command: Generate, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
+    def prepare(self, command: Generate | CountTokens, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
         """Encode a prompt and compile its grammar, on any thread. Return the call that begins the answer.
+
+        Of CountTokens, the number of tokens is sent, and None returned.
 
         The call belongs to the model's thread; the answer's events then come from `step`. None is returned for a prompt
         that is too long (ContextFull is sent), and if `cancel` is set before it is encoded (Abandoned). Raises
         HeadraceError for bad requests.
         """
+        if isinstance(command, CountTokens):
+            send(self._counted(command, cancel))
+            return None
         began = time.monotonic()
         most_tokens = self._loaded.context_limit if self._serving else None
         try:
@@ -300,8 +305,7 @@ class EngineHost:
         self.idle.idle()
         return ids
 
-    def count(self, command: CountTokens, cancel: CancelFlag) -> TokensCounted | Abandoned:
-        """Count the tokens of a prompt, on any thread. Raises HeadraceError for one that cannot be encoded."""
+    def _counted(self, command: CountTokens, cancel: CancelFlag) -> TokensCounted | Abandoned:
         prompts = self._answerer.chat_prompt
         try:
             with encoding_ends(cancel.__bool__):

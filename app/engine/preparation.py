@@ -16,10 +16,15 @@ _NAMES = ("long prompts", "constrained prompts", "prompts")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was prepared. start: begins its answer, on the model's thread; None if it has ended."""
+    """A request that was prepared.
+
+    start: begins its answer, on the model's thread; None if it has ended.
+    error: raised by its preparation.
+    """
 
     id: int
-    start: Callable[[], None] | None
+    start: Callable[[], None] | None = None
+    error: BaseException | None = None
 
 
 class Preparation:
@@ -32,10 +37,16 @@ class Preparation:
         self._long, self._constrained, self._others = (ThreadPoolExecutor(1, name) for name in _NAMES)
 
     def submit(self, command: Generate | CountTokens, prepare: Callable[[], Callable[[], None] | None]) -> None:
-        """Prepare a request. prepare: returns its `start`, and raises nothing."""
-        thread = self._thread_of(command)
+        """Prepare a request on its thread. prepare: returns its `start`."""
+
+        def prepared() -> Prepared:
+            try:
+                return Prepared(command.id, prepare())
+            except BaseException as error:  # panics of libraries are no Exceptions
+                return Prepared(command.id, error=error)
+
         self.pending += 1
-        thread.submit(lambda: self._hand_over(Prepared(command.id, prepare())))
+        self._thread_of(command).submit(lambda: self._hand_over(prepared()))
 
     def _thread_of(self, command: Generate | CountTokens) -> ThreadPoolExecutor:
         if sum(map(len, _texts(command))) > LONG_TEXT:

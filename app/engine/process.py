@@ -218,10 +218,12 @@ class Server:
                     if (host := self._host) is None:
                         raise EngineError("no model is loaded")
                     cancel = self._inbox.cancel_flag(command.id)
-                    self._preparation.submit(command, lambda: self._prepare(host, command, cancel))
+                    self._preparation.submit(command, partial(host.prepare, command, cancel, self._send_event))
                 case Prepared():
                     self._preparation.pending -= 1
-                    if command.start is not None:
+                    if command.error is not None:
+                        self._send_event(_failed(command.id, command.error))
+                    elif command.start is not None:
                         command.start()
                 case PrefetchPrompt():
                     self._prefetch(command)
@@ -235,19 +237,6 @@ class Server:
                 self._send(PullFailed(command.name, failed.message, failed.hint))
             else:
                 self._send_event(failed)
-
-    def _prepare(
-        self, host: "EngineHost", command: Generate | CountTokens, cancel: "CancelFlag"
-    ) -> Callable[[], None] | None:
-        """Prepare a request on its thread; return the call that begins its answer on this one."""
-        try:
-            if isinstance(command, CountTokens):
-                self._send_event(host.count(command, cancel))
-                return None
-            return host.prepare(command, cancel, self._send_event)
-        except BaseException as error:  # panics of libraries are no Exceptions
-            self._send_event(_failed(command.id, error))
-            return None
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))

@@ -149,7 +149,8 @@ class Engine:
         if self._generating:
             raise EngineError("the engine is already generating", "close the other generation first")
         self.check(request)
-        return self._enter(request, is_reusable=True)
+        self.timer.begin_answer()
+        return self._admission.enter(request, is_reusable=True)
 
     def check(self, request: Request) -> None:
         """Raise what `submit` raises for a request itself. Any thread may call it."""
@@ -327,13 +328,10 @@ class Engine:
         if self._generating or self._scheduler:
             raise EngineError("the engine is already generating", "close the other generation first")
 
-    def _enter(self, request: Request, *, is_reusable: bool) -> Sequence:
-        self.timer.begin_answer()
-        return self._admission.enter(request, is_reusable=is_reusable)
-
     def _generate(self, request: Request) -> Iterator[Event]:
         self._check_idle()  # again: another generation may have started meanwhile
-        sequence = self._enter(request, is_reusable=self._keeps)
+        self.timer.begin_answer()
+        sequence = self._admission.enter(request, is_reusable=self._keeps)
         self._generating = True
         try:
             while sequence.state != "finished":

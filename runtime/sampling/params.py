@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any
 
 from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, read_value
@@ -20,7 +20,9 @@ def _parameter(default: object, kind: ValueType[object]) -> Any:
 class SamplingParams:
     """Token selection options of one request; greedy decoding by default. Raises UsageError for values out of range.
 
-    top_k, top_p, min_p and the penalties are off by default. seed: None: a fresh one per request.
+    top_k, top_p, min_p and the penalties are off by default.
+    seed: None: a fresh one per request.
+    is_checked: the values were checked by `RANGES` where they came in.
     """
 
     temperature: float = _parameter(0.0, Number(0, MAX_MAGNITUDE))
@@ -32,8 +34,11 @@ class SamplingParams:
     frequency_penalty: float = _parameter(0.0, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE))
     logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"kind": LogitBias()})
     seed: int | None = _parameter(None, Whole(0, SEEDS - 1))
+    is_checked: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, is_checked: bool) -> None:
+        if is_checked:
+            return
         for name, kind in RANGES.items():
             value = getattr(self, name)
             if name != "seed" or value is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options, sampling_source
-from headrace.runtime.config.value_types import parse_value
+from headrace.runtime.config.value_types import Number, parse_value
 from headrace.runtime.errors import UsageError
 
 
@@ -29,6 +29,15 @@ def test_numbers_of_numpy_are_numbers() -> None:
     options = AnswerOptions.read({**given, "seed": np.uint64(7)})
     assert options.given() == {"max_tokens": 3, "temperature": 0.5, "logit_bias": {5: 1.0}, "seed": 7}
     assert {type(value) for value in (options.max_tokens, options.temperature, options.seed)} == {int, float}
+
+
+def test_values_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    read = Number.read
+    monkeypatch.setattr(Number, "read", lambda kind, value: checked.append(value) or read(kind, value))
+    options = AnswerOptions.read({"temperature": 0.7}).over(AnswerOptions()).resolved(AnswerOptions())
+    assert options.sampling_params().temperature == 0.7
+    assert checked == [0.7]
 
 
 def test_values_of_documents_have_one_form() -> None:
