@@ -82,8 +82,8 @@ def verify(given: VerifyArguments) -> int:
         print_json(document)
     else:
         show(document, table_width(sys.stdout))
-    if document["interrupted"]:
+    if document.interrupted:
         return 130
-    if document["passed"]:
+    if document.passed:
         return 0
     return 1

@@ -5,9 +5,10 @@ Each check serves the same requests in another way and compares tokens, logits a
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
@@ -40,6 +41,11 @@ class Plan:
     seed: int = 0
 
 
+class KVChange(Struct, frozen=True):
+    sequence: int
+    position: int
+
+
 @dataclass(slots=True)
 class Row:
     """One check and its result.
@@ -57,25 +63,11 @@ class Row:
     def passed(self) -> bool:
         return self.verdict != "differs"
 
-    def document(self) -> dict[str, Any]:
-        """Return the entry of `checks` in the JSON document."""
-        return {
-            "name": self.name,
-            "result": self.verdict,
-            "sequences": len(self.comparisons),
-            "tokens": sum(comparison.tokens for comparison in self.comparisons),
-            "missing_tokens": sum(comparison.missing for comparison in self.comparisons),
-            "kv_entries": sum(comparison.entries for comparison in self.comparisons),
-            "changed_kv_entries": sum(len(comparison.changed) for comparison in self.comparisons),
-            "largest_gap": max((comparison.gap for comparison in self.comparisons), default=0.0),
-            "flips": [asdict(comparison.flip) for comparison in self.comparisons if comparison.flip is not None],
-            "kv_changes": [
-                {"sequence": number, "position": comparison.changed[0]}
-                for number, comparison in enumerate(self.comparisons)
-                if comparison.changed
-            ],
-            "note": self.note,
-        }
+    @property
+    def kv_changes(self) -> list[KVChange]:
+        """The first changed entry of every sequence that has one."""
+        numbered = enumerate(self.comparisons)
+        return [KVChange(number, comparison.changed[0]) for number, comparison in numbered if comparison.changed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.interfaces import Interfaces
-from headrace.app.verify.report import About, document
+from headrace.app.verify.report import About, VerifyDocument, document
 from headrace.models.loading.load import LoadedModel
 
 
-def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> Document:
+def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> VerifyDocument:
     """Run all checks with progress on stderr. here: see `Verification`.
 
     Raises UsageError for too short a context, and the engine's errors.
@@ -24,7 +23,7 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
 
 def verify_interfaces(
     load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, object]
-) -> Document:
+) -> VerifyDocument:
     """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before the checks load it."""
     loaded = load()
     expected = expectation(loaded)
@@ -34,7 +33,7 @@ def verify_interfaces(
     return _document(about, lambda stages: checks.run(stages.begin))
 
 
-def _document(about: About, run: Callable[[NumberedStages], Iterator[Row]]) -> Document:
+def _document(about: About, run: Callable[[NumberedStages], Iterator[Row]]) -> VerifyDocument:
     rows = list[Row]()
     interrupted = False
     try:

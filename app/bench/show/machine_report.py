@@ -7,7 +7,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from headrace.app.bench.measure.records import Interval, Result, RunDocument
-from headrace.app.output.document import Document
+from headrace.app.verify.report import VerifyDocument
 
 _DIGITS = 4  # significant
 _HASH = 12  # characters
@@ -15,7 +15,7 @@ Facts = dict[str, object]
 """Keys and values of a table."""
 
 
-def machine_report(documents: Sequence[RunDocument], verification: Document | None, notes: Sequence[str]) -> str:
+def machine_report(documents: Sequence[RunDocument], verification: VerifyDocument | None, notes: Sequence[str]) -> str:
     """Return the TOML text of one `[[machine]]`. documents: of `headrace bench`, at least one, each of one model.
 
     Figures of tests that other programs slowed down are left out, with a note.
@@ -67,9 +67,9 @@ def _about(documents: Sequence[RunDocument], notes: Sequence[str]) -> Facts:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _verified(verification: Document) -> Facts:
-    results = Counter(check["result"].replace(" ", "_") for check in verification["checks"])
-    return {"model": verification["model"], "passed": verification["passed"], **results}
+def _verified(verification: VerifyDocument) -> Facts:
+    results = Counter(check.result.replace(" ", "_") for check in verification.checks)
+    return {"model": verification.model, "passed": verification.passed, **results}
 
 
 def _rows(document: RunDocument) -> list[Facts]:

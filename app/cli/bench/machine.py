@@ -18,7 +18,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.measure.records import RunDocument
-    from headrace.app.output.document import Document
+    from headrace.app.verify.report import VerifyDocument
     from headrace.runtime.machine.hardware import Machine
 
 MODELS = (
@@ -65,7 +65,7 @@ class _Report:
     def __init__(self, path: Path, given: BenchOptions) -> None:
         self._path = path
         self._given = given
-        self._verification: Document | None = None
+        self._verification: VerifyDocument | None = None
         self._notes: list[str] = []
         self.documents: list[RunDocument] = []
         self.models: list[str] = []
@@ -113,7 +113,7 @@ class _Report:
         except KeyboardInterrupt:
             self.interrupted = True
         else:
-            self.interrupted = self._verification["interrupted"]
+            self.interrupted = self._verification.interrupted
         self._write()
 
     def _write(self) -> None:

@@ -17,14 +17,24 @@ from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import prediction
 from headrace.app.predict.prediction import Target
 from headrace.app.predict.view import show_prediction
+from headrace.app.verify.report import CheckResult, VerifyDocument
 from headrace.models.registry.catalog import find
 from headrace.runtime.machine.chips import table
 from headrace.runtime.ops.kv_format import Q8
 from tests.app.bench.test_views import document
 from tests.test_house import ROOT
 
-CHECKS = [{"result": "equal"}] * 3 + [{"result": "near ties"}]
-VERIFIED = {"model": "qwen3-8b", "passed": True, "checks": CHECKS}
+CHECKS = [
+    CheckResult(
+        name="", result=result, sequences=1, tokens=1, missing_tokens=0, kv_entries=0, changed_kv_entries=0,
+        largest_gap=0.0, flips=[], kv_changes=[], note="",
+    )
+    for result in ("equal", "equal", "equal", "near ties")
+]  # fmt: skip
+VERIFIED = VerifyDocument(
+    model="qwen3-8b", passed=True, interrupted=False, exact_expected=True, tolerance=0.0, expectation="", tokens=1,
+    sequences=1, seed=0, interfaces=False, kernels={}, threads=None, checks=CHECKS, versions={},
+)  # fmt: skip
 
 
 def _document(**device: Any) -> RunDocument:

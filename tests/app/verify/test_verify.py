@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.cli.verify import verify
-from headrace.app.verify.checks import Plan, Verification
+from headrace.app.verify.checks import KVChange, Plan, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import Trace, compare
@@ -109,7 +109,7 @@ def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest
     rows = {row.name: row for row in Verification(loaded, expectation(loaded), Plan(4, 2)).run()}
     (wrong,) = (row for row in rows.values() if not row.passed)
     assert wrong.name == "after a restart, K/V from disk"
-    assert {"sequence": 1, "position": 0} in wrong.document()["kv_changes"]
+    assert KVChange(1, 0) in wrong.kv_changes
 
 
 @needs_kernels
