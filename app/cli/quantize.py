@@ -51,7 +51,7 @@ def quantize(
     from headrace.app.quantize.run import quantize as run
 
     try:
-        document = run(
+        quantized = run(
             QuantizeOptions(
                 model=model, budget=budget, output=output, name=name, chip=chip, text=text, quiet=quiet or as_json
             )
@@ -60,8 +60,8 @@ def quantize(
         say(f"headrace: {interrupted}", err=True)
         raise
     if as_json:
-        print_json(document)
+        print_json(quantized.document())
     elif not quiet:
         from headrace.app.quantize.show import show
 
-        show(document)
+        show(quantized)

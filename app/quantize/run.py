@@ -12,11 +12,11 @@ from math import prod
 from pathlib import Path
 
 import mlx.core as mx
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict, replace
 
-from headrace.app.bench.quality.figures import mean_figure
+from headrace.app.bench.quality.figures import Figure, mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
-from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target
@@ -36,6 +36,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store, write_model
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.config.typed import typed
 from headrace.runtime.engine.request import check_ids
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -63,6 +64,64 @@ class QuantizeOptions:
     quiet: bool = False
 
 
+class PredictedSpeed(Struct, frozen=True):
+    """bound: the speed is an upper bound."""
+
+    target: str
+    context: int
+    tokens_per_second: float
+    bound: bool
+
+
+class FormatCount(Struct, frozen=True):
+    """A format, and the parts and weights that have it."""
+
+    bits: int
+    group_size: int
+    mode: str
+    parts: int
+    weights: int
+
+
+class QuantizedHere(Struct, frozen=True, kw_only=True):
+    """Size, speed and quality of a quantized copy, as its headrace.json keeps them."""
+
+    bits_per_weight: float
+    weight_bytes: int
+    source_weight_bytes: int
+    weight_bytes_per_step: int
+    predicted: PredictedSpeed
+    measured_tokens_per_second: float
+    scored_tokens: int
+    kl: Figure
+    top1_agreement: Figure
+    budget: str = ""
+    predicted_kl: float = 0.0
+    formats: list[FormatCount] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A quantization. name: in the store; None: it stands elsewhere. modules: formats of matrices by name."""
+
+    model: str
+    path: Path
+    name: str | None
+    figures: QuantizedHere
+    modules: Mapping[str, Groups]
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON document, see docs/quantize.md."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "path": str(self.path),
+            "name": self.name,
+            **asdict(self.figures),
+            "modules": {module: groups._asdict() for module, groups in self.modules.items()},
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """The given model, with the facts of its headers."""
@@ -82,8 +141,8 @@ class _Source:
         return sum(info.nbytes for name, info in text_part(self.checkpoint).tensors.items() if name not in taken)
 
 
-def quantize(options: QuantizeOptions) -> Document:
-    """Run it and return the document. Raises HeadraceError, and InterruptedQuantizationError while it measures."""
+def quantize(options: QuantizeOptions) -> Quantized:
+    """Run it. Raises HeadraceError, and InterruptedQuantizationError while it measures."""
     _check_output(options)
     with drawn_progress(quiet=options.quiet) as progress:
         model = resolve(options.model, progress=progress)
@@ -105,27 +164,32 @@ def quantize(options: QuantizeOptions) -> Document:
         def build(directory: Path) -> dict[str, object]:
             write_mixed(checkpoint, formats, measurements.importances, directory, progress)
             progress("measuring the result", 0, None)
-            facts = _figures(directory, source, measurements.reference, measurements.scored, target)
-            facts["budget"] = options.budget.describe()
-            facts["predicted_kl"] = sum(option.kl for option in chosen)
-            facts["formats"] = _counted(formats)
-            return {"source": f"{model.origin}, quantized here", "licence": model.licence, "quantized_here": facts}
+            figures = replace(
+                _figures(directory, source, measurements.reference, measurements.scored, target),
+                budget=options.budget.describe(),
+                predicted_kl=sum(option.kl for option in chosen),
+                formats=_counted(formats),
+            )
+            return {
+                "source": f"{model.origin}, quantized here",
+                "licence": model.licence,
+                "quantized_here": to_builtins(figures),
+            }
 
         if options.output is None:
             stored = Store().install(name, build, progress=progress)
             path = stored.path
-            facts = stored.origin["quantized_here"]
+            stored_figures = stored.origin["quantized_here"]
         else:
             path = options.output
-            facts = write_model(path, build, progress)["quantized_here"]
-    return {
-        "schema": SCHEMA,
-        "model": model.name,
-        "path": str(path),
-        "name": name if options.output is None else None,
-        **facts,
-        "modules": {module: groups._asdict() for part, groups in formats for module in part.shapes},
-    }
+            stored_figures = write_model(path, build, progress)["quantized_here"]
+    return Quantized(
+        model=model.name,
+        path=path,
+        name=name if options.output is None else None,
+        figures=typed(QuantizedHere, stored_figures),
+        modules={module: groups for part, groups in formats for module in part.shapes},
+    )
 
 
 def _check_output(options: QuantizeOptions) -> None:
@@ -257,29 +321,25 @@ def _stored(source: _Source, module: str) -> int:
     return text_part(source.checkpoint).tensors[f"{module}.weight"].nbytes
 
 
-def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt, target: Target) -> Document:
+def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt, target: Target) -> QuantizedHere:
     """Return size, speed and quality of the written checkpoint."""
     checkpoint = open_checkpoint(directory)
     shape = shape_of_checkpoint(checkpoint)
     network = load_model(directory, name=source.model.name, context=SCORED).network
     compared = scored.compare(network)
     tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
-    return {
-        "bits_per_weight": checkpoint.nbytes * 8 / source.weights,
-        "weight_bytes": checkpoint.nbytes,
-        "source_weight_bytes": text_part(source.checkpoint).nbytes,
-        "weight_bytes_per_step": shape.cost.weight_bytes,
-        "predicted": {
-            "target": target.name,
-            "context": min(DEFAULT_CONTEXT, shape.context_length - 1),
-            "tokens_per_second": tokens_per_second,
-            "bound": not expected,
-        },
-        "measured_tokens_per_second": _measured_speed(network, text),
-        "scored_tokens": len(compared.kl),
-        "kl": to_builtins(mean_figure([compared.kl])),
-        "top1_agreement": to_builtins(mean_figure([compared.agrees])),
-    }
+    context = min(DEFAULT_CONTEXT, shape.context_length - 1)
+    return QuantizedHere(
+        bits_per_weight=checkpoint.nbytes * 8 / source.weights,
+        weight_bytes=checkpoint.nbytes,
+        source_weight_bytes=text_part(source.checkpoint).nbytes,
+        weight_bytes_per_step=shape.cost.weight_bytes,
+        predicted=PredictedSpeed(target.name, context, tokens_per_second, bound=not expected),
+        measured_tokens_per_second=_measured_speed(network, text),
+        scored_tokens=len(compared.kl),
+        kl=mean_figure([compared.kl]),
+        top1_agreement=mean_figure([compared.agrees]),
+    )
 
 
 def _measured_speed(network: Network, text: Excerpt) -> float:
@@ -294,11 +354,11 @@ def _measured_speed(network: Network, text: Excerpt) -> float:
     return (_DECODED - 1) / forced.seconds
 
 
-def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[Document]:
+def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[FormatCount]:
     """Return a row for each format, by bits: its parts and weights."""
     parts: Counter[Groups] = Counter()
     weights: Counter[Groups] = Counter()
     for part, groups in formats:
         parts[groups] += 1
         weights[groups] += part.weights
-    return [{**groups._asdict(), "parts": parts[groups], "weights": weights[groups]} for groups in sorted(parts)]
+    return [FormatCount(*groups, parts=parts[groups], weights=weights[groups]) for groups in sorted(parts)]

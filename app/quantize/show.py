@@ -6,62 +6,65 @@ from functools import partial
 
 import click
 
-from headrace.app.output.document import Document
+from headrace.app.bench.quality.figures import Figure
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import table_width
+from headrace.app.quantize.run import FormatCount, Quantized, QuantizedHere
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
 _LABEL = 18
 
 
-def show(document: Document) -> None:
+def show(quantized: Quantized) -> None:
     """Print the formats and the figures."""
-    rows = document["formats"]
+    rows = quantized.figures.formats
     columns = [
         Column.of(rows, "FORMAT", format_name, right=False),
-        Column.of(rows, "PARTS", lambda row: str(row["parts"])),
-        Column.of(rows, "WEIGHTS", lambda row: f"{row['weights']:,}"),
+        Column.of(rows, "PARTS", lambda row: str(row.parts)),
+        Column.of(rows, "WEIGHTS", lambda row: f"{row.weights:,}"),
     ]
     print_lines(table_lines(columns, table_width(sys.stdout), rule=False))
     click.echo()
-    for label, text in figure_rows(document):
+    for label, text in figure_rows(quantized.figures):
         click.echo(f"{label.ljust(_LABEL)}{text}")
-    click.echo(sanitise(f"{'Directory'.ljust(_LABEL)}{document['path']}"))
-    if document["name"] is not None:
-        click.echo(sanitise(f"{'Run it'.ljust(_LABEL)}headrace run -m {document['name']} PROMPT"))
+    click.echo(sanitise(f"{'Directory'.ljust(_LABEL)}{quantized.path}"))
+    if quantized.name is not None:
+        click.echo(sanitise(f"{'Run it'.ljust(_LABEL)}headrace run -m {quantized.name} PROMPT"))
 
 
-def format_name(row: Document) -> str:
+def format_name(row: FormatCount) -> str:
     """Return a format's name, as `models show` has it."""
-    return f"{row['bits']}-bit, groups of {row['group_size']}" + ("" if row["mode"] == "affine" else f", {row['mode']}")
+    return f"{row.bits}-bit, groups of {row.group_size}" + ("" if row.mode == "affine" else f", {row.mode}")
 
 
-def figure_rows(document: Document) -> list[tuple[str, str]]:
+def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
     """Return (label, text) of size, speed and quality."""
-    predicted = document["predicted"]
-    kl = document["kl"]
-    top1 = document["top1_agreement"]
-    at_most = "at most " if predicted["bound"] else ""
+    predicted = figures.predicted
+    kl = figures.kl
+    top1 = figures.top1_agreement
+    at_most = "at most " if predicted.bound else ""
     return [
-        ("Bits a weight", f"{document['bits_per_weight']:.3f}, scales and norms included"),
+        ("Bits a weight", f"{figures.bits_per_weight:.3f}, scales and norms included"),
         (
             "Weights",
-            f"{format_bytes(document['weight_bytes'])}, before {format_bytes(document['source_weight_bytes'])}",
+            f"{format_bytes(figures.weight_bytes)}, before {format_bytes(figures.source_weight_bytes)}",
         ),
-        ("Decode step", f"{format_bytes(document['weight_bytes_per_step'])} of weights"),
+        ("Decode step", f"{format_bytes(figures.weight_bytes_per_step)} of weights"),
         (
             "Predicted",
-            f"{at_most}{predicted['tokens_per_second']:.1f} tok/s on {predicted['target']} after "
-            f"{predicted['context']:,} tokens",
+            f"{at_most}{predicted.tokens_per_second:.1f} tok/s on {predicted.target} after "
+            f"{predicted.context:,} tokens",
         ),
-        ("Measured", f"{document['measured_tokens_per_second']:.1f} tok/s here, at the begin of a context"),
-        ("KL", f"{kl['value']:.4f} nats{_interval(kl, partial(decimals, digits=4))} from the given weights"),
-        ("Top-1 agreement", f"{percent(top1['value'], 1)}{_interval(top1, partial(percent, digits=1))}"),
-        ("Scored", f"{document['scored_tokens']:,} tokens of text that chose nothing; 95 % intervals"),
+        ("Measured", f"{figures.measured_tokens_per_second:.1f} tok/s here, at the begin of a context"),
+        ("KL", f"{kl.value:.4f} nats{_interval(kl, partial(decimals, digits=4))} from the given weights"),
+        ("Top-1 agreement", f"{percent(top1.value, 1)}{_interval(top1, partial(percent, digits=1))}"),
+        ("Scored", f"{figures.scored_tokens:,} tokens of text that chose nothing; 95 % intervals"),
     ]
 
 
-def _interval(figure: Document, form: Callable[[float], str]) -> str:
+def _interval(figure: Figure, form: Callable[[float], str]) -> str:
     """Return the interval in brackets; nothing if the text was too short for one."""
-    return "" if figure["low"] is None else f" ({form(figure['low'])} to {form(figure['high'])})"
+    if figure.low is None or figure.high is None:
+        return ""
+    return f" ({form(figure.low)} to {form(figure.high)})"
