@@ -38,7 +38,8 @@ class Family:
     v_norm: bool = False  # values are normalized, without weights
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
     mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
-    gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
+    # Attention's heads are multiplied by gates, stored with the queries or as a module of their own.
+    gates: Literal["joined", "apart"] | None = None
 
     def norms_of(self, attends: bool) -> NormNames:
         """Return the norms of a layer with attention, or with recurrent state alone."""

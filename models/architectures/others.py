@@ -83,6 +83,38 @@ def _exaone_moe_runs(fields: Fields) -> bool:
     return "sliding_attention" in (fields.values.get("layer_types") or [])
 
 
+# Trinity
+def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    experts = corrected_experts(
+        Fields(
+            {
+                **values,
+                "n_routed_experts": values.get("num_experts"),
+                "norm_topk_prob": values.get("route_norm", True),
+                "routed_scaling_factor": values.get("route_scale", 2.826),
+            }
+        )
+    )
+    shared = fields.count("num_shared_experts", default=1) if values.get("num_shared_experts") != 0 else 0
+    experts = replace(
+        experts,
+        router="router.gate",
+        stacked="experts",
+        sigmoid=values.get("score_func", "sigmoid") == "sigmoid",
+        correction="expert_bias",
+        shared=shared * experts.size,
+        normalized=experts.normalized and experts.active > 1,
+    )
+    dense = fields.count("num_dense_layers", default=2) if values.get("num_dense_layers") != 0 else 0
+    return [None if i < dense else experts for i in range(layers)]
+
+
+def _afmoe(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    scaled = fields.values.get("mup_enabled", True)
+    return replace(decoder, embedding_scale=decoder.hidden_size**0.5 if scaled else 1.0)
+
+
 # Hunyuan
 def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
@@ -164,7 +196,19 @@ _MIMO_HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
 )
 
+_AFMOE_NORMS = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+
 ROWS = (
+    Architecture(
+        "afmoe",
+        Family(_AFMOE_NORMS, qk_norm="head", gates="apart"),
+        states_head_dim=True,
+        position_free="full",
+        experts=_afmoe_experts,
+        runs=lambda fields: "sliding_attention" in (fields.values.get("layer_types") or []),
+        complete=_afmoe,
+        biases={},
+    ),
     Architecture(
         "apertus",
         Family(NormNames("attention_layernorm", None, "feedforward_layernorm"), "xielu", "head"),

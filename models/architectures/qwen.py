@@ -22,7 +22,7 @@ _VL25 = {
 }  # fmt: skip
 
 # Qwen 3.5 and Qwen3-Next: three gated delta networks, then a layer of gated attention
-_GATED = Family(qk_norm="head", gated=True)
+_GATED = Family(qk_norm="head", gates="joined")
 _DELTA_NAMES = (
     (".linear_attn.", ".mixer."),
     (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),

@@ -13,6 +13,7 @@ from headrace.models.network.rope import make_rope
 from headrace.models.network.tensors import (
     BRANCH_NORMS,
     attention,
+    attention_gate,
     expert_stacks,
     feed_forward,
     mixer_gates,
@@ -239,8 +240,10 @@ def _projections(
     """Return the projections into attention, its gate, if any, and the projection out of it."""
     *inputs, output = attention(config, layer)
     gate = None
-    if config.family.gated:
+    if config.family.gates == "joined":
         inputs[0], gate = parameters.gated(prefix, inputs[0], config.heads)
+    for tensor in attention_gate(config, layer):
+        gate = parameters.tensor(prefix, tensor)
     qkv = parameters.fused(prefix, inputs, qkv_order(config, rope))
     return qkv, gate, parameters.tensor(prefix, output)
 
@@ -329,7 +332,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         groups=experts.groups,
         router_norm=norm,
         expert_scale=scale,
-        residual=not experts.branch,
+        residual=not experts.branch and config.family.norms.after_mlp is None,
         best=experts.best,
         shares_first=experts.shares_first,
     )

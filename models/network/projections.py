@@ -86,6 +86,9 @@ def add_experts(
         dense = gated(ops, residual, layer, dense, eps)
     if branches is None or dense is None:
         x = ops.experts(residual.x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
+        if layer.mlp_post_norm is not None:  # of the experts' output, which the shared expert's is a part of
+            x = x if dense is None else ops.linear_add(dense.x, dense.weight, x)
+            return Residual(*ops.add_norms(x, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
         if dense is None:
             return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
         return add_products(ops, x, [dense], None, eps, epilogue)

@@ -125,7 +125,10 @@ class TensorDecoder(Decoder):
             partial = ops.experts(x, layer.mlp_norm, eps, layer.mixture, activation)
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
-            return _scaled(self._group.all_sum(partial), epilogue)
+            total = self._group.all_sum(partial)
+            if layer.mlp_post_norm is not None:
+                total = x + ops.rms_norm(total, layer.mlp_post_norm, eps)
+            return _scaled(total, epilogue)
         assert layer.mlp_post_norm is not None
         expert_output = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
         parts = mx.concatenate([ops.linear(dense.x, dense.weight), expert_output])

@@ -104,6 +104,7 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     blocks: list[Sequence[Tensor]] = []
     if layer.attends:
         blocks.append(attention(config, layer) if config.latent is None else latent(config, config.latent))
+        blocks.append(attention_gate(config, layer))
     if layer.mixer is not None:
         blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
     blocks.append(feed_forward(config, layer))
@@ -122,7 +123,7 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     width = config.hidden_size
     queries = config.heads * head_dim
     entries = kv_heads * head_dim
-    rows = {"q": queries * (2 if config.family.gated else 1), "k": entries, "v": entries}
+    rows = {"q": queries * (2 if config.family.gates == "joined" else 1), "k": entries, "v": entries}
     units: dict[str, Unit] = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
     whole = "self_attn.qkv_proj"
     inputs = [
@@ -130,6 +131,14 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         for part in layer.projects
     ]
     return [*inputs, Tensor("self_attn.o_proj", width, queries, columns_by="heads")]
+
+
+def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
+    """Return the gates of attention's heads, if they are stored apart."""
+    if config.family.gates != "apart":
+        return []
+    rows = config.heads * config.heads_of(layer)[1]
+    return [Tensor("self_attn.gate_proj", rows, config.hidden_size, rows_by="heads")]
 
 
 def latent(config: DecoderConfig, sizes: LatentConfig) -> list[Tensor]:

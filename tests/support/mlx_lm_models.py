@@ -157,6 +157,11 @@ _LING = {
     "model_type": "bailing_moe", "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 8, "num_shared_experts": 2,
     "norm_topk_prob": True, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
 }  # fmt: skip
+_AFMOE = {
+    "model_type": "afmoe", "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "num_hidden_layers": 3, "sliding_window": WINDOW, "moe_intermediate_size": 48, "num_experts": 8,
+    "num_experts_per_tok": 3, "num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 1.7,
+}  # fmt: skip
 _STABLELM = {
     "model_type": "stablelm", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5,
     "use_qkv_bias": False,
@@ -317,6 +322,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere-norm-biased": {
         "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
         "layer_norm_bias": True,
+    },
+    "afmoe": _AFMOE,
+    "afmoe-groups": {
+        **_AFMOE, "n_group": 4, "topk_group": 2, "route_norm": False, "mup_enabled": False, "num_dense_layers": 0,
+        "num_shared_experts": 0, "tie_word_embeddings": True,
     },
     "phi": {"model_type": "phi", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5},
     "starcoder2": {  # its class has the exact GELU
