@@ -46,7 +46,7 @@ def _phi3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig,
     return rope, rope
 
 
-# EXAONE 4
+# EXAONE 3 to 4
 def _exaone4_keys(config: Config) -> None:
     kinds = config.get("layer_types")
     if not isinstance(config.get("sliding_window_pattern"), int) or not isinstance(kinds, list):
@@ -59,6 +59,25 @@ def _exaone4_keys(config: Config) -> None:
         raise CheckpointError("config.json: layer_types must be periodic for this family")
     else:
         config["sliding_window_pattern"] = "L" * (pattern - 1) + "G"
+
+
+_EXAONE_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.ln_f.", "model.norm."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".attn.attention.", ".self_attn."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".mlp.c_fc_0.", ".mlp.gate_proj."),
+    (".mlp.c_fc_1.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+)
+
+
+def _exaone_keys(config: Config) -> None:
+    if config.get("num_layers") is not None:  # the key that its class reads
+        config["num_hidden_layers"] = config["num_layers"]
 
 
 def _exaone_moe_keys(config: Config) -> None:
@@ -218,6 +237,17 @@ ROWS = (
     ),
     Architecture("ernie4_5", Family(interleaved=True), biases={"use_bias": (*ATTENTION, *FEED_FORWARD)}),
     Architecture("ernie4_5_moe", loses_corrections=True),
+    Architecture(
+        "exaone",
+        Family(),
+        older_keys={"num_layers": "num_hidden_layers"},
+        add_keys=_exaone_keys,
+        states_head_dim=True,
+        tensor_names=_EXAONE_NAMES,
+        tied=True,
+        eps="layer_norm_epsilon",
+        activation_key="activation_function",
+    ),
     Architecture(
         "exaone4",
         Family(AFTER, qk_norm="head"),

@@ -12,8 +12,8 @@ from headrace.models.checkpoint.safetensors import Checkpoint, quantization_sect
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
 # Prefixes of the layers, the most specific first, and of the output projection.
-BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.", "backbone.")
-_TABLES = ("embed_tokens", "embeddings")
+BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.", "backbone.", "transformer.")
+_TABLES = ("embed_tokens", "embeddings", "wte")
 _HEADS = ("language_model.lm_head.", "lm_head.", "output.")
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.

@@ -27,7 +27,8 @@ from tests.support.tiny import load_decoder, quantize_model
 
 pytestmark = pytest.mark.peer
 
-EIGHT_BITS = {f"{at}model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32} for at in ("", "language_model.")}
+_KEYS = ("model.layers.1.self_attn", "language_model.model.layers.1.self_attn", "transformer.h.1.attn.attention")
+EIGHT_BITS = {f"{at}.k_proj": {"bits": 8, "group_size": 32} for at in _KEYS}
 ROUTERS = {
     f"{at}.gate": False
     for i in range(6)

@@ -323,6 +323,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
         "layer_norm_bias": True,
     },
+    "exaone": {"model_type": "exaone", "num_layers": 2, "head_dim": 16, "layer_norm_epsilon": 1e-2},
+    "exaone-biased": {
+        "model_type": "exaone", "num_layers": 2, "head_dim": 16, "layer_norm_epsilon": 1e-2, "attention_bias": True,
+        "mlp_bias": True, "tie_word_embeddings": True, "rope_scaling": _LLAMA3,
+    },
     "afmoe": _AFMOE,
     "afmoe-groups": {
         **_AFMOE, "n_group": 4, "topk_group": 2, "route_norm": False, "mup_enabled": False, "num_dense_layers": 0,
