@@ -40,16 +40,19 @@ inline vf soft_cap(vf score, ScoreRule rule) {
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
 }
 
-// acc[j][i] (+)= q[j] . key[i] over V vectors from d on.
-template <Type T, int Q, int V, bool First>
-[[gnu::always_inline]] inline void score_part(const char* const (&keys)[4], const float* const* q, int64_t d, vf (&acc)[Q][4]) {
+// acc[j][i] (+)= q[j] . key[i] over V vectors from d on, for N keys `from` one on. Queries stay in registers.
+template <Type T, int Q, int V, int N, bool First>
+[[gnu::always_inline]] inline void score_part(const char* const (&keys)[4], const float* const* q, int64_t d, int from, vf (&acc)[Q][4]) {
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
-    vf key[4];
-    for (int i = 0; i < 4; ++i) key[i] = load_as<T>(keys[i], d + v * W);
-    for (int j = 0; j < Q; ++j) {
-      const vf query = load(q[j] + d + v * W);
-      for (int i = 0; i < 4; ++i) acc[j][i] = First && v == 0 ? mul(query, key[i]) : fma(query, key[i], acc[j][i]);
+    vf query[Q];
+#pragma GCC unroll 8
+    for (int j = 0; j < Q; ++j) query[j] = load(q[j] + d + v * W);
+#pragma GCC unroll 4
+    for (int i = from; i < from + N; ++i) {
+      const vf key = load_as<T>(keys[i], d + v * W);
+#pragma GCC unroll 8
+      for (int j = 0; j < Q; ++j) acc[j][i] = First && v == 0 ? mul(query[j], key) : fma(query[j], key, acc[j][i]);
     }
   }
 }
@@ -59,6 +62,7 @@ template <Type T, int Q>
 [[gnu::noinline]] void score_keys(const char* keys, int64_t n, int64_t dim, const float* const* q, float* scores, int64_t ld,
                                   Requests<2>& requests, int64_t bytes) {
   constexpr int V = W == 16 ? 4 : 1;
+  constexpr int N = W == 8 && Q > 3 ? 2 : 4;  // keys whose sums fit the registers
   const int64_t row = dim * size_of(T);
   Requests<2> ask = requests;
   for (int64_t p = 0; p < n; p += 4, keys += 4 * row, scores += 4) {
@@ -67,15 +71,19 @@ template <Type T, int Q>
     const char* four[4];
     for (int i = 0; i < 4; ++i) four[i] = keys + (i < last ? i : last) * row;
     vf acc[Q][4];
-    int64_t d = 0;
-    if (dim >= V * W) {
-      score_part<T, Q, V, true>(four, q, 0, acc);
-      for (d = V * W; d + V * W <= dim; d += V * W) score_part<T, Q, V, false>(four, q, d, acc);
-    } else {
-      score_part<T, Q, 1, true>(four, q, 0, acc);
-      d = W;
+#pragma GCC unroll 2
+    for (int from = 0; from < 4; from += N) {
+      int64_t d = 0;
+      if (dim >= V * W) {
+        score_part<T, Q, V, N, true>(four, q, 0, from, acc);
+        for (d = V * W; d + V * W <= dim; d += V * W) score_part<T, Q, V, N, false>(four, q, d, from, acc);
+      } else {
+        score_part<T, Q, 1, N, true>(four, q, 0, from, acc);
+        d = W;
+      }
+      for (; d < dim; d += W) score_part<T, Q, 1, N, false>(four, q, d, from, acc);
     }
-    for (; d < dim; d += W) score_part<T, Q, 1, false>(four, q, d, acc);
+#pragma GCC unroll 8
     for (int j = 0; j < Q; ++j) store_sums4(scores + j * ld, acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
   }
   requests = ask;
@@ -135,22 +143,35 @@ template <Type T, int Q, int V>
   const int64_t row = dim * size_of(T);
   Requests<2> ask = requests;
   vf acc[Q][V];
+#pragma GCC unroll 8
   for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[j][v] = zero();
   }
   for (int64_t p = 0; p < n; ++p, values += row) {
     if (p % 4 == 0) ask.some(bytes);
-    vf value[V];
-    for (int v = 0; v < V; ++v) value[v] = load_as<T>(values, d + v * W);
-    for (int j = 0; j < Q; ++j) {
-      const vf weight = set1(weights[j * ld + p]);
-      for (int v = 0; v < V; ++v) acc[j][v] = fma(weight, value[v], acc[j][v]);
+    vf weight[Q];
+#pragma GCC unroll 8
+    for (int j = 0; j < Q; ++j) weight[j] = set1(weights[j * ld + p]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const vf value = load_as<T>(values, d + v * W);
+#pragma GCC unroll 8
+      for (int j = 0; j < Q; ++j) acc[j][v] = fma(weight[j], value, acc[j][v]);
     }
   }
+#pragma GCC unroll 8
   for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(out[j].acc + d + v * W, acc[j][v]);
   }
   requests = ask;
+}
+
+// Vectors of values for which so many queries have sums in registers: eight sums and more, so that none waits for the one before.
+constexpr int value_vectors(int queries) {
+  if (W == 8) return queries == 1 ? 8 : queries < 4 ? 4 : 2;
+  return kPanelVectors;
 }
 
 template <int Q, class Act>
@@ -176,7 +197,6 @@ template <Type T>
 inline void attend_chunk_as(const Chunk& chunk, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule, float* scores,
                             Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
-  constexpr int V = kPanelVectors;
   const int64_t n = chunk.n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
   Requests<2> own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]}, none{};
   own.rest();
@@ -186,6 +206,7 @@ inline void attend_chunk_as(const Chunk& chunk, int64_t dim, const float* const*
   });
   softmax_rows(scores, ld, queries, whole, 0, n, rule, states);
   few_at_a_time(queries, [&](auto few, int64_t j) {
+    constexpr int V = value_vectors(few());
     const float* weights = scores + j * ld;
     int64_t d = 0;
     for (; d + V * W <= dim; d += V * W) weigh_values<T, few(), V>(chunk.values, n, dim, d, weights, ld, states + j, next, bytes);
