@@ -191,8 +191,11 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
   for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
     const int64_t end = begin + packing.group < dim ? (begin + packing.group) * Bits / 32 : dim * Bits / 32;
     vi acc[Q][V][kApart];
+#pragma GCC unroll 4
     for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 2
         for (int a = 0; a < kApart; ++a) acc[j][v][a] = a == 0 && Bits == 8 ? set1_word(q[j].biases + g) : vi{};
       }
     }
@@ -211,9 +214,11 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
         }
       }
     }
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const int64_t at = g * kAttendChunk + first + v * W;
       const vf scale = load_as<Type::f16>(keys + part.scales, at);
+#pragma GCC unroll 4
       for (int j = 0; j < Q; ++j) {
         const vi whole = kApart == 1 ? acc[j][v][0] : add_words(acc[j][v][0], acc[j][v][kApart - 1]);
         total[j][v] = fma(to_float(whole), scale, total[j][v]);
@@ -263,15 +268,20 @@ inline void round_weights(const float* scores, const char* scales, const char* o
 template <int Bits, int Q, int V>
 [[gnu::noinline]] void weigh_codes(const char* codes, int64_t across, int64_t i, int64_t begin, int64_t end, const Weights (&weights)[Q],
                                    const Softmax* states, int64_t at, Requests<3>& requests, int64_t bytes) {
-  constexpr int H = 8 / Bits;                       // numbers of a byte
-  constexpr int R = W == 16 && Q * V * H < 4 ? 2 : 1;  // rows at once: separate sums shorten the chain of additions
+  constexpr int H = 8 / Bits;  // numbers of a byte
+  // Separate sums shorten the chain of additions where one instruction multiplies and adds: rows at once, and sums of a number.
+  constexpr int R = W == 16 && Q * V * H < 4 ? 2 : 1, kSums = W == 16 ? 2 * R : 1;
   const int64_t here = across - i < W ? across - i : W;
   Requests<3> ask = requests;
-  vi acc[Q][V][H][2 * R];
+  vi acc[Q][V][H][kSums];
+#pragma GCC unroll 4
   for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 2
       for (int h = 0; h < H; ++h) {
-        for (int r = 0; r < 2 * R; ++r) acc[j][v][h][r] = Bits == 8 && r == 0 ? set1_word(&weights[j].bias) : vi{};
+#pragma GCC unroll 4
+        for (int r = 0; r < kSums; ++r) acc[j][v][h][r] = Bits == 8 && r == 0 ? set1_word(&weights[j].bias) : vi{};
       }
     }
   }
@@ -282,24 +292,28 @@ template <int Bits, int Q, int V>
     for (int part = 0; part < V * R; ++part) {
       const int v = part % V, r = part / V;
       const auto* from = reinterpret_cast<const uint32_t*>(row) + r * across + v * W;
-      const vi words = here == W ? load_words(from) : load_first_words(from, here);
+      const vi words = here == W || W < 16 ? load_words(from) : load_first_words(from, here);  // parts of groups have 8 at least
 #pragma GCC unroll 4
       for (int step = 0; step < 2 * H; ++step) {
         const vi code = pairs<Bits>(words, step);
 #pragma GCC unroll 4
         for (int j = 0; j < Q; ++j) {
-          vi& to = acc[j][v][step % H][2 * r + step / H];
+          vi& to = acc[j][v][step % H][(2 * r + step / H) % kSums];
           to = dot_pairs_with(to, code, weights[j].pairs + p / 2 + 2 * r + step / H);
         }
       }
     }
   }
   requests = ask;
+#pragma GCC unroll 4
   for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 2
       for (int h = 0; h < H; ++h) {
-        vi whole = add_words(acc[j][v][h][0], acc[j][v][h][1]);
-        if (R == 2) whole = add_words(whole, add_words(acc[j][v][h][2 * R - 2], acc[j][v][h][2 * R - 1]));
+        vi whole = acc[j][v][h][0];
+#pragma GCC unroll 4
+        for (int r = 1; r < kSums; ++r) whole = add_words(whole, acc[j][v][h][r]);
         vf out = mul(to_float(whole), set1(weights[j].unit));
         if (Bits == 4) out = add(out, set1(weights[j].offset));
         store_first(states[j].acc + at + i + v * W + h * across, out, here);
