@@ -27,8 +27,11 @@ inline vf zero() { return _mm256_setzero_ps(); }
 inline vf set1(float x) { return _mm256_set1_ps(x); }
 inline vf load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, vf v) { _mm256_storeu_ps(p, v); }
-inline vf load_first(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
-inline void store_first(float* p, vf v, int64_t n) { _mm256_maskstore_ps(p, first(n), v); }
+inline vf load_first(const float* p, int64_t n) { return n >= W ? load(p) : _mm256_maskload_ps(p, first(n)); }
+inline void store_first(float* p, vf v, int64_t n) {
+  if (n >= W) return store(p, v);  // a masked store takes tens of cycles
+  _mm256_maskstore_ps(p, first(n), v);
+}
 inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
 inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
