@@ -185,12 +185,6 @@ inline vf fp4(vi words, int step) {
   const vi sign = _mm256_slli_epi32(_mm256_and_si256(at, _mm256_set1_epi32(8)), 28);
   return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
 }
-inline vi fp4_pairs(vi words) {
-  const vi low = _mm256_and_si256(words, _mm256_set1_epi32(0x000f000f));
-  const vi at = _mm256_or_si256(low, _mm256_set1_epi32(-0x7fff8000));
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at);
-}
 inline vi fp4_quads(vi words) {
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), _mm256_and_si256(words, _mm256_set1_epi8(15)));

@@ -194,12 +194,6 @@ inline vf fp4(vi words, int step) {
   const vf table = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
   return _mm512_permutexvar_ps(_mm512_srli_epi32(words, static_cast<unsigned>(4 * step)), table);
 }
-inline vi fp4_pairs(vi words) {
-  constexpr int kAndOr = 0xea;  // (words & field) | top: bytes with the top bit come out as 0
-  const vi at = _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0x000f000f), _mm512_set1_epi32(-0x7fff8000), kAndOr);
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at);
-}
 inline vi fp4_quads(vi words) {
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), _mm512_and_si512(words, _mm512_set1_epi8(15)));

@@ -193,21 +193,19 @@ inline vf fp4(vi words, int step) {
   return vf{kTable[at[0]], kTable[at[1]], kTable[at[2]], kTable[at[3]]};
 }
 #if defined(__aarch64__)
-inline vi fp4_pairs(vi words) {
+inline vi fp4_quads(vi words) {
   static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-  const vi at = (words & 0x000f000fu) | 0x80008000u;  // beyond the table: 0
-  return (vi)vqtbl1q_u8(vld1q_u8(kTable), (uint8x16_t)at);
+  return (vi)vqtbl1q_u8(vld1q_u8(kTable), (uint8x16_t)(words & 0x0f0f0f0fu));
 }
 #else
-inline vi fp4_pairs(vi words) {
-  typedef int16_t Shorts __attribute__((vector_size(16)));
-  const Shorts code = (Shorts)(words & 0x000f000fu), size = code & 7;
-  const Shorts twice = size + ((size > 4) & (size - 4)) + ((size == 7) & 2);  // 0 1 2 3 4 6 8 12
-  const Shorts below = code > 7;  // all ones where negative
+inline vi fp4_quads(vi words) {
+  typedef int8_t Bytes __attribute__((vector_size(16)));
+  const Bytes code = (Bytes)(words & 0x0f0f0f0fu), size = code & 7;
+  const Bytes twice = size + ((size > 4) & (size - 4)) + ((size == 7) & 2);  // 0 1 2 3 4 6 8 12
+  const Bytes below = code > 7;  // all ones where negative
   return (vi)(((twice ^ below) - below) + 12);
 }
 #endif
-inline vi fp4_quads(vi words) { return fp4_pairs(words & 0x000f000fu) | fp4_pairs((words >> 8) & 0x000f000fu) << 8; }
 inline vf fp8(vi words, int step) {
   const vs up = (vs)(words << static_cast<uint32_t>(24 - 8 * step));
   const vi bits = (vi)(up >> 4) & 0x87f00000u;

@@ -54,7 +54,8 @@ struct Fp4 : Words<4> {
   static constexpr bool kAffine = false, kMaySymmetric = false;
   static vf value(Raw raw, int i) { return fp4(raw, i); }
   static void adapt(vf&, vf&) {}
-  static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
+  // Looked up four at a time, for two steps.
+  static vi take(vi words, int step) { return pairs<8>(fp4_quads(shift_right(words, 4 * (step % 2))), step / 2); }
   static vi take_four(vi words, int step) { return fp4_quads(shift_right(words, 4 * step)); }
   static vf number(vi words, const float* bit) { return lowest<8>(fp4_quads(shift_right_by(words, bit))); }
   static void fit(vf& scale, vf& offset) {
