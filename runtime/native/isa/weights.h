@@ -67,6 +67,7 @@ struct Fp4 : Words<4> {
 // E4M3 floats, laid out like 8-bit numbers.
 struct Fp8 : Words<8> {
   static constexpr bool kAffine = false;
+  static constexpr int kStreamed = W == 4 ? 1 : 4;
   static vf value(Raw raw, int i) { return fp8(raw, i); }
   static void adapt(vf&, vf&) {}
 };
@@ -104,7 +105,7 @@ struct Plain {
   static constexpr int kBits = 0;
   static constexpr int kSteps = 1;
   static constexpr int kBlock = W;
-  static constexpr int kStreamed = 1;
+  static constexpr int kStreamed = W == 4 ? 1 : 4;
   using Raw = vf;
 
   static Raw load(const uint8_t* row, int64_t block) { return load_as<T>(row, block * W); }
