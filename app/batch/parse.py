@@ -82,7 +82,8 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     prompt = asked.prompt
     options = own_options.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
-    messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
+    messages = None if isinstance(prompt, str) else prompt
+    text = prompt if isinstance(prompt, str) else ""
     values = options.given() | {key: value for key, value in defaults.written.items() if key not in own_options.given()}
     with_recommended = {**defaults.recommended, **values}
     if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes

@@ -52,7 +52,11 @@ def fits_short(fits: Mapping[str, int] | None, limit: int | None) -> str:
     if not fits or not any(fits.values()):
         return "-"
     counts = [tokens for _, tokens in _telling(fits, limit)]
-    return "/".join("all" if n == limit else f"{n >> 10}k" if n >= 1024 else str(n) for n in counts)
+    return "/".join("all" if count == limit else _short_count(count) for count in counts)
+
+
+def _short_count(tokens: int) -> str:
+    return f"{tokens >> 10}k" if tokens >= 1024 else str(tokens)
 
 
 def _telling(fits: Mapping[str, int], limit: int | None) -> list[tuple[str, int]]:

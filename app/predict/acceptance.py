@@ -28,7 +28,10 @@ def break_even(cost: float, drafts: int) -> float | None:
     high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if tokens_per_step(middle, drafts) < cost else (low, middle)
+        if tokens_per_step(middle, drafts) < cost:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 

@@ -22,7 +22,8 @@ def show_prediction(document: Document) -> None:
     by_target = [target["predictions"] for target in targets]
     speeds = []
     for number, context in enumerate(contexts):
-        at, name = (f" @{context}", "tok/s") if len(contexts) > 1 else ("", "expected")
+        at = f" @{context}" if len(contexts) > 1 else ""
+        name = "tok/s" if at else "expected"
         rooflines = [speed_text(predictions[number]["roofline"]) for predictions in by_target]
         speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
         speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in by_target]))

@@ -70,7 +70,9 @@ def predicted_speed(shape: StepShape, target: Target, weight_bytes: int) -> tupl
     nbytes = weight_bytes + cost.kv_bytes_read(context) + cost.kv_bytes_written()
     least = step_limit(nbytes, cost.step_flops(context), target.bandwidth, target.flops).seconds
     seconds = step_seconds(shape, target, assumptions(ENGINE), nbytes)
-    return (1 / least, False) if seconds is None else (1 / max(seconds, least), True)
+    if seconds is None:
+        return 1 / least, False
+    return 1 / max(seconds, least), True
 
 
 def largest_that_holds(low: int, high: int, holds: Callable[[int], bool]) -> int | None:

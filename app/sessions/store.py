@@ -248,10 +248,11 @@ class SessionStore:
             below = [row["id"] for row in self.db.rows(f"{_BELOW} SELECT id FROM below", message.id)]
             self.db.run(f"{_BELOW} DELETE FROM messages WHERE id IN (SELECT id FROM below)", message.id)
             if shown in below:
-                last_below = f"{_BELOW} SELECT max(id) AS leaf FROM below"
-                of_all = "SELECT max(id) AS leaf FROM messages WHERE session_id = ?"
-                parent = message.parent_id
-                (row,) = self.db.rows(*((of_all, message.session_id) if parent is None else (last_below, parent)))
+                if message.parent_id is None:
+                    newest = "SELECT max(id) AS leaf FROM messages WHERE session_id = ?"
+                    (row,) = self.db.rows(newest, message.session_id)
+                else:
+                    (row,) = self.db.rows(f"{_BELOW} SELECT max(id) AS leaf FROM below", message.parent_id)
                 self.db.run("UPDATE sessions SET active_leaf = ? WHERE id = ?", row["leaf"], message.session_id)
         return self.session(message.session_id)
 
@@ -337,13 +338,10 @@ class SessionStore:
         except SessionError:
             messages = readable_messages(self.db, session_id)
         ids = {message.id for message in messages}
-        return [
-            # A message without its parent becomes a first message, or it would be invisible.
-            message
-            if message.parent_id is None or message.parent_id in ids
-            else replace(marked(message, ["parent_id"]), parent_id=None)
-            for message in messages
-        ]
+        for index, message in enumerate(messages):
+            if message.parent_id is not None and message.parent_id not in ids:  # else it would be invisible
+                messages[index] = replace(marked(message, ["parent_id"]), parent_id=None)
+        return messages
 
     def recent_questions(self) -> list[str]:
         """Return the latest user messages of all sessions, oldest first, without long ones."""

@@ -146,9 +146,10 @@ def summary(document: VerifyDocument) -> list[str]:
     """Return the summary's lines."""
     checks = document.checks
     entries = ", K/V entries" if any(check.kv_entries for check in checks) else ""
-    with_what, logits = ("run", "") if document.interfaces else ("each answer alone", "all logits, ")
+    reference = "run" if document.interfaces else "each answer alone"
+    logits = "" if document.interfaces else "all logits, "
     compared = f"tokens, {logits}log probabilities of the {document.top} most likely tokens{entries}"
-    lines = [f"{document.model}: {document.expectation}", f"compared with {with_what}: {compared}"]
+    lines = [f"{document.model}: {document.expectation}", f"compared with {reference}: {compared}"]
     flips = [(check, flip) for check in checks for flip in check.flips]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:

@@ -50,8 +50,9 @@ def stored_groups(tensor: RawTensor, *, groups_of_16: bool = False) -> tuple[int
     if tensor.type == "MXFP4" and len(tensor.shape) > 2:
         return GROUP_SIZE, 4, "mxfp4"
     _, bits, group_size = _UNPACK[tensor.type]
-    exact = groups_of_16 or group_size >= GROUP_SIZE
-    return (group_size, bits, "affine") if exact else (GROUP_SIZE, 8, "affine")
+    if groups_of_16 or group_size >= GROUP_SIZE:
+        return group_size, bits, "affine"
+    return GROUP_SIZE, 8, "affine"
 
 
 def scale_type(kind: str) -> str:

@@ -293,7 +293,9 @@ def stored_network(
         return kv, sized(kv)
     chosen, fitting = _fitting_kv(sized, limit, working)
     common = chosen if place is None else FORMATS[place.largest(FORMATS.index(chosen))]
-    return (chosen, fitting) if common is chosen else (common, sized(common))
+    if common is not chosen:
+        fitting = sized(common)
+    return common, fitting
 
 
 def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:

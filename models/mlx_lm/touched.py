@@ -138,7 +138,9 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
             count = listed.get(mixture, 0)
         else:
             count = 0
-        shares[name] = 0.0 if path in tables else min(1.0, active / count) if active and count else 1.0
+        shares[name] = min(1.0, active / count) if active and count else 1.0
+        if path in tables:
+            shares[name] = 0.0
     return shares
 
 

@@ -373,7 +373,11 @@ class Decoder:
         activation = self.config.family.activation
         assert layer.down is not None
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
-            x, norm = (residual.x, layer.mlp_norm) if residual.normed is None else (residual.normed, None)
+            x = residual.x
+            norm: mx.array | None = layer.mlp_norm
+            if residual.normed is not None:  # the addition before has normalized it
+                x = residual.normed
+                norm = None
             return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation), layer.down)
         projected = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected

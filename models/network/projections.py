@@ -36,7 +36,10 @@ def stacked(projected: Projections) -> mx.array:
 
 def project(ops: Ops, residual: Residual, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
     """Normalize, if there is a norm, and project, in one operation if the projections are stacked."""
-    x, norm = (residual.x, norm) if residual.normed is None else (residual.normed, None)
+    x = residual.x
+    if residual.normed is not None:  # the addition before has normalized it
+        x = residual.normed
+        norm = None
     if len(weights) == 1 and norm is not None:
         return ops.norm_linear(x, norm, eps, weights[0])
     x = x if norm is None else ops.rms_norm(x, norm, eps)

@@ -157,9 +157,10 @@ def check_operator(operator: str, left: object, right: object) -> None:
     elif operator == "*" and isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
     elif operator == "*":
-        times, value = (left, right) if isinstance(left, int) else (right, left)
-        if isinstance(times, int):
-            check_size(size_of(value) * times)
+        if isinstance(left, int):
+            check_size(size_of(right) * left)
+        elif isinstance(right, int):
+            check_size(size_of(left) * right)
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() * abs(right))
     elif operator == "%" and isinstance(left, str):

@@ -42,7 +42,7 @@ class DraftModel:
         self._sizer = ChunkSizer()
         self._acceptance = Acceptance([_CHANCE] * (MAX_DRAFT + 1))
         self._tokens: Sequence[int] = ()
-        self._known = 0  # tokens, when it draft_entries last
+        self._known = 0  # number of tokens at its last update
         self._draft_tokens: Sequence[int] = ()
 
     def update(self, tokens: Sequence[int]) -> None:

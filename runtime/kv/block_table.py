@@ -128,7 +128,10 @@ class BlockTable(ReusableCache):
             end = match.nodes[whole - 1] if whole else None
         if self.states:
             states = None if end is None else self.pool.states_of(end)
-            length, self.states = (length, list(states)) if states else (0, self.states)
+            if states:
+                self.states = list(states)
+            else:
+                length = 0
         self._release_past(length)
         return length
 

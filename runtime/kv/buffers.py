@@ -65,8 +65,10 @@ class SlotBuffers:
         self.close_gaps()
         first = len(self._caches)
         last = len(self._caches) + len(newcomers)
+        grown = max(self.slots, last)
         ahead = max(0, 2 * self.slots - last)
-        grown = self.slots if last <= self.slots else last + (ahead if affords(ahead * self.slot_bytes) else 0)
+        if last > self.slots and affords(ahead * self.slot_bytes):
+            grown += ahead
         for side, layers in enumerate(self.sides):
             for layer, buffer in enumerate(layers):
                 if grown > self.slots:

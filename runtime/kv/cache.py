@@ -194,12 +194,11 @@ class KVShape:
     def kinds(self) -> list[KVKind | None]:
         """Return each layer's window and heads, None without K/V of its own."""
         windows = self.windows or (None,) * self.layers
-        return [
-            KVKind(windows[layer], *self.heads_of(layer))
-            if layer not in self.without and self.source(layer) == layer
-            else None
-            for layer in range(self.layers)
-        ]
+        kinds: list[KVKind | None] = [None] * self.layers
+        for layer in range(self.layers):
+            if layer not in self.without and self.source(layer) == layer:
+                kinds[layer] = KVKind(windows[layer], *self.heads_of(layer))
+        return kinds
 
     def heads_of(self, layer: int) -> tuple[int, int]:
         """Return a layer's K/V heads and their size."""

@@ -78,11 +78,9 @@ class PagedArrays:
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
         """Return `read` without content of other sequences: zeros after a packed block's first entries."""
         stored = self.read(group, block, entries)
-        return (
-            self.ops.cut_block(self.store, group, stored, entries)
-            if self.shape.format.packed and entries < BLOCK
-            else stored
-        )
+        if self.shape.format.packed and entries < BLOCK:
+            return self.ops.cut_block(self.store, group, stored, entries)
+        return stored
 
     def write(self, group: int, block: int, entries: mx.array) -> None:
         """Write what `read` returns into a block, at once."""

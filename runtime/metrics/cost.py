@@ -196,7 +196,10 @@ def longest_context(kv: Sequence[LayerKV], room: int, max_entries: int) -> int:
     high = max_entries
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if held_bytes(kv, middle) <= room else (low, middle - 1)
+        if held_bytes(kv, middle) <= room:
+            low = middle
+        else:
+            high = middle - 1
     return low
 
 

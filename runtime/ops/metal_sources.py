@@ -68,7 +68,9 @@ def place_heads_source(names: Sequence[str], normed: Sequence[str], rotated: boo
     first = "0"
     for name in names:
         norm = _HEAD_NORM.format(weight=f"float({name}_norm[i * {name}_norm_strides[0]])") if name in normed else ""
-        steps = [_HEAD_NORM.format(weight="1.0f")] if name == "v" else [norm, rotation][:: -1 if norm_last else 1]
+        steps = [rotation, norm] if norm_last else [norm, rotation]
+        if name == "v":
+            steps = [_HEAD_NORM.format(weight="1.0f")]
         parts.append(_HEAD.format(name=name, NAME=name.upper(), first=first, steps="".join(steps)))
         first += f" + {name.upper()}_HEADS"
     return "".join(parts)

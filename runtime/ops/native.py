@@ -137,11 +137,17 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
         return later
     # The kernels' copies of the arrays, so that those of the file can be freed.
     prepared = reference.prepare(weight, dtype) if matrix is None else matrix
-    bits, group = (
-        (prepared.bits, prepared.group_size) if isinstance(prepared, Weight) else (weight.bits, weight.group_size)
-    )
+    quantized = prepared if isinstance(prepared, Weight) else weight
     return PreparedWeight(
-        prepared.data, prepared.scales, prepared.biases, bits, group, prepared.bias, weight.mode, matrix, shape
+        prepared.data,
+        prepared.scales,
+        prepared.biases,
+        quantized.bits,
+        quantized.group_size,
+        prepared.bias,
+        weight.mode,
+        matrix,
+        shape,
     )
 
 

@@ -222,13 +222,14 @@ def native_pass(rows: Pass) -> "kernels.Pass":
     """Return the pass in the kernels' form."""
     if rows.native is None:
         sequences = rows.sequences
-        head_dims = [group.kind.head_dim for group in rows.store.groups]
+        kv = rows.store.format
+        packed = (packings(kv), [group.kind.head_dim for group in rows.store.groups]) if kv.packed else ()
         rows.native = kernels.Pass(
             [sequence.count for sequence in sequences],
             [sequence.offset for sequence in sequences],
             [sequence.phase == "prefill" for sequence in sequences],
             [sequence.tables for sequence in sequences],
             [group.slabs for group in rows.store.groups],
-            *((packings(kv), head_dims) if (kv := rows.store.format).packed else ()),
+            *packed,
         )
     return rows.native

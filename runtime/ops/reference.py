@@ -179,7 +179,9 @@ def experts(
     else:
         rows = token
         token_of_pair = mixtures.token_of_pair(indices.size, 1)
-        tokens, rows = (tokens[token], token_of_pair) if m.shares_first else (tokens, rows)
+        if m.shares_first:
+            tokens = tokens[token]
+            rows = token_of_pair
     if m.shares_first:
         factors = shares.flatten() if order is None else shares.flatten()[order]
         tokens = tokens * factors[:, None, None].astype(tokens.dtype)

@@ -36,8 +36,9 @@ class Forced:
         self._tokens = self._constraint.forced()
         if self._inner is not None:
             self._inner.update(tokens)
-            free = not self._tokens
-            self.source, self.cost_s = (self._inner.source, self._inner.cost_s) if free else (_SOURCE, 0.0)
+            is_forced = bool(self._tokens)
+            self.source = _SOURCE if is_forced else self._inner.source
+            self.cost_s = 0.0 if is_forced else self._inner.cost_s
 
     def chances(self, count: int) -> Sequence[float]:
         if self._tokens:

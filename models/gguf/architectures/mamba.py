@@ -100,7 +100,9 @@ def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Config:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
     mixed = has_experts(metadata)
-    letters = ["*" if kv else ("E" if mixed else "-") if ff else "M" for kv, ff in zip(kv_heads, inner, strict=True)]
+    feed_forward = "E" if mixed else "-"
+    letters = ["*" if heads else "M" for heads in kv_heads]
+    letters = [feed_forward if size and letter == "M" else letter for letter, size in zip(letters, inner, strict=True)]
     if "output.weight" not in file.shapes:
         raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
     config = {

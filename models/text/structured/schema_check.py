@@ -163,7 +163,11 @@ def _refusal(place: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
 
 def _at(place: str) -> str:
     """Return a place before a keyword; nothing for the whole schema."""
-    return "" if place == "#" else f"{place if len(place) <= _LONGEST_PLACE else f'...{place[-_LONGEST_PLACE:]}'}: "
+    if place == "#":
+        return ""
+    if len(place) > _LONGEST_PLACE:
+        place = f"...{place[-_LONGEST_PLACE:]}"
+    return f"{place}: "
 
 
 def _drop_notes(schema: dict[str, object]) -> None:

@@ -46,9 +46,13 @@ class Pythonic(ToolForm):
         end = text.find(self._end, start)
         if end < 0 and not final:
             return None
-        body = text[start:] if end < 0 else text[start:end]
+        body = text[start:]
+        after = len(text)
+        if end >= 0:
+            body = text[start:end]
+            after = end + len(self._end)
         calls = _calls(body)
-        return Reading(len(text) if end < 0 else end + len(self._end), calls) if calls else Reading(start)
+        return Reading(after, calls) if calls else Reading(start)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         return cut_calls(text[len(self._begin) :], self._tools)
