@@ -25,7 +25,6 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
-from headrace.app.tui.textual_overrides.partial_repaint import draw
 
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers
@@ -53,7 +52,6 @@ class Poller:
         while not state.closed:
             self.interval.begin()
             self.tick()
-            draw(self._app.screen)
             phase = (state.comparison or state.conversation).phase
             awaiting = phase in ("waiting", "prefill")
             await asyncio.sleep(self.interval.wait_s(awaiting=awaiting, idle=phase == "idle"))

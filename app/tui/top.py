@@ -23,7 +23,7 @@ from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
 from headrace.app.tui.textual_overrides.crash import CrashReports
-from headrace.app.tui.textual_overrides.partial_repaint import draw, use_partial_repaint
+from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
@@ -106,7 +106,6 @@ class TopApp(CrashReports[None]):
         while True:
             self.take(self._reader.poll())
             self.show()
-            draw(self.screen)
             await asyncio.sleep(_POLL_S)
 
     def take(self, events: Sequence[Event]) -> None:

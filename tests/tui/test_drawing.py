@@ -11,7 +11,7 @@ from textual.geometry import Region
 
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.screens.help_screen import HelpScreen
-from headrace.app.tui.textual_overrides.partial_repaint import PartialRepaint, PlacedLines, draw, repaint
+from headrace.app.tui.textual_overrides.partial_repaint import PartialRepaint, PlacedLines, repaint
 from headrace.app.tui.transcript.row_strips import GUTTER
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar
@@ -157,7 +157,6 @@ def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeyp
             for section in panel.query(Section):
                 section.redraw()
             repaint(chat.query_one(Transcript), Region(0, 0, 20, 1))  # asks textual for its place
-            draw(chat)
             await it.pilot.pause()
             await it.pilot.pause()
             assert terminal == drawn(compositor.render_full_update().render_segments(console))

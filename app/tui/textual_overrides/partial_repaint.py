@@ -7,15 +7,17 @@ changed region are asked, for its lines alone. The methods are textual's own, na
 its screens are drawn as usual.
 
 Textual also passes a change from the widget through the screen to a timer, each a task of its own. `repaint` notes the
-change where that chain ends, `draw` puts all changes on the terminal, `put` one extended line.
+change where that chain ends and has all changes drawn once the running task waits; `put` draws one extended line.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from textual._compositor import ChopsUpdate, Compositor
+from textual.content import Content
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
@@ -25,12 +27,6 @@ from textual.widget import Widget
 def use_partial_repaint(screen: Screen[Any]) -> None:
     """Give a screen the compositor of this module; call it in the screen's constructor."""
     screen._compositor = PartialRepaint()
-
-
-def draw(screen: Screen[object]) -> None:
-    """Put what changed on the terminal now, for a screen with this module's compositor."""
-    if isinstance(screen._compositor, PartialRepaint) and screen._dirty_widgets:
-        screen._on_timer_update()
 
 
 def repaint(widget: Widget, region: Region) -> None:
@@ -45,9 +41,23 @@ def repaint(widget: Widget, region: Region) -> None:
     screen = widget.screen
     if widget not in screen._compositor.visible_widgets:
         return
+    if not screen._dirty_widgets:  # else they are going to be drawn
+        asyncio.get_running_loop().call_soon(_draw, screen)
     widget._set_dirty(region)
     screen._dirty_widgets.add(widget)
-    screen.check_idle()  # in case nobody calls `draw`
+
+
+def _draw(screen: Screen[object]) -> None:
+    """Put what changed on the terminal, unless that is done."""
+    if screen._dirty_widgets:
+        screen._on_timer_update()
+
+
+def repaint_subtitle(widget: Widget, subtitle: Content) -> None:
+    """Set a widget's subtitle and repaint its lower edge; textual would repaint the whole widget."""
+    widget._border_subtitle = subtitle
+    gutter = widget.gutter
+    repaint(widget, Region(-gutter.left, widget.content_size.height, widget.outer_size.width, gutter.bottom))
 
 
 def put(widget: Widget, region: Region) -> bool:

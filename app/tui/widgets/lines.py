@@ -13,7 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.textual_overrides.partial_repaint import repaint
+from headrace.app.tui.textual_overrides.partial_repaint import repaint, repaint_subtitle
 from headrace.app.tui.widgets.line_strip import line_strip
 
 LONGEST_LINE = 120
@@ -143,7 +143,7 @@ class Section(Lines):
     def set_subtitle(self, text: str, *, warns: bool = False) -> None:
         """Set the text in the lower edge; unchanged text is not drawn again."""
         if str(self.border_subtitle or "") != text:
-            self.border_subtitle = Content.styled(text, "bold $text-warning") if warns else Content(text)
+            repaint_subtitle(self, Content.styled(text, "bold $text-warning") if warns else Content(text))
 
 
 def row(*pieces: Piece) -> Content:
