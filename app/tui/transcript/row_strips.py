@@ -1,5 +1,6 @@
 """Strips of the transcript's rows: gutter, text, scroll bar."""
 
+from textual.cache import FIFOCache
 from textual.color import Color
 from textual.content import Content
 from textual.strip import Strip
@@ -11,6 +12,7 @@ from headrace.app.tui.widgets.line_strip import line_strip
 
 GUTTER = 3  # cells left of the text: the selection mark and air
 _THUMB = Content.styled("▐", "$scrollbar")
+_KEPT = 256  # strips: text that scrolls draws every row in view again
 
 
 class RowStrips:
@@ -19,51 +21,62 @@ class RowStrips:
     def __init__(self, widget: Widget) -> None:
         self._widget = widget
         self._ground: Color | None = None
+        self._drawn: FIFOCache[tuple[int, int, bool], tuple[Content, Strip]] = FIFOCache(_KEPT)
 
     def clear(self) -> None:
-        """Forget the background: the widget's style changed."""
+        """Forget the background and all strips: the widget's style changed."""
         self._ground = None
+        self._drawn.clear()
 
-    def strip(self, row: Row, *, thumb: bool, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
+    def strip(
+        self, row: Row, width: int, *, thumb: bool, marked: bool = False, span: tuple[int, int] | None = None
+    ) -> Strip:
         """Return the strip of a row.
 
-        thumb: the scroll bar's thumb shows beside it. marked: its message is selected. span: first and last of the
-        selected characters (-1: to the end).
+        width: of the widget.
+        thumb: the scroll bar's thumb shows beside it.
+        marked: its message is selected.
+        span: first and last of the selected characters (-1: to the end).
         """
-        return self._finished(self._text(row, marked=marked, span=span), thumb=thumb)
+        if marked or span is not None:
+            return self._finished(self._text(row, width, marked=marked, span=span), width, thumb=thumb)
+        content = row[0]
+        key = id(content), width, thumb
+        drawn = self._drawn.get(key)
+        if drawn is None:
+            # The content is kept too: as long as it is, no other one has its id.
+            drawn = content, self._finished(self._text(row, width), width, thumb=thumb)
+            self._drawn[key] = drawn
+        return drawn[1]
 
     def located(self, line: int, row: Row) -> Strip:
         """Return a row with the position of every character, for selection with the mouse."""
-        return self._text(row).apply_offsets(0, line)
+        width = self._widget.size.width
+        return line_strip(self._widget, self._text(row, width), width).apply_offsets(0, line)
 
-    def banner(self, text: str, *, thumb: bool) -> Strip:
+    def banner(self, text: str, width: int, *, thumb: bool) -> Strip:
         """Return a right-aligned line over the text."""
-        width = self._widget.size.width - 1
-        label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width), ellipsis=True)
-        label = label.pad_left(max(0, width - label.cell_length))
-        return self._finished(line_strip(self._widget, label, width + 1), thumb=thumb)
+        label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width - 1), ellipsis=True)
+        return self._finished(label.pad_left(max(0, width - 1 - label.cell_length)), width, thumb=thumb)
 
-    def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
-        """Return a line with its gutter and an empty scroll bar."""
+    def _text(self, row: Row, width: int, *, marked: bool = False, span: tuple[int, int] | None = None) -> Content:
+        """Return a line with its gutter and without the scroll bar."""
         content, kind = row
-        width = self._widget.size.width - 1
         whole = Content.assemble(("▌".ljust(GUTTER), "$accent") if marked else " " * GUTTER, content)
         if kind == "user" or span is not None:
-            whole = whole.pad_right(max(0, width - whole.cell_length))
+            whole = whole.pad_right(max(0, width - 1 - whole.cell_length))
         if kind == "user":
             whole = whole.stylize_before("on $surface")
         if span is not None:
             start, end = span
             style = Style.from_styles(self._widget.screen.get_component_styles("screen--selection"))
             whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
-        return line_strip(self._widget, whole, width + 1)
+        return whole
 
-    def _finished(self, strip: Strip, *, thumb: bool) -> Strip:
-        """Add the thumb and apply the terminal's colour filters."""
+    def _finished(self, line: Content, width: int, *, thumb: bool) -> Strip:
+        """Return the strip of a line, with the thumb and in the terminal's colours."""
         if thumb:
-            strip = Strip.join([strip.crop(0, strip.cell_length - 1), line_strip(self._widget, _THUMB, 1)])
+            line = Content.assemble(line.truncate(max(0, width - 1), pad=True), _THUMB)
         if self._ground is None:
             self._ground = self._widget.background_colors[1]
-        for line_filter in self._widget.get_line_filters():
-            strip = strip.apply_filter(line_filter, self._ground)
-        return strip
+        return line_strip(self._widget, line, width, self._ground)

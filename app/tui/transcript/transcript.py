@@ -305,11 +305,11 @@ class Transcript(Widget, can_focus=True):
             line = y + self.top
             span = selection.get_span(line) if selection is not None else found.get(line)
             if self.more_below and y == size.height - 1:
-                strip = self._strips.banner(_MORE_BELOW, thumb=y in thumb)
+                strip = self._strips.banner(_MORE_BELOW, size.width, thumb=y in thumb)
             elif line >= len(rows):
-                strip = self._strips.strip(BLANK, thumb=y in thumb)
+                strip = self._strips.strip(BLANK, size.width, thumb=y in thumb)
             else:
-                strip = self._strips.strip(rows[line], thumb=y in thumb, marked=line in marked, span=span)
+                strip = self._strips.strip(rows[line], size.width, thumb=y in thumb, marked=line in marked, span=span)
             strips.append(strip)
         if crop.column_span == (0, size.width):
             return strips

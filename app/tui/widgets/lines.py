@@ -76,7 +76,7 @@ class Lines(Widget):
         framed = self.outer_size, self.border_title, self.border_subtitle
         if framed != self._framed:
             self._framed = framed
-            self._frame, self._ground = super().render_lines(self.outer_size.region), self.background_colors[1]
+            self._frame, self._ground = self._drawn_frame(), self.background_colors[1]
             self._inner = left, right = self.gutter.left, self.gutter.left + self.content_size.width
             self._sides = [(line.crop(0, left), line.crop(right)) for line in self._frame]
             self._drawn.clear()
@@ -95,15 +95,20 @@ class Lines(Widget):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
+    def _drawn_frame(self) -> list[Strip]:
+        """Return the strips of the whole widget without its lines. All lines between the edges are the same."""
+        width, height = self.outer_size
+        strips = super().render_lines(Region(0, 0, width, min(height, self.gutter.top + 1)))
+        strips += strips[-1:] * (height - len(strips) - self.gutter.bottom)
+        return strips + super().render_lines(Region(0, len(strips), width, height - len(strips)))
+
     def _line(self, place: int) -> Strip:
         """Return the strip of a line without the frame."""
         content = self._lines[place]
         kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
-            strip = line_strip(self, content, self._inner[1] - self._inner[0])
-            for line_filter in self.get_line_filters():
-                strip = strip.apply_filter(line_filter, self._ground)
-            kept = self._drawn[place] = content, strip
+            kept = content, line_strip(self, content, self._inner[1] - self._inner[0], self._ground)
+            self._drawn[place] = kept
         return kept[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
