@@ -7,6 +7,7 @@ Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer_steps import StepText
@@ -132,7 +133,7 @@ class Prefill:
     prefill_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what several readers of each delta compute from its parts
 class Delta:
     """Parts of an answer since the last delta, in order, as the `Answerer` gave them.
 
@@ -147,7 +148,7 @@ class Delta:
     opening: str = ""
     by_kind: bool = False
 
-    @property
+    @cached_property
     def text(self) -> str:
         return self.opening + "".join(part.text for part in self.parts)
 
@@ -159,11 +160,11 @@ class Delta:
     def content(self) -> str:
         return "".join(part.content for part in self.parts)
 
-    @property
+    @cached_property
     def records(self) -> list[StepRecord]:
         return [part.record for part in self.parts if part.record is not None]
 
-    @property
+    @cached_property
     def steps(self) -> list[StepText]:
         """The text of each step, where it is known."""
         return [] if self.by_kind else [StepText.of(part) for part in self.parts if part.record or part.text]
