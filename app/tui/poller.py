@@ -4,6 +4,7 @@ Text, metrics and code colours have intervals of their own (`app.tui.poll_interv
 """
 
 import asyncio
+import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -171,7 +172,7 @@ class Poller:
                 if self.watch is not None:
                     self.watch.begin(event.card.machine.backend)
                 self.draw_metrics(force=True)
-                self._app.call_after_refresh(parser)  # imports Markdown before the first answer needs it
+                self._app.call_after_refresh(_import_for_answers)
         if self.watch is not None and (load := self.watch.look(time.monotonic())) is not None:
             state.metrics.set_load(load)
 
@@ -183,6 +184,14 @@ class Poller:
     @property
     def _parallel_screen(self) -> ParallelScreen | None:
         return next((screen for screen in self._app.screen_stack if isinstance(screen, ParallelScreen)), None)
+
+
+def _import_for_answers() -> None:
+    """Import what the first answer needs, before it comes."""
+    import headrace.models.text.events  # noqa: F401 - the classes in every `Delta`
+
+    parser()
+    gc.freeze()  # as after the start of the app
 
 
 def _only_text(events: list[Event]) -> bool:
