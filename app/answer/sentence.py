@@ -4,12 +4,15 @@ Every surface shows this sentence. Bytes and FLOPs are computed from shapes, ban
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.machine.load import CPUUse, Load
 from headrace.runtime.metrics.limit import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, mbu
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
+
+if TYPE_CHECKING:
+    from headrace.runtime.machine.load import CPUUse
 
 _NAME = 24  # characters of another program's name
 _ALL = 0.995  # share of a step from which all of it counts as reading
@@ -117,8 +120,10 @@ OTHERS = "other programs used the CPU"
 """`cpu_phrase` where it is not known how much."""
 
 
-def cpu_phrase(use: CPUUse, verb: str = "use") -> str:
+def cpu_phrase(use: "CPUUse", verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
+    from headrace.runtime.machine.load import Load  # it imports sensors, which no first frame has
+
     busiest = sanitise(use.busiest)[:_NAME] if isinstance(use, Load) else ""
     mostly = f" (mostly {busiest})" if busiest else ""
     return f"{other_cores(use.other_cpus, use.cpus, verb)}{mostly}"

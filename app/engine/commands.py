@@ -3,12 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import HostsChoice
 from headrace.models.text.thinking import Thinking
-from headrace.models.text.tools.use import ToolUse
+
+if TYPE_CHECKING:  # the chat's first frame does not import it
+    from headrace.models.text.tools.use import ToolUse
 
 TIMED_EVERY = 16
 """One decode step in so many is timed by part, unless `TimeSteps` asks for others."""
@@ -69,7 +71,7 @@ class Generate:
     options: AnswerOptions = _UNSET
     prompt: str | None = None
     suffix: str | None = None
-    tools: ToolUse | None = None
+    tools: "ToolUse | None" = None
     logprobs: int | None = None
     continue_text: str = ""
     drop_oldest: bool = False
@@ -87,7 +89,7 @@ class CountTokens:
     id: int
     messages: Sequence[Mapping[str, object]]
     thinking: Thinking | None = None
-    tools: ToolUse | None = None
+    tools: "ToolUse | None" = None
     variables: Mapping[str, object] | None = None
 
 

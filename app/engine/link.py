@@ -20,7 +20,6 @@ from headrace.app.engine.commands import Command, Quit
 from headrace.app.engine.events import Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.config.paths import cache_dir
-from headrace.runtime.machine.out_of_memory import METAL_HINT, reports_out_of_memory
 
 _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is truncated
@@ -185,6 +184,8 @@ def _open_log() -> int:
 
 
 def _exit_message(code: int, log: str, kill_reason: str) -> str:
+    from headrace.runtime.machine.out_of_memory import METAL_HINT, reports_out_of_memory  # not before the first frame
+
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
         return f"the engine's memory ran out; {METAL_HINT}"
     _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 
 from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar, folded
-from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
+
+if TYPE_CHECKING:  # the chat's first frame does not import it
+    from headrace.runtime.machine.load import Load
 
 _LABEL = 5
 _TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for
@@ -57,14 +60,14 @@ class MachineSection(Section):
         return [part for line in shown for part in folded(line, width)] or [Content.styled("–", "$faint")]
 
 
-def contention_text(load: Load, width: int = 120) -> str:
+def contention_text(load: "Load", width: int = 120) -> str:
     """Return "CPU busy" with the cores that other programs use, shortened to fit a width."""
     full = f"CPU busy: {cpu_phrase(load)}"
     forms = (full, full.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}")
     return next((form for form in forms if len(form) <= width), forms[-1])
 
 
-def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Content]:
+def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[Content]:
     readings = load.readings
     used = load.memory_used
     cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
@@ -20,10 +20,12 @@ from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail,
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
-from headrace.runtime.engine.request import Finished
-from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, in_milliseconds, mbu
+
+if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.runtime.engine.request import Finished
+    from headrace.runtime.machine.load import Load
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
@@ -199,7 +201,7 @@ class LiveMetrics:
             self.reuse = reuse
         self._changed()
 
-    def finished(self, end: Finished) -> None:
+    def finished(self, end: "Finished") -> None:
         summary = end.summary
         fed = summary.prefill_tokens
         self.phase = "idle"
@@ -224,7 +226,7 @@ class LiveMetrics:
         self.phase = "dead"
         self._changed()
 
-    def set_load(self, load: Load) -> None:
+    def set_load(self, load: "Load") -> None:
         """Note the machine's load."""
         self.load = load
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
@@ -404,7 +406,7 @@ class LiveMetrics:
         return self._latencies
 
     @property
-    def contention(self) -> Load | None:
+    def contention(self) -> "Load | None":
         """The load, if other programs take CPUs that decoding needs; else None."""
         return self.load if self._contended_looks >= _CONTENDED_LOOKS else None
 

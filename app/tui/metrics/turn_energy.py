@@ -5,8 +5,10 @@ count: its energy is not that of output tokens.
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from headrace.runtime.machine.energy import EnergyUse
+if TYPE_CHECKING:  # the chat's first frame does not import sensors
+    from headrace.runtime.machine.energy import EnergyUse
 
 _LOOKS = 30  # without steps, that idle power is the least of
 
@@ -23,7 +25,7 @@ class TurnEnergy:
         self._net = 0.0
         self._tokens = 0
 
-    def look(self, use: EnergyUse | None, tokens: int, *, fed: bool) -> None:
+    def look(self, use: "EnergyUse | None", tokens: int, *, fed: bool) -> None:
         """Note the energy since the last look, and the output tokens. fed: a prompt was computed meanwhile."""
         if use is None or fed:
             return

@@ -17,13 +17,11 @@ from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import TIMED_EVERY, ModelOptions
 from headrace.app.engine.events import Pulled, PullEvent, PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.trace_file import trace
 from headrace.app.sessions.records import Draft, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.metrics.feed import stored_turns, use_model
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.metrics.traced import traced
 from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.replace_file import replace_file
@@ -295,6 +293,9 @@ class ChatState:
 
     def export_trace(self) -> None:
         """Write a trace-event file of the latest turn to the data folder."""
+        from headrace.app.output.trace_file import trace
+        from headrace.app.tui.metrics.traced import traced
+
         metrics = self.shown_metrics
         sequences = traced(metrics)
         if not sequences:
