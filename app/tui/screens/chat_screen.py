@@ -39,9 +39,12 @@ class ChatScreen(Screen[None]):
     """One conversation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*SCROLL_KEYS, *CHAT_KEYS]
+    AUTO_FOCUS = "Prompt"
 
     def __init__(self, state: ChatState) -> None:
-        super().__init__()
+        super().__init__(
+            classes="-high"
+        )  # as most windows: a change after the first layout would style all widgets again
         use_partial_repaint(self)
         self.state = state
         self.view = ChatView(self, state)
@@ -66,7 +69,6 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         view = self.view
-        view.prompt.focus()
         view.prompt.remember(self.state.store.recent_questions())
         view.transcript.show_thinking = self.state.settings.chat.show_thinking
         view.conversation_changed()
