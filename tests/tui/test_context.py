@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.events import Prefill, PrefixCached
-from headrace.app.tui.decode.context import ContextSection, origins
+from headrace.app.tui.decode.context import ContextSection, _bar, origins
 from headrace.app.tui.metrics.facts import CacheFill
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -81,6 +81,11 @@ def test_the_bar_of_the_context_is_full_at_its_limit(
     metrics.model = replace(metrics.model, context_limit=limit)
     metrics.set_context(context)
     assert lines_of(metrics)[1] == filled.ljust(60, "─")
+
+
+def test_small_parts_do_not_lengthen_the_bar() -> None:
+    parts = [("cached", 3703), ("new", 20), ("output", 64), ("template", 8)]
+    assert _bar(parts, 8192, 41).plain == "█" * 18 + "·" + "─" * 22  # 46 % of 41 cells
 
 
 def test_a_reopened_session_has_only_what_the_cache_has() -> None:

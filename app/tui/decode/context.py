@@ -11,7 +11,7 @@ from textual.content import Content
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, legend, spread
+from headrace.app.tui.widgets.lines import Section, legend, segments, spread
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.metrics.units import counted, format_bytes, format_roughly
 
@@ -99,19 +99,11 @@ def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
 
     limit: tokens; 0 if unknown: the parts fill the bar.
     """
-    total = max(limit, sum(tokens for _, tokens in parts))
-    pieces = []
-    so_far = 0
-    end = 0
-    for name, tokens in parts:
-        if not tokens:
-            continue
-        so_far += tokens
-        start = end
-        end = min(width, max(round(so_far / total * width), start + 1))
-        mark, style = _look(name)
-        pieces.append((mark * (end - start), style))
-    return Content.assemble(*pieces, ("─" * (width - end), "$foreground 20%"))
+    pieces = [(tokens, *_look(name)) for name, tokens in parts if tokens]
+    total = sum(tokens for _, tokens in parts)
+    share = total / max(limit, total, 1)
+    filled = min(width, max(len(pieces), round(share * width)))
+    return Content.assemble(segments(pieces, filled), ("─" * (width - filled), "$foreground 20%"))
 
 
 def _look(name: str) -> tuple[str, str]:
