@@ -113,11 +113,11 @@ def _step(metrics: LiveMetrics) -> Meter:
         return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
     p95 = format_milliseconds(of.p95)
     p99 = format_milliseconds(of.p99)
-    under = f"│ 95 % of {len(metrics.latency_steps):,} steps under {p95:>4}, 99 % under {p99:>4}"
+    under = f"│ 95 % of {len(metrics.latency_steps):,} steps under {p95:>4}, 99 % under {p99:>4} ms"
     texts = (
         f"{under} · {metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step",
         under,
-        f"│ 95 % under {p95:>4}, 99 % under {p99:>4}",
+        f"│ 95 % under {p95:>4}, 99 % under {p99:>4} ms",
         f"p95 {p95:>4} p99 {p99:>4}",
         f"p95 {p95:>4}",
     )
@@ -190,7 +190,7 @@ def _details(metrics: LiveMetrics) -> list[str]:
         return [f"{metrics.load_stage}{share}"]
     if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
-        size = [format_bytes(model.weight_bytes)] if model.weight_bytes else []
+        size = [f"a step reads {format_bytes(model.weight_bytes)} of weights"] if model.weight_bytes else []
         return [loaded, *size]
     if metrics.phase == "prefill" and metrics.answer.prefill_total and metrics.batch is None:
         return [f"{metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} prompt tokens"]
