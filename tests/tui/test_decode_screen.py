@@ -43,6 +43,24 @@ def test_a_digit_shows_and_hides_a_section(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
 
 
+@pytest.mark.parametrize(("key", "name"), [("3", "context"), ("7", "machine"), ("tab", "turns")])
+def test_a_small_window_shows_a_section_in_the_place_of_the_steps(play, key: str, name: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("go")
+        await it.press("f2")
+        steps = it.app.screen.query_one(LatencySection)
+        sections = it.app.screen.query_one(Sections)
+        assert (steps.display, sections.display) == (True, False)
+        await it.press(key)
+        assert (steps.display, sections.display) == (False, True)
+        assert name == sections.shown[0].NAME
+        assert sections.shown[0].region.height >= 6
+        await it.press(key)
+        assert (steps.display, sections.display) == (True, False)
+
+    play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(40, 15))
+
+
 def test_meters_help_and_freeze(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")

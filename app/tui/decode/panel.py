@@ -203,6 +203,11 @@ class Sections(Widget, can_focus=False):
         """The sections on the screen, the most important first."""
         return [section for section in self._ordered if section.NAME in self.places]
 
+    @property
+    def is_asked(self) -> bool:
+        """True if a key has put a section first."""
+        return bool(self._first)
+
     def put_first(self, names: Sequence[str]) -> None:
         """Show these sections before all others."""
         self._first = tuple(names)

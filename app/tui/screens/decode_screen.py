@@ -47,8 +47,8 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         Binding("w", "app.show_keys", "The whole why, when frozen", show=False),
         Binding("x", "app.export_trace", "Trace, when frozen", show=False),
         Binding("question_mark", "app.show_keys", "Figures explained, when frozen", key_display="?", show=False),
-        Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False, priority=True),
-        Binding("shift+right,pagedown", "cursor(20)", "20 on", show=False, priority=True),
+        Binding("shift+left,pageup", "cursor(-20)", "20 back", key_display="PgUp", show=False, priority=True),
+        Binding("shift+right,pagedown", "cursor(20)", "20 on", key_display="PgDn", show=False, priority=True),
         Binding("ctrl+end", "cursor(100000)", "Newest step", show=False, priority=True),
     ]
 
@@ -114,13 +114,17 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         self.query_one(Sections).show(self.metrics)
 
     def _place_steps(self) -> None:
-        """Give the steps the upper lines; in a small window all, but for parallel answers, which have a table."""
+        """Give the steps the upper lines; in a small window all, unless a key has put another section first.
+
+        Parallel answers have a table there.
+        """
         room = self.size.height - _OTHER_LINES
         is_small = room < _LEAST_STEPS + _LEAST_SECTIONS
         steps = self.query_one(LatencySection)
-        hidden = self._hides_steps or (is_small and self.metrics.batch is not None)
+        sections = self.query_one(Sections)
+        hidden = self._hides_steps or (is_small and (sections.is_asked or self.metrics.batch is not None))
         steps.display = steps.applies(self.metrics) and not hidden
-        self.query_one(Sections).display = not (is_small and steps.display)
+        sections.display = not (is_small and steps.display)
         steps.styles.height = room if is_small else max(_LEAST_STEPS, round(room * _STEPS_SHARE))
 
     def on_resize(self) -> None:
@@ -131,14 +135,15 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         """Show the section of a number before the others, or put it back; show or hide the steps."""
         if NUMBERED[number - 1] is LatencySection:
             self._hides_steps = not self._hides_steps
-            self._draw()
-            return
-        self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
+        else:
+            self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
+        self._draw()
 
     def action_more(self) -> None:
         """Put the sections on demand first, or the others again."""
         self._more = not self._more
         self.query_one(Sections).put_first(MORE if self._more else ())
+        self._draw()
 
     def action_cursor(self, by: int) -> None:
         """Move the cursor over the steps; in a line with text, its own."""
