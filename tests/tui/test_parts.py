@@ -346,7 +346,7 @@ def test_frozen_metrics_stay() -> None:
     ("change", "mark", "cause"),
     [
         ({}, "?", "unknown cause"),
-        ({"fed": 128}, "P", "prefill of another sequence (128 tokens)"),
+        ({"fed": 128}, "P", "prefill of another sequence"),
         ({"gc_s": 0.15}, "C", "garbage collection"),
         ({"kv_allocated_bytes": 1 << 40, "active_memory_bytes": 1 << 40}, "G", "growth of the KV cache"),
     ],
@@ -366,7 +366,7 @@ def test_a_stall_is_attributed_to_other_programs() -> None:
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.stepped([replace(record(32, 52), latency_s=0.2)])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
-    assert lines[-1] == "O 1x other programs  ? 1x unknown cause"
+    assert lines[-1] == "O 1x other programs ? 1x unknown cause"
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
@@ -392,7 +392,7 @@ def test_times_have_a_suitable_unit() -> None:
 def test_phases_differ_without_colour() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    assert state(metrics, 60).plain == "● idle      loaded in 0.20 s  93.5 MiB"
+    assert state(metrics, 80).plain == "● idle      loaded in 0.20 s  a step reads 93.5 MiB of weights"
     metrics.submitted()
     assert state(metrics, 60).plain == "◌ prefill"
     metrics.died()

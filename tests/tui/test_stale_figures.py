@@ -2,6 +2,7 @@
 
 from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
 from headrace.app.tui.decode.context import ContextSection
+from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
@@ -82,6 +83,16 @@ def test_the_header_and_the_cache_count_the_tokens_of_the_conversation(play) -> 
         await it.until(lambda: counts() == ("156", "156") and "next turn reuses 155" in it.text())
 
     play(scenario)
+
+
+def test_the_frame_of_the_steps_names_none_once_they_are_forgotten() -> None:
+    metrics = decoded()
+    section = LatencySection(metrics)
+    section.lines(metrics, 60, 9)
+    assert section.border_subtitle == "the last 78 of 299 steps"
+    metrics.session_changed([])
+    assert [line.plain for line in section.lines(metrics, 60, 9)] == ["no steps yet"]
+    assert not section.border_subtitle
 
 
 def test_without_a_model_no_cache_is_shown() -> None:

@@ -77,6 +77,17 @@ def test_the_cursor_marks_the_word_and_shows_its_record(back: int, word: str, sa
     assert section.border_subtitle == "steps 1 to 5"
 
 
+def test_marks_of_causes_are_explained_beside_the_colours_of_the_text() -> None:
+    """As at 80x24, where the chart has one line for both."""
+    metrics = metrics_of(tuple((StepText((" so",)), 0.010) for _ in range(20)))
+    metrics.stepped([replace(record(n, 50), latency_s=0.2, gc_s=gc_s) for n, gc_s in ((20, 0), (21, 0.19), (22, 0.19))])
+    section = LatencySection(metrics, with_text=True)
+    marks, *_, last = (line.plain for line in section.lines(metrics, 70, 7))
+    assert last.startswith("C 2x garbage collection + 1x more")
+    assert last.endswith("■ over 2 p50")
+    assert marks.split() == ["+C"]
+
+
 @given(
     st.lists(st.tuples(st.text(max_size=7), st.integers(0, 2), st.floats(0, 0.1)), min_size=1, max_size=60),
     st.none() | st.integers(0, 70),

@@ -34,6 +34,7 @@ _LEAST_S = 1e-6  # height of the chart
 _NUMBERS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
 _MARKS = {"prefill": "P", "growth": "G", "garbage": "C", "other": "O"}  # by the first word of a cause
 _UNKNOWN = "?"
+_SUMMED = "+"
 
 
 class LatencySection(Section):
@@ -94,22 +95,23 @@ class LatencySection(Section):
         steps = metrics.latency_steps
         window = latency_window(steps, metrics.latencies, metrics.busy_steps, 2 * cells, back=back)
         if window is None:
+            self.set_subtitle("")
             return [Content.styled("no steps yet", "$faint").truncate(width, ellipsis=True)]
         self.set_subtitle(self._window_text(window))
         text = self._text(metrics, window, width, height)
         if height < _LEAST_CHART + 1 or width < _LEAST + _AXIS:
             return [_percentiles(window, width)]
-        causes = _cause_line(window.stalls.values(), width)
         foot = self._foot(metrics, width, has_text=bool(text))
-        is_explained = causes is not None and height >= _CAUSES_FROM + len(text)
-        if causes is not None and is_explained:
-            foot.append(causes)
-        elif causes is not None and self.cursor is None and foot and foot[0].cell_length + causes.cell_length < width:
-            foot = [spread(causes, foot[0], width)]
-            is_explained = True
+        causes = Content("")
+        if height >= _CAUSES_FROM + len(text):
+            causes = _cause_line(window.stalls.values(), width)
+            foot += [causes] * bool(causes)
+        elif self.cursor is None and foot and (room := width - foot[0].cell_length - 1) >= _LEAST:
+            causes = _cause_line(window.stalls.values(), room)
+            foot = [spread(causes, foot[0], width)] if causes else foot
         at = None if self.cursor is None else self.cursor - back
         chart = latency_chart(window, width, height - len(text) - len(foot) - 1, at)
-        return [self._marks(window, cells, at, with_causes=is_explained), *chart, *text, *foot]
+        return [self._marks(window, cells, at, causes.plain.split()), *chart, *text, *foot]
 
     def _window_text(self, window: LatencyWindow) -> str:
         """Return the steps that are drawn, of all that are kept."""
@@ -137,11 +139,15 @@ class LatencySection(Section):
             return []
         return [text_legend(has_drafts=metrics.totals.proposed > 0).truncate(width)]
 
-    def _marks(self, window: LatencyWindow, cells: int, at: int | None, *, with_causes: bool) -> Content:
-        """Return the line above the chart: ▼ over the cursor. with_causes: a letter over steps that stalled."""
+    def _marks(self, window: LatencyWindow, cells: int, at: int | None, explained: Sequence[str]) -> Content:
+        """Return the line above the chart: ▼ over the cursor, and marks over steps that stalled.
+
+        explained: words of the line that names the causes; letters that it lacks are in its sum, `+`.
+        """
         marks = [" "] * cells
-        for place, cause in window.stalls.items() if with_causes else ():
-            marks[cells - 1 - (len(window.steps) - 1 - place) // 2] = _mark(cause)
+        for place, cause in window.stalls.items():
+            mark = next((mark for mark in (_mark(cause), _SUMMED) if mark in explained), " ")
+            marks[cells - 1 - (len(window.steps) - 1 - place) // 2] = mark
         line = Content.styled("".join(marks), "bold $text-error")
         if at is not None and at // 2 < cells:
             column = cells - 1 - at // 2
@@ -241,16 +247,16 @@ def _mark(cause: str) -> str:
     return _MARKS.get(cause.split(" ", 1)[0], _UNKNOWN)
 
 
-def _cause_line(stalls: Iterable[str], width: int) -> Content | None:
-    """Return the causes of stalls, the most frequent first; those that do not fit are summed. None: there are none."""
+def _cause_line(stalls: Iterable[str], width: int) -> Content:
+    """Return the causes of stalls, the most frequent first; those that do not fit are summed."""
     style = "$text-error"
     causes = Counter(stalls).most_common()
     pieces = [Content.styled(f"{_mark(cause)} {count}x {cause or 'unknown cause'}", style) for cause, count in causes]
 
     def rest(shown: int) -> Content:
-        return Content.styled(f"+ {sum(count for _, count in causes[shown:])}x other causes", style)
+        return Content.styled(f"{_SUMMED} {sum(count for _, count in causes[shown:])}x more", style)
 
-    return legend(pieces, rest, width, max_lines=1)[0] if pieces else None
+    return legend(pieces, rest, width, max_lines=1, gap=1)[0] if pieces else Content("")
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:

@@ -119,6 +119,8 @@ def record_line(record: StepRecord, text: StepText | None, width: int) -> Conten
     ]
     if record.proposed:
         facts.insert(1, ("", f"{record.accepted} of {record.proposed} drafts taken"))
+    if record.fed:
+        facts.insert(1, ("prefill ", f"{record.fed:,} tokens"))
     head = Content.assemble((f"step {record.index}", "bold $text-accent"), words)
     return fitting([head, *(Content.assemble((name, "$quiet"), value) for name, value in facts)], width)
 

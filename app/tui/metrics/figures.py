@@ -137,7 +137,7 @@ def nearness(latency_s: float, p50_s: float) -> int:
 def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, crowded: bool) -> str:
     """Return the known cause of a slow step; "" if there is none. before: the step before it, if it is there."""
     if step.fed:
-        return f"prefill of another sequence ({step.fed:,} tokens)"
+        return "prefill of another sequence"
     if step.gc_s > _GC_SHARE * (step.latency_s - usual_s):
         return "garbage collection"
     held = before and (before.kv_allocated_bytes, before.active_memory_bytes)
