@@ -2,9 +2,8 @@
 
 import os
 import sys
-from typing import Any
 
-_running: list[Any] = []  # kept: a collected one would warn that it still runs
+_running: list[object] = []  # kept: a collected one would warn that it still runs
 
 
 def keep_awake() -> None:

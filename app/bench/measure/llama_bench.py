@@ -5,20 +5,28 @@ It reports the seconds of a whole test, so each step of a decode gets the averag
 
 import json
 import subprocess
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import EngineError
 
-# Fields of its report by their names in `Setup.settings`.
-_SETTINGS = {
-    "batch": "n_batch",
-    "ubatch": "n_ubatch",
-    "kv_type": "type_k",
-    "gpu_layers": "n_gpu_layers",
-}
+
+class _Report(Struct):
+    """Its report of one test; what a version does not report is None."""
+
+    samples_ns: list[float] = []
+    avg_ts: float | None = None
+    n_threads: int | None = None
+    build_number: int | None = None
+    build_commit: str | None = None
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+    type_k: str | None = None
+    n_gpu_layers: int | None = None
 
 
 class LlamaBench:
@@ -37,17 +45,20 @@ class LlamaBench:
         self._ways = ("1", "0") if kv == "f16" else ("1",)
         self._flash: dict[Test, str] = {}  # on or off, the faster for each test
         report = self._run(Test(1, 0), "1")
-        used = report.get("n_threads")
+        used = report.n_threads
         self.setup = Setup(
             engine=self.engine,
             model=model,
-            version=str(report.get("build_number") or report.get("build_commit") or "") or None,
+            version=str(report.build_number or report.build_commit or "") or None,
             threads=used,
             threads_batch=used,  # one number for both
             threads_told=threads,
             settings={
                 "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
-                **{name: report.get(field) for name, field in _SETTINGS.items()},
+                "batch": report.n_batch,
+                "ubatch": report.n_ubatch,
+                "kv_type": report.type_k,
+                "gpu_layers": report.n_gpu_layers,
             },
         )
 
@@ -59,7 +70,7 @@ class LlamaBench:
     def measure(self, test: Test) -> Sample:
         entry = self._run(test, self._flash.get(test, "1"))
         seconds = _seconds(entry, test)
-        own_speed = entry.get("avg_ts")
+        own_speed = entry.avg_ts
         if test.kind == "decode":
             return Sample(0.0, None, [seconds / test.generate] * test.generate, own_tokens_per_second=own_speed)
         return Sample(seconds, 0.0, [], own_tokens_per_second=own_speed)
@@ -67,7 +78,7 @@ class LlamaBench:
     def close(self) -> None:
         """Do nothing: no process is kept."""
 
-    def _run(self, test: Test, flash: str) -> dict[str, Any]:
+    def _run(self, test: Test, flash: str) -> _Report:
         """Run llama-bench and return the report of one test."""
         if test.kind == "both":
             lengths = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.generate}"]
@@ -76,16 +87,12 @@ class LlamaBench:
         command = [*self._command, *lengths, "-fa", flash, "-d", str(test.depth)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            report = json.loads(done.stdout)[0]
-            if isinstance(report, dict):
-                return report
-            raise TypeError(report)
+            return typed(_Report, json.loads(done.stdout)[0])
         except (OSError, subprocess.CalledProcessError, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"llama-bench failed on {test.label}: {error!r:.200}") from error
 
 
-def _seconds(report: dict[str, Any], test: Test) -> float:
-    try:
-        return float(report["samples_ns"][0]) / 1e9
-    except (LookupError, TypeError, ValueError) as error:
-        raise EngineError(f"llama-bench gave no figures for {test.label}: {error!r:.200}") from error
+def _seconds(report: _Report, test: Test) -> float:
+    if not report.samples_ns:
+        raise EngineError(f"llama-bench gave no figures for {test.label}")
+    return report.samples_ns[0] / 1e9

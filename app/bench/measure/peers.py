@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+
+from msgspec import Struct
 
 from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
@@ -30,6 +31,15 @@ from headrace.runtime.errors import EngineError
 
 CHILDREN = Path(__file__).parent / "children"
 _WARM_UP_TOKENS = 16
+
+
+class _Ready(Struct):
+    """A child's first line. ready: its version."""
+
+    ready: object = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    settings: dict[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +173,15 @@ class ChildProcess:
             start_new_session=sys.platform != "win32",
         )
         try:
-            ready = self._read()
+            ready = typed(_Ready, self._read())
             self.setup = Setup(
                 engine=engine,
                 model=model,
-                version=str(ready.get("ready")),
-                threads=ready.get("threads"),
-                threads_batch=ready.get("threads_batch"),
+                version=str(ready.ready),
+                threads=ready.threads,
+                threads_batch=ready.threads_batch,
                 threads_told=threads,
-                settings=ready.get("settings") or {},
+                settings=ready.settings or {},
             )
         except BaseException:
             self.close()
@@ -189,7 +199,7 @@ class ChildProcess:
         return self._ask(test)
 
     def _ask(self, test: Test, **more: bool) -> Sample:
-        request: dict[str, Any] = {"generate": test.generate, **more}
+        request: dict[str, object] = {"generate": test.generate, **more}
         if test.kind == "workload":
             question = self._questions[test.workload]
             request |= {"tokens": list(question.prompt), "stop": sorted(question.stop_ids)}
@@ -199,7 +209,7 @@ class ChildProcess:
         if test.batch > 1:
             request["batch"] = test.batch
         reply = self.ask(request)
-        if (chosen := reply.pop("chosen", None)) is not None:
+        if isinstance(chosen := reply.pop("chosen", None), dict):
             named = {f"{test.label} with": " ".join(map(str, chosen.values()))}
             self.setup = replace(self.setup, settings={**self.setup.settings, **named})
         try:
@@ -207,7 +217,7 @@ class ChildProcess:
         except ValueError as error:
             raise EngineError(f"{self.engine} failed: {error}") from None
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, object]) -> dict[str, object]:
         """Send a request and return the reply."""
         try:
             assert self._process.stdin is not None
@@ -230,7 +240,7 @@ class ChildProcess:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, object]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -26,7 +26,7 @@ class MlxLm:
         self._caches: dict[int, Any] = {}
         self._bases: dict[int, list[Any]] = {}  # caches for batches, by depth; never appended to
 
-    def setup(self) -> dict[str, Any]:
+    def setup(self) -> dict[str, object]:
         """Return the generator's own defaults, read from its signature."""
         import inspect
 
@@ -42,7 +42,7 @@ class MlxLm:
         }
         return {"threads": None, "threads_batch": None, "settings": settings}
 
-    def measure(self, prompt: int, generate: int, depth: int, batch: int = 1) -> dict[str, Any]:
+    def measure(self, prompt: int, generate: int, depth: int, batch: int = 1) -> dict[str, object]:
         """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
         if batch > 1:
             return self._together(generate, depth, batch)
@@ -68,7 +68,7 @@ class MlxLm:
             "own_tokens_per_second": own_speed,
         }
 
-    def _together(self, generate: int, depth: int, batch: int) -> dict[str, Any]:
+    def _together(self, generate: int, depth: int, batch: int) -> dict[str, object]:
         """Return times of `generate` tokens per sequence, from when all `batch` sequences decode."""
         from mlx_lm.generate import BatchGenerator
 
@@ -143,7 +143,7 @@ def main() -> None:
     print(json.dumps({"ready": version("mlx-lm"), **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
-            reply: dict[str, Any] = peer.measure(**json.loads(line))
+            reply: dict[str, object] = peer.measure(**json.loads(line))
         except Exception as error:
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)
