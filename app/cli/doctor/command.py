@@ -82,7 +82,7 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
     return titled
 
 
-def document(report: Report, problems: list[Finding]) -> dict[str, Any]:
+def document(report: Report, problems: list[Finding]) -> dict[str, object]:
     """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
     host = report.machine
     chip = report.machine.chip if report.machine else None

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
 import click
@@ -190,7 +190,7 @@ def _last_error(errors: IO[bytes]) -> tuple[str, str | None]:
     return lines[-1].removeprefix("headrace: "), hint
 
 
-def _end(server: "subprocess.Popen[Any]") -> None:
+def _end(server: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         server.send_signal(signal.SIGINT)
     try:
