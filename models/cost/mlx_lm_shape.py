@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import StepShape
@@ -29,7 +30,7 @@ def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
     return _shape(model, checkpoint.config, checkpoint.path.name, "safetensors headers")
 
 
-def shape_of_mlx_lm_config(config: Mapping[str, Any]) -> StepShape:
+def shape_of_mlx_lm_config(config: Mapping[str, object]) -> StepShape:
     """Return the shape from a config.json.
 
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if the class refuses it.
@@ -38,12 +39,12 @@ def shape_of_mlx_lm_config(config: Mapping[str, Any]) -> StepShape:
     return _shape(of_config(config), config, "it", "config.json")
 
 
-def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> StepShape:
+def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: str) -> StepShape:
     try:
         measured = measure(model, config)
     except Exception as error:
         raise refused(config, name, error) from error
-    text = config.get("text_config", config)
+    text = text_section(config)
     heads = text.get("num_attention_heads") or 0
     context = text.get("max_position_embeddings")
     return StepShape(

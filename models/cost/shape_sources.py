@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.architectures.config import DecoderConfig, joint_norms
 from headrace.models.architectures.families import architecture_named, architecture_of
@@ -52,13 +52,13 @@ _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
 
-def has_shape(config: Mapping[str, Any]) -> bool:
+def has_shape(config: Mapping[str, object]) -> bool:
     """Return whether the architecture's matrices are known. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
     return decoder_config(text) is not None
 
 
-def shape_of_config(config: Mapping[str, Any]) -> StepShape:
+def shape_of_config(config: Mapping[str, object]) -> StepShape:
     config = text_config(normalized(config))
     stored = config.get("quantization") or config.get("quantization_config")
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
@@ -227,7 +227,7 @@ def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     return sections, architecture_named(config.architecture).class_splits if recurrent else sections
 
 
-def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
+def _decoder(config: Mapping[str, object]) -> DecoderConfig:
     decoder = decoder_config(config)
     if decoder is None:
         kind = config.get("model_type")
@@ -238,7 +238,7 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     return decoder
 
 
-def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | None, int, bool]:
+def _settings(section: Mapping[str, object] | None, module: str) -> tuple[int | None, int, bool]:
     """Return (bits, group size, whether the mode is float) of a module; bits are None for a plain one."""
     if section is None:
         return None, 0, False
@@ -253,5 +253,5 @@ def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | Non
     return bits, group, str(entry.get("mode", "affine")) in FLOAT_MODES
 
 
-def _described(section: Mapping[str, Any] | None, dtype: str) -> str:
+def _described(section: Mapping[str, object] | None, dtype: str) -> str:
     return f"{section.get('bits')}-bit, groups of {section.get('group_size')}" if section else dtype

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from headrace.models.mlx_lm.cache import MlxLmCache
+from headrace.models.mlx_lm.cache import CachePart, MlxLmCache
 from headrace.models.mlx_lm.disk import load_cache, store_cache
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
@@ -18,17 +17,17 @@ from headrace.runtime.ops import AttentionSpec, LayersNode, MixerSpec, Projectio
 
 
 class MlxLmPass:
-    """One row. The model gets `parts`; its layers append and attend."""
+    """One row. The model gets the parts of its cache; its layers append and attend."""
 
     runs_fused = False
 
     def __init__(self, rows: Sequence[PassRow]) -> None:
         self.rows = rows
         [row] = rows
-        self._cache = cast(MlxLmCache, row.cache)
+        assert isinstance(row.cache, MlxLmCache)
+        self._cache = row.cache
         if self._cache.needs_marks and row.phase == "decode" and row.count > 1:
             self._cache.hold()
-        self.parts: Sequence[Any] = self._cache.parts
 
     def attend(self, _layer: int, _qkv: Projections, _spec: AttentionSpec) -> mx.array:
         raise NotImplementedError("mlx-lm's classes attend by themselves")
@@ -150,7 +149,7 @@ class MlxLmBackend:
     def __init__(
         self,
         options: KVOptions,
-        make_parts: Callable[[], list[Any]],
+        make_parts: Callable[[], list[CachePart]],
         cost: StepCost,
         *,
         rolls_back: bool,
@@ -168,16 +167,18 @@ class MlxLmBackend:
         return self._prefixes.take(prompt) or self._new_cache()
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        assert isinstance(cache, MlxLmCache)
         if self._options.keep_prefix or self.shares_prefixes:
-            self._prefixes.end(cast(MlxLmCache, cache), tokens, outputs=self._options.keep_prefix)
+            self._prefixes.end(cache, tokens, outputs=self._options.keep_prefix)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         return [MlxLmPass([row]) for row in rows]
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        assert isinstance(cache, MlxLmCache)
         if cache.needs_marks:
             cache.mark()
-        self._prefixes.add_running(cast(MlxLmCache, cache), tokens)
+        self._prefixes.add_running(cache, tokens)
 
     def evict(self) -> None:
         self._prefixes.evict()

@@ -7,12 +7,11 @@ with every mark; other parts are trimmed. A part's attributes and content tell t
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from headrace.models.mlx_lm.touched import leaves
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.metrics.cost import LayerKV
@@ -20,6 +19,27 @@ from headrace.runtime.metrics.cost import LayerKV
 _ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
 MOST = 6
 MOST_BYTES = 512 << 20
+State = list[dict[str, Any] | None]
+"""Attributes of each part that drops entries, None for others."""
+
+
+class CachePart(Protocol):
+    """The cache of a layer, of one of the classes in `mlx_lm.models.cache`. Recurrent state has no offset."""
+
+    offset: int
+    nbytes: int
+    state: object
+
+    def empty(self) -> bool: ...
+
+    def is_trimmable(self) -> bool: ...
+
+    def trim(self, n: int) -> int: ...
+
+
+def leaves(parts: Iterable[CachePart]) -> list[CachePart]:
+    """Return the caches, with composite ones (attention and recurrent state) split."""
+    return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +47,7 @@ class Mark:
     """State of a cache at `length` entries that later entries overwrite."""
 
     length: int
-    state: Any
+    state: State
     nbytes: int
 
 
@@ -75,11 +95,11 @@ class Marks:
 class MlxLmCache(CacheLengths):
     """The caches of `make_prompt_cache`, with marks if a part drops entries."""
 
-    def __init__(self, parts: list[Any], limit: int, kv: Sequence[LayerKV]) -> None:
+    def __init__(self, parts: list[CachePart], limit: int, kv: Sequence[LayerKV]) -> None:
         super().__init__(limit)
         self.parts = parts
         self.needs_marks = any(_drops(part) for part in leaves(parts))
-        self._before: tuple[int, list[Any]] | None = None  # length and recurrent state before the newest pass
+        self._before: tuple[int, State] | None = None  # length and recurrent state before the newest pass
         self._marks = Marks()
         self._kv = kv
 
@@ -118,7 +138,7 @@ class MlxLmCache(CacheLengths):
             return
         self.add_mark(self.committed, [_copy(vars(part)) if _drops(part) else None for part in leaves(self.parts)])
 
-    def add_mark(self, length: int, state: list[Any]) -> None:
+    def add_mark(self, length: int, state: State) -> None:
         """Make `length` reachable by the state of the parts that drop entries, None for others."""
         arrays = arrays_in(state)
         mx.eval(arrays)  # a saved state must not keep its inputs alive
@@ -141,7 +161,7 @@ class MlxLmCache(CacheLengths):
         twin._marks = Marks(self._marks)
         return twin
 
-    def restart(self, parts: list[Any]) -> None:
+    def restart(self, parts: list[CachePart]) -> None:
         """Replace all parts by empty ones, at the same length; the network appends the entries anew."""
         self.parts = parts
         self._marks = Marks()
@@ -171,16 +191,17 @@ class MlxLmCache(CacheLengths):
             if _can_trim(part):
                 part.trim(surplus)
             else:
+                assert state is not None
                 vars(part).update(_copy(state))
         self._marks.drop_beyond(length)
 
 
-def _drops(part: Any) -> bool:
+def _drops(part: CachePart) -> bool:
     """Return whether a part drops entries sooner or later: recurrent state, or a bound on entries."""
     return not part.is_trimmable() or any(hasattr(part, name) for name in _ROOM)
 
 
-def _can_trim(part: Any) -> bool:
+def _can_trim(part: CachePart) -> bool:
     """Return whether a part still has every entry, and can drop the last ones."""
     keys = getattr(part, "keys", None)
     held = part.offset - int(keys.shape[2]) if isinstance(keys, mx.array) else 0
@@ -193,6 +214,6 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def arrays_in(tree: Any) -> list[mx.array]:
+def arrays_in(tree: object) -> list[mx.array]:
     """Return the arrays of nested lists and dictionaries."""
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from headrace.models.mlx_lm.touched import leaves, owner, touched_shares
+from headrace.models.architectures.fields import text_section
+from headrace.models.mlx_lm.cache import CachePart, leaves
+from headrace.models.mlx_lm.touched import owner, touched_shares
 from headrace.runtime.metrics.cost import LayerKV, Matrix, StepCost, attention_flops_per_entry, step_cost
 
 _UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
@@ -48,7 +50,7 @@ class Measured:
         return step_cost(self.matrices, self.vector_bytes, self.kv, self.attention_flops, state_bytes=0)
 
 
-def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Measured:
+def measure(model: nn.Module, config: Mapping[str, object], shares: Mapping[str, float] | None = None) -> Measured:
     """Return the reads of a step of `model`. Raises what its class raises for an unexpected config.
 
     shares: read shares of parameters, if they are known.
@@ -59,14 +61,14 @@ def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] |
     nbytes = round(sum(shares[name] * array.nbytes for name, array in tree_flatten(model.parameters())))
     matrices = _matrices(model, shares, vocab_size)
     vectors = max(0, nbytes - sum(matrix.step_bytes for matrix in matrices))
-    text = config.get("text_config", config)
+    text = text_section(config)
     heads = text.get("num_attention_heads", 0)
     width = text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
     return Measured(vocab_size, shares, matrices, vectors, kv, attention_flops_per_entry(heads, head_dim))
 
 
-def _matrices(model: Any, shares: Mapping[str, float], vocab_size: int) -> list[Matrix]:
+def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) -> list[Matrix]:
     """Return the matrices that a step multiplies with, equal ones merged; a stack of experts counts each expert."""
     modules = dict(model.named_modules())
     parameters = dict(tree_flatten(model.parameters()))
@@ -103,10 +105,10 @@ def _part(name: str) -> str:
     return next((part for word, part in parts.items() if any(word in module for module in modules)), "")
 
 
-def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
+def layers_kv(model: nn.Module, make_parts: Callable[[], list[CachePart]]) -> list[LayerKV]:
     """Return the K/V of every cache that `make_parts` makes for `model`."""
 
-    def probe(tokens: int) -> list[Any]:
+    def probe(tokens: int) -> list[CachePart]:
         parts = make_parts()
         model(mx.zeros((1, tokens), mx.int32), cache=parts)  # shapes only: never evaluated
         return parts
@@ -119,7 +121,7 @@ def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:
     return [layer for layers in kinds for layer in layers or ()]
 
 
-def _chosen(model: Any, kv: list[LayerKV]) -> list[LayerKV]:
+def _chosen(model: nn.Module, kv: list[LayerKV]) -> list[LayerKV]:
     """Return the K/V with the rows that an indexer chooses: DeepSeek V3.2 and GLM 5 keep two caches a layer, the first
     for attention, the second with the indexer's keys, all of which it reads.
     """
@@ -134,7 +136,7 @@ def _chosen(model: Any, kv: list[LayerKV]) -> list[LayerKV]:
     return [part for indexer, rows, keys in pairs for part in (replace(rows, chosen=indexer.index_topk), keys)]
 
 
-def _of_keys(part: Any) -> list[LayerKV] | None:
+def _of_keys(part: CachePart) -> list[LayerKV] | None:
     """Return K/V from the shapes (1, Hkv, capacity, D) of keys and values, or None if unknown.
 
     State that does not grow has none. Quantized K/V are several arrays each: codes, scales and offsets.
@@ -147,7 +149,7 @@ def _of_keys(part: Any) -> list[LayerKV] | None:
     return [] if isinstance(part, ArraysCache) else None
 
 
-def _of_growth(short: Any, long: Any) -> list[LayerKV]:
+def _of_growth(short: CachePart, long: CachePart) -> list[LayerKV]:
     """Return K/V from the growth of a cache's arrays; arrays that no longer grow have the rows of its window."""
     layers = []
     window = getattr(long, "window_size", None)
@@ -168,6 +170,6 @@ def _is_matrix(name: str, array: mx.array) -> bool:
     return array.ndim >= 2 and not name.endswith((".scales", ".biases"))
 
 
-def _weights_per_element(modules: Mapping[str, Any], name: str, array: mx.array) -> float:
+def _weights_per_element(modules: Mapping[str, nn.Module], name: str, array: mx.array) -> float:
     """Return the number of weights in one element of the parameter: several if it is packed."""
     return 32 / int(modules[owner(modules, name)].bits) if array.dtype == mx.uint32 else 1

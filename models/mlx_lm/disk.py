@@ -12,8 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.mlx_lm.cache import MlxLmCache
-from headrace.models.mlx_lm.touched import leaves
+from headrace.models.mlx_lm.cache import MlxLmCache, leaves
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
@@ -60,7 +59,7 @@ def _ends(root: bytes, prompt: Sequence[int]) -> Iterator[tuple[bytes, int]]:
             yield digest(key, (), b"end"), (number + 1) * BLOCK
 
 
-def _state(cache: MlxLmCache) -> dict[str, Any]:
+def _state(cache: MlxLmCache) -> dict[str, object]:
     mark = cache.mark_before(cache.committed)
     parts = leaves(cache.parts)
     return {
@@ -90,7 +89,7 @@ def _fill(cache: MlxLmCache, content: bytes, length: int) -> bool:
     return True
 
 
-def _packed(tree: Any, arrays: list[mx.array]) -> Any:
+def _packed(tree: object, arrays: list[mx.array]) -> Any:
     """Return a tree as JSON values, with its arrays replaced by their numbers in `arrays`, which grows."""
     if isinstance(tree, mx.array):
         arrays.append(tree)

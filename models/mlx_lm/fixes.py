@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,13 +21,18 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+if TYPE_CHECKING:
+    from mlx_lm.models.base import BaseModelArgs
+
+    from headrace.models.mlx_lm.cache import CachePart
+
 _BIAS = ".e_score_correction_bias"
 _GROUPS = (128, 64, 32)
 _BITS = 2
 _PER_WORD = 16
 _PER_BYTE = 4
 
-Config = Mapping[str, Any]
+Config = Mapping[str, object]
 Weights = dict[str, mx.array]
 
 
@@ -36,9 +41,9 @@ class Fix:
     """Differences of one class from its model."""
 
     stock: str = ""  # model_type of the class to change, if mlx-lm has none of this name
-    change: Callable[[Any, Any], None] | None = None  # of a new model, by its arguments
+    change: "Callable[[nn.Module, BaseModelArgs], None] | None" = None  # of a new model, by its arguments
     rename: Callable[[Weights, Config], Weights] | None = None  # to the names that the class reads
-    correct: Callable[[Any, Checkpoint], None] | None = None  # of a loaded model
+    correct: Callable[[nn.Module, Checkpoint], None] | None = None  # of a loaded model
     refuse: Callable[[Config], None] | None = None  # raises UnsupportedModelError
     scalings: tuple[str, ...] = ()  # kinds of rope scaling that the class applies, if it ignores others; empty: all
     masked_by_caches: bool = False  # the class takes its masks from the caches, which may have a window
@@ -50,7 +55,7 @@ def fix_of(config: Config) -> Fix:
     return FIXES.get(kind, _NOTHING) if isinstance(kind, str) else _NOTHING
 
 
-def correct(model: Any, checkpoint: Checkpoint) -> None:
+def correct(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Correct a loaded model. Raises UnsupportedModelError if the checkpoint lacks what that takes."""
     if not mx.metal.is_available():
         ternary_to_affine(model)
@@ -78,14 +83,14 @@ def refuse_what_classes_ignore(config: Config) -> None:
         fix.refuse(config)
 
 
-def apply_ignored_windows(model: Any, config: Config) -> None:
+def apply_ignored_windows(model: nn.Module, config: Config) -> None:
     """Apply a window that all layers attend through, if the class keeps every entry for all.
 
     Raises UnsupportedModelError where the class makes its masks itself.
     """
     from mlx_lm.models.cache import KVCache
 
-    text = config.get("text_config", config)
+    text = text_section(config)
     window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
     slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
     if not slides or not isinstance(window, int) or window >= (longest or window + 1):
@@ -102,7 +107,7 @@ def apply_ignored_windows(model: Any, config: Config) -> None:
 # Features that classes lack
 
 
-def _square_activations(model: Any, args: Any) -> None:
+def _square_activations(model: nn.Module, args: "BaseModelArgs") -> None:
     """Give Llama's class the feed-forward of Arcee: two matrices, and a squared ReLU."""
     for layer in model.model.layers:
         layer.mlp = _SquaredMLP(args.hidden_size, args.intermediate_size, args.mlp_bias)
@@ -136,7 +141,7 @@ def _older_norms(weights: Weights, _config: Config) -> Weights:
 
 def _turned_experts(weights: Weights, config: Config) -> Weights:
     """Transpose stacks of experts whose `down_proj` is (X, E, F), as transformers 5 writes them."""
-    inner = config["text_config"]["moe_intermediate_size"]
+    inner = text_section(config)["moe_intermediate_size"]
     turned = [name for name, array in weights.items() if ".experts.down_proj" in name and array.shape[-1] == inner]
     both = {part for name in turned for part in (name, name.replace(".down_proj", ".gate_up_proj"))}
     return {name: array.swapaxes(-2, -1) if name in both else array for name, array in weights.items()}
@@ -164,29 +169,29 @@ def _refuse_capped_logits(config: Config) -> None:
 # Results of classes
 
 
-def _rotate_share(model: Any, checkpoint: Checkpoint) -> None:
+def _rotate_share(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Apply GLM-4's partial rotation, which its class ignores."""
     for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
         module.dims = int(module.dims * checkpoint.config.get("partial_rotary_factor", 0.5))
 
 
-def _weigh_jamba(model: Any, _checkpoint: Checkpoint) -> None:
+def _weigh_jamba(model: nn.Module, _checkpoint: Checkpoint) -> None:
     _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
 
 
-def _weigh_hunyuan(model: Any, checkpoint: Checkpoint) -> None:
+def _weigh_hunyuan(model: nn.Module, checkpoint: Checkpoint) -> None:
     if "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
         _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
 
 
-def _scale_tied_logits(model: Any, _checkpoint: Checkpoint) -> None:
+def _scale_tied_logits(model: nn.Module, _checkpoint: Checkpoint) -> None:
     """Divide the scores of MiniCPM3's tied table, too: its class divides those of a head of its own alone."""
     if model.args.tie_word_embeddings:
         norm = model.model.norm
         norm.weight = norm.weight * (model.args.dim_model_base / model.args.hidden_size)
 
 
-def _weigh_experts(model: Any, mixture: Callable[[Any], Any], *, normalized: bool) -> None:
+def _weigh_experts(model: nn.Module, mixture: Callable[[nn.Module], nn.Module], *, normalized: bool) -> None:
     """Weigh experts by the softmax over all of them, normalized over the chosen or not: their classes do otherwise."""
     for layer in model.layers:
         if hasattr(block := mixture(layer), "switch_mlp"):
@@ -194,7 +199,7 @@ def _weigh_experts(model: Any, mixture: Callable[[Any], Any], *, normalized: boo
 
 
 @cache
-def _weighing_class(stock: Any, normalized: bool) -> Any:
+def _weighing_class(stock: type[nn.Module], normalized: bool) -> type[nn.Module]:
     class Weighing(stock):  # type: ignore[misc]
         def __call__(self, x: mx.array) -> mx.array:
             """Return the output of the chosen experts. x: (batch, length, width)."""
@@ -211,7 +216,7 @@ def _weighing_class(stock: Any, normalized: bool) -> Any:
     return Weighing
 
 
-def _mask_future(model: Any, _checkpoint: Checkpoint) -> None:
+def _mask_future(model: nn.Module, _checkpoint: Checkpoint) -> None:
     """Mask later tokens in Phi-3 small's sparse layers: its class adds the mask's truth values to the scores.
 
     Raises CheckpointError for a vocabulary without the tokens that its class excludes: it writes behind the logits.
@@ -224,7 +229,7 @@ def _mask_future(model: Any, _checkpoint: Checkpoint) -> None:
 
 
 @cache
-def _masking_class(stock: Any) -> Any:
+def _masking_class(stock: type[nn.Module]) -> type[nn.Module]:
     class Masking(stock):  # type: ignore[misc]
         def _block_sparse_attention(self, *args: Any, mask: mx.array | None, **options: Any) -> mx.array:
             if mask is not None and mask.dtype == mx.bool_:
@@ -235,12 +240,12 @@ def _masking_class(stock: Any) -> Any:
     return Masking
 
 
-def _keep_whole_windows(model: Any, _checkpoint: Checkpoint) -> None:
+def _keep_whole_windows(model: nn.Module, _checkpoint: Checkpoint) -> None:
     """Keep all entries that PLaMo 3's masks show: its class keeps one fewer, so answers depend on chunks of prompts."""
     from mlx_lm.models.cache import RotatingKVCache
 
     class Whole(type(model)):  # type: ignore[misc]
-        def make_cache(self) -> list[Any]:
+        def make_cache(self) -> "list[CachePart]":
             """Return empty caches."""
             parts = super().make_cache()
             return [RotatingKVCache(part.max_size + 1) if hasattr(part, "max_size") else part for part in parts]
@@ -248,19 +253,19 @@ def _keep_whole_windows(model: Any, _checkpoint: Checkpoint) -> None:
     model.__class__ = Whole
 
 
-def _attend_in_window(model: Any, window: int) -> None:
+def _attend_in_window(model: nn.Module, window: int) -> None:
     """Let all layers attend to the last `window` entries, where a class attends to every entry of its caches."""
     from mlx_lm.models.cache import RotatingKVCache
 
     class Windowed(type(model)):  # type: ignore[misc]
-        def make_cache(self) -> list[Any]:
+        def make_cache(self) -> "list[CachePart]":
             """Return empty caches. Their masks, which the class asks for, are those of the window."""
             return [RotatingKVCache(window) for _ in self.layers]
 
     model.__class__ = Windowed
 
 
-def _scale_keys(model: Any, checkpoint: Checkpoint) -> None:
+def _scale_keys(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Apply Falcon-H1's multipliers of keys and values, which its class omits when it folds the others in."""
     config = text_section(checkpoint.config)
     inputs = float(config.get("attention_in_multiplier") or 1.0)
@@ -273,7 +278,7 @@ def _scale_keys(model: Any, checkpoint: Checkpoint) -> None:
                     projection[part] = projection[part] * factor
 
 
-def _correct_experts(model: Any, checkpoint: Checkpoint) -> None:
+def _correct_experts(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Choose the experts of ERNIE 4.5 by corrected scores: its class drops the corrections.
 
     Conversions with mlx-lm have none, and choose as mlx-lm does.
@@ -314,7 +319,7 @@ def _corrected_class() -> type[nn.Module]:
     return Corrected
 
 
-def ternary_to_affine(model: Any) -> None:
+def ternary_to_affine(model: nn.Module) -> None:
     """Exchange all ternary layers (BitNet) whose rows divide into groups for affine ones of 2 bits.
 
     mlx-lm multiplies packed ternary weights in a Metal kernel only. Weights w in {-1, 0, 1} with one scale s are
@@ -327,7 +332,7 @@ def ternary_to_affine(model: Any) -> None:
     model.update_modules(tree_unflatten(layers))
 
 
-def _affine(layer: Any) -> nn.QuantizedLinear:
+def _affine(layer: nn.Module) -> nn.QuantizedLinear:
     rows = layer.out_features
     columns = layer.in_features
     group = next(size for size in _GROUPS if columns % size == 0)

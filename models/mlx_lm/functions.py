@@ -14,6 +14,7 @@ import mlx.nn as nn
 from headrace.runtime.ops import Ops, Phase, Rope
 
 _MOST_ROPES = 64  # of a model
+Names = dict[str, object]  # members of a module or a class
 
 
 class KernelFunctions:
@@ -22,12 +23,12 @@ class KernelFunctions:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.phase: Phase | None = None
-        self._ropes: dict[Any, Rope] = {}  # by settings, or by the id of periods, which they hold
+        self._ropes: dict[object, Rope] = {}  # by settings, or by the id of periods, which they hold
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: nn.Module) -> None:
         """Give every module of an mlx-lm model a class whose methods call these functions."""
         ours = self._replacements()
-        namespaces: dict[str, dict[str, Any]] = {}
+        namespaces: dict[str, Names] = {}
         classes: dict[type, type] = {}
         for _, module in model.named_modules():
             if isinstance(shared := module.get("activation"), nn.Module):  # a default argument: all models have one
@@ -39,7 +40,7 @@ class KernelFunctions:
             if classes[stock] is not stock:
                 module.__class__ = classes[stock]
 
-    def _replacements(self) -> dict[int, Any]:
+    def _replacements(self) -> dict[int, object]:
         """Return replacements of functions and modules by the id of the original."""
         from mlx_lm.models import activations, base
 
@@ -56,7 +57,7 @@ class KernelFunctions:
         queries: mx.array,
         keys: Any,
         values: Any,
-        cache: Any,
+        cache: object,
         scale: float,
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
@@ -113,16 +114,16 @@ class KernelFunctions:
         return self._ops.activate(x, "gelu")
 
 
-def _module(stock: Any, **replaced: Any) -> ModuleType:
+def _module(stock: ModuleType, **replaced: object) -> ModuleType:
     """Return a copy of a module with some of its members replaced."""
     copied = ModuleType(stock.__name__)
     copied.__dict__.update(vars(stock), **replaced)
     return copied
 
 
-def _bound_class(stock: type, ours: dict[int, Any], namespaces: dict[str, dict[str, Any]]) -> type:
+def _bound_class(stock: type, ours: dict[int, object], namespaces: dict[str, Names]) -> type:
     """Return a subclass whose methods see `ours`; the class itself if it has no methods of mlx-lm's model files."""
-    members: dict[str, Any] = {}
+    members: Names = {}
     for base in reversed(stock.__mro__):
         for name, member in vars(base).items():
             members.pop(name, None)
@@ -131,7 +132,7 @@ def _bound_class(stock: type, ours: dict[int, Any], namespaces: dict[str, dict[s
     return type(stock.__name__, (stock,), {**members, "__module__": stock.__module__}) if members else stock
 
 
-def _namespace(function: FunctionType, ours: dict[int, Any], namespaces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _namespace(function: FunctionType, ours: dict[int, object], namespaces: dict[str, Names]) -> Names:
     """Return the globals of a function's module with `ours` in place of the originals, its own functions included."""
     name = function.__module__
     if name not in namespaces:
@@ -148,7 +149,7 @@ def _of_models(function: FunctionType) -> bool:
     return function.__module__.startswith("mlx_lm.models.")
 
 
-def _with_globals(function: FunctionType, own_globals: dict[str, Any]) -> FunctionType:
+def _with_globals(function: FunctionType, own_globals: Names) -> FunctionType:
     """Return the function with other globals."""
     bound = FunctionType(function.__code__, own_globals, function.__name__, function.__defaults__, function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from headrace.models.mlx_lm.cache import CachePart
 from headrace.models.mlx_lm.functions import KernelFunctions
 from headrace.runtime.ops import Ops, Weight
 
@@ -25,7 +26,7 @@ _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _ROUTERS = {"gate", "router"}  # they choose whole experts
 
 
-def stored_arrays(model: Any) -> Stored:
+def stored_arrays(model: nn.Module) -> Stored:
     """Return the arrays of all layers that can be exchanged; call it before they are converted."""
     return {
         path: {part: module[part] for part in _PARTS if part in module and isinstance(module[part], mx.array)}
@@ -34,7 +35,7 @@ def stored_arrays(model: Any) -> Stored:
     }
 
 
-def _kernel_class(module: Any) -> "type[_OnKernels] | None":
+def _kernel_class(module: nn.Module) -> "type[_OnKernels] | None":
     """Return the class that a layer is exchanged for; None if it stays."""
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -45,7 +46,7 @@ def _kernel_class(module: Any) -> "type[_OnKernels] | None":
     return _Projection if type(module) in (nn.Linear, nn.QuantizedLinear) else None
 
 
-def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list[Any]]) -> "Exchanged":
+def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[], list[CachePart]]) -> "Exchanged":
     """Exchange layers in place and free their arrays, those in `stored` too. Weights are read and converted now."""
     candidates = {path: module for path, module in model.named_modules() if _kernel_class(module) and path in stored}
     read = _read_by_class(model, candidates, make_parts)
@@ -182,7 +183,7 @@ class _Probe(nn.Module):  # type: ignore[misc]
 
 
 def _read_by_class(
-    model: Any, candidates: Mapping[str, nn.Module], make_parts: Callable[[], list[Any]]
+    model: nn.Module, candidates: Mapping[str, nn.Module], make_parts: Callable[[], list[CachePart]]
 ) -> Container[str]:
     """Return the last names of the layers of which the class reads weights or settings. Evaluates nothing."""
     read: set[str] = set()
@@ -199,11 +200,11 @@ def _read_by_class(
     return read
 
 
-def _put(model: Any, path: str, module: nn.Module) -> None:
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
     model.update_modules(tree_unflatten([(path, module)]))
 
 
-def _weight(module: Any, stored: Mapping[str, mx.array]) -> Weight:
+def _weight(module: nn.Module, stored: Mapping[str, mx.array]) -> Weight:
     data, scales, biases, bias = (stored.get(part) for part in _PARTS)
     assert data is not None
     if scales is None:

@@ -7,18 +7,18 @@ quantized: mlx-lm's own generator leaves the first chunk of a prompt plain.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from headrace.models.mlx_lm.cache import arrays_in
+from headrace.models.mlx_lm.cache import CachePart, arrays_in
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import Coding, KVFormat
 
 
-def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
+def make_parts(model: nn.Module, stored: KVFormat | None) -> list[CachePart]:
     """Return empty caches of a sequence, one a layer. stored: from `quantized`; None for the class's own choice."""
     parts = list(make_prompt_cache(model))
     if stored is None:
@@ -26,13 +26,13 @@ def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
     return [part.to_quantized(group_size=stored.keys.group, bits=stored.keys.bits) for part in parts]
 
 
-def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
+def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
     """Return the packed format for `wanted` that `model` can store K/V in, or the reason why it cannot."""
     if environment.exact():
         return "HEADRACE_EXACT asks for float32 throughout"
     if wanted.keys.bits != wanted.values.bits:
         return "mlx-lm's classes run this model, whose caches have keys and values in as many bits each"
-    parts = make_parts(model, None)
+    parts = list(make_prompt_cache(model))
     if others := sorted({type(part).__name__ for part in parts if type(part) is not KVCache}):
         return f"mlx-lm's classes run this model, and mlx-lm does not quantize a {others[0]}"
     _build(model, parts)
@@ -56,7 +56,7 @@ def _in_groups(wanted: KVFormat, dims: Iterable[int], beside: int) -> KVFormat:
     return replace(wanted, keys=coding, values=coding)
 
 
-def _build(model: Any, parts: list[Any]) -> None:
+def _build(model: nn.Module, parts: list[CachePart]) -> None:
     """The graphs of a pass over several tokens and of a step after it, never evaluated."""
     for tokens in (2, 1):
         model(mx.zeros((1, tokens), mx.int32), cache=parts)

@@ -10,7 +10,7 @@ represent exactly stay packed, except experts, which classes stack. Groups of 16
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,6 +31,9 @@ from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
+if TYPE_CHECKING:
+    from mlx_lm.models.base import BaseModelArgs
+
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 _TABLE = "embed_tokens.weight"
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
@@ -40,8 +43,8 @@ def load(
     checkpoint: Checkpoint,
     device: mx.DeviceType,
     head: Head | None = None,
-    divide: Callable[[Any], None] | None = None,
-) -> tuple[Any, Stored]:
+    divide: Callable[[nn.Module], None] | None = None,
+) -> tuple[nn.Module, Stored]:
     """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
 
     head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
@@ -69,7 +72,7 @@ def load(
         raise refused(checkpoint.config, checkpoint.path.name, error) from error
 
 
-def of_config(config: Mapping[str, Any]) -> Any:
+def of_config(config: Mapping[str, object]) -> nn.Module:
     """Return the model of a config.json, with parameters of the right shapes and types that are never evaluated.
 
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
@@ -91,10 +94,10 @@ def of_config(config: Mapping[str, Any]) -> Any:
         raise refused(config, "it", error) from error
 
 
-def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
+def _quantize_as_stated(model: nn.Module, section: Mapping[str, object]) -> None:
     general = {key: section[key] for key in ("group_size", "bits", "mode") if key in section}
 
-    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+    def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
         stated = section.get(path, general)
         if not isinstance(stated, Mapping):
             return False
@@ -104,7 +107,7 @@ def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
     nn.quantize(model, class_predicate=wanted)
 
 
-def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
+def refused(config: Mapping[str, object], name: str, error: BaseException) -> CheckpointError:
     """Return the error for the exception of an mlx-lm class on the checkpoint `name`."""
     if isinstance(error, CheckpointError):
         return error
@@ -120,11 +123,11 @@ def refused(config: Mapping[str, Any], name: str, error: BaseException) -> Check
     return CheckpointError(f"mlx-lm cannot load {name}: {what[:200]}")
 
 
-def quantize(model: Any, kind: Quantization) -> None:
+def quantize(model: nn.Module, kind: Quantization) -> None:
     """Quantize all layers that divide into groups, as mlx-lm's converter does, with the class's exceptions."""
     predicate = getattr(model, "quant_predicate", None)
 
-    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+    def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
         if not _fits(module, kind.group_size):
             return False
         answer = True if predicate is None else predicate(path, module)
@@ -135,7 +138,7 @@ def quantize(model: Any, kind: Quantization) -> None:
     nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=wanted)
 
 
-def _from_files(checkpoint: Checkpoint) -> Any:
+def _from_files(checkpoint: Checkpoint) -> nn.Module:
     from mlx_lm.utils import load_model
 
     model, _ = load_model(
@@ -149,7 +152,7 @@ def _from_files(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> Any:
+def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:
     from mlx_lm.utils import infer_quant_config
 
     config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
@@ -174,13 +177,13 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     weights = model.sanitize(dict(arrays)) if hasattr(model, "sanitize") else arrays
     weights = weights if head is None else head.shifted(weights, arrays)
 
-    def packed(path: str, module: Any) -> bool | dict[str, Any]:
+    def packed(path: str, module: nn.Module) -> bool | dict[str, object]:
         if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):
             return False
-        settings: dict[str, Any] = infer_quant_config(path, module, weights)
+        settings: dict[str, object] = infer_quant_config(path, module, weights)
         return settings
 
-    def dequantized(path: str, module: Any) -> bool | dict[str, Any]:
+    def dequantized(path: str, module: nn.Module) -> bool | dict[str, object]:
         array = weights.get(f"{path}.weight")
         if array is None or array.dtype != mx.float32 or id(array) in genuine:
             return False
@@ -207,7 +210,7 @@ def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
     return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
 
 
-def _drop_float32(model: Any, half: mx.Dtype, checkpoint: Checkpoint) -> None:
+def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> None:
     """Convert float32 arrays that would promote all activations: a GGUF's vectors, and scales of K-quants.
 
     Classes name the arrays that they want in float32; mlx-lm's own conversion asks them, too.
@@ -225,11 +228,11 @@ def _drop_float32(model: Any, half: mx.Dtype, checkpoint: Checkpoint) -> None:
             module.set_dtype(half)
 
 
-def _fits(module: Any, group_size: int) -> bool:
+def _fits(module: nn.Module, group_size: int) -> bool:
     return hasattr(module, "to_quantized") and int(module.weight.shape[-1]) % group_size == 0
 
 
-def known_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def known_config(config: Mapping[str, object]) -> dict[str, object]:
     """Return the config of the part that mlx-lm has a class for: the text part, if it lacks the whole model's."""
     try:
         classes(config)
@@ -238,7 +241,7 @@ def known_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return text_config(dict(config))
 
 
-def classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseModelArgs]]":
     """Return (model class, argument class). Raises ValueError if mlx-lm has none for this `model_type`."""
     from mlx_lm.utils import _get_classes
 
@@ -246,7 +249,7 @@ def classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     stock, arguments = _get_classes({**config, "model_type": fix.stock} if fix.stock else dict(config))
 
     class Adapted(stock):  # type: ignore[misc, valid-type]
-        def __init__(self, args: Any) -> None:
+        def __init__(self, args: "BaseModelArgs") -> None:
             super().__init__(args)
             if fix.change is not None:
                 fix.change(self, args)
@@ -263,7 +266,7 @@ def classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return Adapted, arguments
 
 
-def _moved(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, mx.array]:
+def _moved(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[str, mx.array]:
     """Rename a text-only checkpoint for a multimodal class, or the text part of a multimodal one for a text class."""
     stored = next((body for body in BODIES if f"{body}{_TABLE}" in weights), None)
     wanted = next((name.removesuffix(_TABLE) for name in names if name.endswith(_TABLE)), None)
@@ -280,7 +283,7 @@ def _moved(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _stacked(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, mx.array]:
+def _stacked(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[str, mx.array]:
     """Stack experts that are still stored one by one, under the names of `SwitchGLU`."""
     experts: dict[str, dict[int, mx.array]] = {}
     result: dict[str, mx.array] = {}

@@ -3,10 +3,10 @@
 docs/workarounds.md has the upstream reference.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from headrace.runtime.errors import CheckpointError
 
@@ -15,7 +15,7 @@ class LongRope:
     """Every LongRoPE module of an mlx-lm model, and its two lists of factors."""
 
     def __init__(
-        self, modules: list[Any], original: int, short: mx.array, long: mx.array, scales: tuple[Any, Any]
+        self, modules: list[nn.Module], original: int, short: mx.array, long: mx.array, scales: Sequence[float | None]
     ) -> None:
         """original: longest sequence of the short factors. scales: amplitudes, if they differ."""
         self._modules = modules
@@ -25,7 +25,7 @@ class LongRope:
         self._scales = scales
 
     @classmethod
-    def of(cls, model: Any, config: Mapping[str, Any]) -> "LongRope | None":
+    def of(cls, model: nn.Module, config: Mapping[str, object]) -> "LongRope | None":
         """Return a model's LongRoPE, or None. Raises CheckpointError for lists that do not fit."""
         from mlx_lm.models.rope_utils import SuScaledRoPE
 

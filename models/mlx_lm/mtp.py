@@ -6,7 +6,6 @@ quantization and kernels are those of every other model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +16,7 @@ from headrace.models.network.mtp import HeadTensors
 class HeadInput(nn.Module):  # type: ignore[misc]
     """The head's input, in place of the table of the model of one layer."""
 
-    def __init__(self, table: Any, norm: nn.RMSNorm, *, hidden_first: bool) -> None:
+    def __init__(self, table: nn.Module, norm: nn.RMSNorm, *, hidden_first: bool) -> None:
         super().__init__()
         width = int(norm.weight.shape[0])
         self.embedding_norm, self.hidden_norm = nn.RMSNorm(width, norm.eps), nn.RMSNorm(width, norm.eps)
@@ -51,7 +50,7 @@ class HeadInput(nn.Module):  # type: ignore[misc]
 class _Shared(nn.Module):  # type: ignore[misc]
     """The network's output projection, without parameters of the head."""
 
-    def __init__(self, projection: Any) -> None:
+    def __init__(self, projection: nn.Module) -> None:
         super().__init__()
         object.__setattr__(self, "_projection", projection)
 
@@ -65,9 +64,9 @@ class Head:
     """A head's tensors and the network that it belongs to."""
 
     tensors: HeadTensors
-    network: Any
+    network: nn.Module
 
-    def adapt(self, model: Any) -> None:
+    def adapt(self, model: nn.Module) -> None:
         """Give a new model of one layer the head's input, and the network's output projection."""
         outer = text_model(self.network)
         inner = text_model(model)
@@ -92,12 +91,12 @@ class Head:
         }
 
 
-def text_model(model: Any) -> Any:
+def text_model(model: nn.Module) -> nn.Module:
     """Return the part with the layers (`model`) and the output projection, of a multimodal class or a text-only one."""
     return model.language_model if "language_model" in model else model
 
 
-def project(model: Any, hidden: mx.array) -> mx.array:
+def project(model: nn.Module, hidden: mx.array) -> mx.array:
     """Return logits (B, T, V) of hidden states (B, T, E) by a model's output projection."""
     text = text_model(model)
     logits: mx.array = text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)

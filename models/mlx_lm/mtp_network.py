@@ -1,12 +1,10 @@
 """The network of a multi-token prediction head, and its place in the network that it belongs to."""
 
-from typing import cast
-
 import mlx.core as mx
 
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.mlx_lm.backend import MlxLmPass
-from headrace.models.mlx_lm.mtp import Head, HeadInput, project, text_model
+from headrace.models.mlx_lm.cache import MlxLmCache
+from headrace.models.mlx_lm.mtp import Head, project, text_model
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.mtp import HeadTensors
 from headrace.runtime.kv.cache import KVPass
@@ -18,11 +16,13 @@ class MtpNetwork(MlxLmNetwork):
 
     def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
         """tokens, hidden (1, T), (1, T, E) -> (1, T, E)."""
+        [row] = kv.rows
+        assert isinstance(row.cache, MlxLmCache)
         body = text_model(self._model).model
         if self._functions is not None:
-            self._functions.phase = kv.rows[0].phase
-        cast(HeadInput, body.embed_tokens).use(hidden)
-        out: mx.array = body(tokens, cache=cast(MlxLmPass, kv).parts)
+            self._functions.phase = row.phase
+        body.embed_tokens.use(hidden)
+        out: mx.array = body(tokens, cache=row.cache.parts)
         return out
 
     def logits(self, x: mx.array) -> mx.array:

@@ -7,15 +7,15 @@ evaluated. mlx-lm is imported only here, since that is slow.
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.mlx_lm.backend import MlxLmBackend, MlxLmPass
-from headrace.models.mlx_lm.cache import MlxLmCache
+from headrace.models.mlx_lm.backend import MlxLmBackend
+from headrace.models.mlx_lm.cache import CachePart, MlxLmCache
 from headrace.models.mlx_lm.costs import layers_kv, measure
 from headrace.models.mlx_lm.functions import KernelFunctions
 from headrace.models.mlx_lm.kernels import exchange, stored_arrays
@@ -52,7 +52,7 @@ class MlxLmNetwork:
         kv: KVFormat | None = None,
         kernels: Ops | None = None,
         head: Head | None = None,
-        divide: Callable[[Any], None] | None = None,
+        divide: Callable[[nn.Module], None] | None = None,
     ) -> None:
         self._model, stored = load(checkpoint, device, head, divide)
         if requantize is not None:
@@ -75,7 +75,7 @@ class MlxLmNetwork:
         self.rolls_back = self._long_rope is None and MlxLmCache(self._fresh_parts(), 1, ()).rolls_back
 
     @property
-    def model(self) -> Any:
+    def model(self) -> nn.Module:
         """mlx-lm's model."""
         return self._model
 
@@ -133,16 +133,18 @@ class MlxLmNetwork:
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """x: tokens (B, T) -> logits (B, T, V), or with a head hidden states (B, T, E)."""
-        parts = cast(MlxLmPass, kv).parts
+        [row] = kv.rows
+        assert isinstance(row.cache, MlxLmCache)
+        parts = row.cache.parts
         if self._functions is not None:
-            self._functions.phase = kv.rows[0].phase
+            self._functions.phase = row.phase
         model = self._model if self.draft_head is None else text_model(self._model).model
         if self._long_rope is not None:
-            parts = self._rotated(self._long_rope, x, cast(MlxLmCache, kv.rows[0].cache))
+            parts = self._rotated(self._long_rope, x, row.cache)
         out: mx.array = model(x, cache=parts)
         return out
 
-    def _rotated(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> list[Any]:
+    def _rotated(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> list[CachePart]:
         """Set the factors for the sequence's new length, and return its parts with all keys rotated by them."""
         long, again = self._history.append(cache, tokens)
         rope.use(long)
@@ -157,5 +159,5 @@ class MlxLmNetwork:
         """Return the logits (B, V) of the last position of the output of `layers`."""
         return x[:, -1] if self.draft_head is None else project(self._model, x[:, -1:])[:, 0]
 
-    def _fresh_parts(self) -> list[Any]:
+    def _fresh_parts(self) -> list[CachePart]:
         return make_parts(self._model, self.kv_format)

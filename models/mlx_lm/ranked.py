@@ -6,9 +6,9 @@ All ranks compute the logits of a pass.
 
 from collections.abc import Callable, Mapping
 from inspect import signature
-from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -42,7 +42,7 @@ class RankedMlxLm(MlxLmNetwork):
     ) -> None:
         self._group, self._staged = group, split.kind == "pipeline"
 
-        def divide(model: Any) -> None:
+        def divide(model: nn.Module) -> None:
             self._whole_shares = measure(model, checkpoint.config).shares  # collectives cannot be traced
             _division(split, group.raw)(model)
 
@@ -71,7 +71,7 @@ class RankedMlxLm(MlxLmNetwork):
         return kv.arrays
 
 
-def ways(model: Any, config: Mapping[str, Any]) -> list[str]:
+def ways(model: nn.Module, config: Mapping[str, object]) -> list[str]:
     """Return the ways in which an mlx-lm model can be divided."""
     if config.get("model_type") in _UNTESTED or LongRope.of(model, config) is not None:
         return []
@@ -120,10 +120,10 @@ class _Trial:
         return self._size
 
 
-def _division(split: Split, group: Any) -> Callable[[Any], None]:
+def _division(split: Split, group: "mx.distributed.Group | _Trial | None") -> Callable[[nn.Module], None]:
     """Return a function that leaves a model this rank's part."""
 
-    def divide(model: Any) -> None:
+    def divide(model: nn.Module) -> None:
         if split.kind == "tensor":
             model.shard(group)
             return

@@ -16,6 +16,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from headrace.models.architectures.fields import text_section
+from headrace.models.mlx_lm.cache import leaves
+
 # Operations that return their input, or a part of it, in another shape, without reading it.
 _VIEWS = (
     "AsStrided", "Broadcast", "Contiguous", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze",
@@ -26,7 +29,7 @@ _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_expert
 _Value = tuple[str, tuple[int, ...], mx.Dtype]  # in a traced graph: name, shape, element type
 
 
-def touched_shares(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
+def touched_shares(model: nn.Module, config: Mapping[str, object], vocab_size: int) -> dict[str, float]:
     """Return by parameter the share of its bytes that one step of one token reads. Logits: (B, T, `vocab_size`)."""
     device = mx.default_device()
     mx.set_default_device(mx.cpu)  # custom GPU kernels of a class cannot be traced, their replacements can
@@ -38,7 +41,7 @@ def touched_shares(model: Any, config: Mapping[str, Any], vocab_size: int) -> di
         mx.set_default_device(device)
 
 
-def _traced(model: Any) -> dict[str, float]:
+def _traced(model: nn.Module) -> dict[str, float]:
     parameters = [(name, array) for name, array in tree_flatten(model.parameters()) if isinstance(array, mx.array)]
     names = [name for name, _ in parameters]
     events: list[dict[str, Any]] = []
@@ -48,7 +51,7 @@ def _traced(model: Any) -> dict[str, float]:
         model.update(tree_unflatten(list(zip(names, arrays, strict=True))))
         parts = make_prompt_cache(model)
         for part, state in zip(leaves(parts), states, strict=True):
-            if state is not None:
+            if isinstance(part, ArraysCache) and state is not None:
                 part.cache = [mx.zeros(shape, dtype) for shape, dtype in state]
         logits: mx.array = model(token, cache=parts)
         return logits
@@ -65,7 +68,7 @@ def _traced(model: Any) -> dict[str, float]:
     }
 
 
-def _recurrent_states(model: Any) -> list[list[tuple[tuple[int, ...], mx.Dtype]] | None]:
+def _recurrent_states(model: nn.Module) -> list[list[tuple[tuple[int, ...], mx.Dtype]] | None]:
     """Return shapes and types of each cache's recurrent state; None for others. Evaluates nothing.
 
     The first step of a sequence has no state, so it would not read the parameters of its decay.
@@ -78,11 +81,6 @@ def _recurrent_states(model: Any) -> list[list[tuple[tuple[int, ...], mx.Dtype]]
         else None
         for part in leaves(parts)
     ]
-
-
-def leaves(parts: Sequence[Any]) -> list[Any]:
-    """Return the caches, with composite ones (attention and recurrent state) split."""
-    return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
 def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
@@ -120,11 +118,11 @@ def _nbytes(value: _Value) -> int:
     return prod(shape) * int(dtype.size)
 
 
-def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
-    text = config.get("text_config", config)
+def _assumed(model: nn.Module, config: Mapping[str, object], vocab_size: int) -> dict[str, float]:
+    text = text_section(config)
     sections = (text, text.get("ffn_config") or {})
     active = next((part[key] for part in sections for key in _ACTIVE_EXPERTS if isinstance(part.get(key), int)), None)
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules: dict[str, nn.Module] = dict(model.named_modules())
     tables = _looked_up(modules, vocab_size)
     shares = {}
     listed = _listed_experts(modules)
@@ -144,7 +142,7 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
     return shares
 
 
-def _listed_experts(modules: Mapping[str, Any]) -> dict[str, int]:
+def _listed_experts(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """Return by path of a mixture the number of its experts, if they are a list of modules."""
     numbers: defaultdict[str, set[str]] = defaultdict(set)
     for path in modules:
@@ -154,7 +152,7 @@ def _listed_experts(modules: Mapping[str, Any]) -> dict[str, int]:
     return {mixture: len(experts) for mixture, experts in numbers.items()}
 
 
-def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
+def _looked_up(modules: Mapping[str, nn.Module], vocab_size: int) -> set[str]:
     """Return the embedding tables of which a step reads one row.
 
     These are all tables except the output table: the only one with a row per logit, or the narrowest of them, since
@@ -169,7 +167,7 @@ def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:
     return set(tables)
 
 
-def owner(modules: Mapping[str, Any], parameter: str) -> str:
+def owner(modules: Mapping[str, nn.Module], parameter: str) -> str:
     path = parameter
     while path not in modules:
         path = path.rpartition(".")[0]

@@ -44,7 +44,7 @@ class Alone:
         return arrays
 
     def __getattr__(self, name: str) -> Any:
-        of_pass = self.kv_pass is not None and name in ("attend", "mix", "run_fused", "runs_fused", "rows", "parts")
+        of_pass = self.kv_pass is not None and name in ("attend", "mix", "run_fused", "runs_fused", "rows")
         return getattr(self.kv_pass if of_pass else self.cache, name)
 
 
