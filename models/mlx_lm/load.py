@@ -218,11 +218,11 @@ def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> N
     converted = (checkpoint.path / "headrace.json").exists()
     wanted = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, array: mx.array) -> mx.array:
+    def narrowed(path: str, array: mx.array) -> mx.array:
         narrow = converted and wanted(path) and not path.endswith(_FLOAT32)
         return array.astype(half) if narrow and array.dtype == mx.float32 else array
 
-    model.update(tree_map_with_path(cast, model.parameters()))
+    model.update(tree_map_with_path(narrowed, model.parameters()))
     for _, module in model.named_modules():
         if "scales" in module and module.scales.dtype == mx.float32:
             module.set_dtype(half)

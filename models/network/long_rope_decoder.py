@@ -1,6 +1,6 @@
 """The decoder with LongRoPE (arXiv:2402.13753). See `models.network.long_rope`."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -15,7 +15,7 @@ from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
 
 if TYPE_CHECKING:
-    from headrace.runtime.kv.slot_cache import SlotCache
+    pass
 
 
 def make_decoder(
@@ -65,9 +65,11 @@ class LongRopeDecoder(Decoder):
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """x: tokens (1, T) of one row -> (1, T, E), T entries per layer appended."""
         from headrace.runtime.kv.buffers import BufferPass
+        from headrace.runtime.kv.slot_cache import SlotCache
 
         [row] = kv.rows
-        cache = cast("SlotCache", row.cache)
+        cache = row.cache
+        assert isinstance(cache, SlotCache)
         long, again = self._history.append(cache, x)
         if again:
             cache.restart()

@@ -176,7 +176,8 @@ class InFlightBatch:
     def _select(self, selected: InFlightPass) -> None:
         """Choose the tokens of one pass, from its logits."""
         choosing = selected.choosing
-        logits = cast(mx.array, selected.logits)
+        logits = selected.logits
+        assert logits is not None
         samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in choosing]
         errors: dict[int, Exception] = {}
         for index, chunk in enumerate(choosing):

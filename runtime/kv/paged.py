@@ -103,7 +103,8 @@ class PagedPass:
             return x
         before = self._before
         self._before = None
-        return cast(_Projected, mx.depends(x, before))
+        ordered: _Projected = mx.depends(x, before)
+        return ordered
 
 
 class PagedBackend:

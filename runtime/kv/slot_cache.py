@@ -144,7 +144,8 @@ class SlotCache(ReusableCache):
             return x
         before = self._before
         self._before = None
-        return cast(_Projected, mx.depends(x, before))
+        ordered: _Projected = mx.depends(x, before)
+        return ordered
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Make room for `tokens` more entries: grow, or drop entries outside the windows."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import TypeVar
 
 _PATIENCE_S = 1.0  # wait after an error: the thread should not run on while the interpreter ends
 
@@ -18,20 +18,20 @@ _Result = TypeVar("_Result")
 @contextmanager
 def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
     """Run `work` in another thread during the block; the yielded function returns its result or raises its error."""
-    outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
+    outcome: SimpleQueue[tuple[list[_Result], BaseException | None]] = SimpleQueue()
 
     def run() -> None:
         try:
-            outcome.put((work(), None))
+            outcome.put(([work()], None))
         except BaseException as error:  # raised by `result`
-            outcome.put((None, error))
+            outcome.put(([], error))
 
     def result() -> _Result:
-        value, failure = outcome.get()
-        outcome.put((value, failure))  # for a second call
+        values, failure = outcome.get()
+        outcome.put((values, failure))  # for a second call
         if failure is not None:
             raise failure
-        return cast(_Result, value)
+        return values[0]
 
     thread = threading.Thread(target=run, name="background", daemon=True)
     thread.start()

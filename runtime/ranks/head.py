@@ -16,7 +16,7 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
 from headrace.runtime.ops import Phase
-from headrace.runtime.ranks.leader import Leader, LeaderCache
+from headrace.runtime.ranks.leader import Leader, LeaderCache, cache_of
 
 
 class LeaderHead:
@@ -65,7 +65,7 @@ class _HeadBackend:
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         [row] = rows
-        cache = cast(LeaderCache, row.cache).inner
+        cache = cache_of(row).inner
         passes = self._backend.make_passes([replace(row, cache=cache)])
         self._leader.log("head", "hidden", self._number, cache.length, row.count, row.phase)
         return passes

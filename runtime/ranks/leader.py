@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -242,7 +242,7 @@ class LeaderBackend:
         groups = [[rows[i] for i in indices] for indices in divided(len(rows), [1] * parts)]
         self._leader.limit.made(rows)
         self._leader.log("passes", [[_told(row) for row in group] for group in groups])
-        inner = [[replace(row, cache=cast(LeaderCache, row.cache).inner) for row in group] for group in groups]
+        inner = [[replace(row, cache=cache_of(row).inner) for row in group] for group in groups]
         passes = [kv_pass for group in inner for kv_pass in self._backend.make_passes(group)]
         self._leader.passes = len(passes)
         return passes
@@ -280,9 +280,14 @@ class LeaderBackend:
         pass
 
 
+def cache_of(row: PassRow) -> "LeaderCache":
+    """Return the cache of a row of rank 0."""
+    assert isinstance(row.cache, LeaderCache)
+    return row.cache
+
+
 def _told(row: PassRow) -> list[object]:
-    cache = row.cache
-    assert isinstance(cache, LeaderCache)
+    cache = cache_of(row)
     return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits, row.hidden]
 
 
