@@ -58,9 +58,9 @@ class Architecture:
     # Keys of config.json
     same_as: str = ""  # model_type with the same keys and layers
     layers_of: str = ""  # model_type with the same layers, for the text part of a multimodal one
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of transformers, if others have none or other ones
-    nested_defaults: Mapping[str, Any] = field(default_factory=dict)  # that transformers omits from nested sections
-    constants: Mapping[str, Any] = field(default_factory=dict)  # of transformers' class, which mlx-lm reads as keys
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of transformers, if others have none or other ones
+    nested_defaults: Mapping[str, object] = field(default_factory=dict)  # that transformers omits from nested sections
+    constants: Mapping[str, object] = field(default_factory=dict)  # of transformers' class, which mlx-lm reads as keys
     older_keys: Mapping[str, str] = field(default_factory=dict)  # older key -> newer one
     add_keys: Callable[[Config], None] | None = None  # adds older keys that are no renamed newer ones
     states_head_dim: bool = False  # older configs always have head_dim
@@ -82,7 +82,7 @@ class Architecture:
     eps: str = "rms_norm_eps"  # key of the norms' epsilon
     activations: tuple[str, ...] = ("silu", "swish")  # values of `activation_key`, its default first
     activation_key: str | None = "hidden_act"  # None: the family reads its activation itself
-    only: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value
+    only: Mapping[str, object] = field(default_factory=dict)  # keys that may have one value
     theta: float = 1e4  # default of `rope_theta`
     rotated: float | None = None  # default of `partial_rotary_factor`; None: only whole heads turn
     proportional: bool = False  # the periods of a rotated part are those of the whole head
@@ -94,7 +94,7 @@ class Architecture:
     period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
     window_switches: tuple[str, ...] = ()  # keys of which one must be set for windows
     position_free: Literal["listed", "full"] | None = None  # layers without RoPE
-    pairs: Callable[[Mapping[str, Any]], list[str]] | None = None  # letters of each layer, see `nemotron`
+    pairs: Callable[[Mapping[str, object]], list[str]] | None = None  # letters of each layer, see `nemotron`
     inner_size: Callable[[Fields], int] = lambda fields: fields.count("intermediate_size")
     experts: Callable[[Fields, int], ExpertLayers] | None = None  # of each layer; None: all are dense
     mixer: Callable[[Fields], MixerConfig | None] | None = None  # of layers with recurrent state

@@ -1,7 +1,6 @@
 """Table of all architectures by model_type."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.models.architectures import (
     deepseek,
@@ -25,7 +24,7 @@ ARCHITECTURES = {row.name: row for file in _FILES for row in file.ROWS}
 _UNKNOWN = Architecture("")
 
 
-def architecture_of(config: Mapping[str, Any]) -> Architecture:
+def architecture_of(config: Mapping[str, object]) -> Architecture:
     """Return the row of a config's model_type; a row without facts for an unknown one."""
     return architecture_named(config.get("model_type"))
 

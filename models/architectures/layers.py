@@ -1,7 +1,6 @@
 """Layers in a config.json: rotations, windows and positions, as most families state them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import Family, LayerConfig, RopeConfig
@@ -62,7 +61,7 @@ def head_size(fields: Fields) -> int:
     return fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
 
 
-def _with_trained_context(fields: Fields, scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_trained_context(fields: Fields, scaling: Mapping[str, object]) -> Mapping[str, object]:
     """Return a longrope section with the original context, which older configs have outside it."""
     key = "original_max_position_embeddings"
     stated = Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})

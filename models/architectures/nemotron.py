@@ -7,7 +7,6 @@ letters: M Mamba-2, * attention, - a feed-forward, E experts.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
 from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
@@ -23,7 +22,7 @@ _BLOCK = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\b")
 _STACKS = ((".switch_mlp.fc1", ".switch_mlp.up_proj"), (".switch_mlp.fc2", ".switch_mlp.down_proj"))
 
 
-def _pairs(config: Mapping[str, Any]) -> list[str]:
+def _pairs(config: Mapping[str, object]) -> list[str]:
     """Return the letters of each layer, such as "M-", "M" or "*E"; "-" or "E" alone for one that mixes nothing.
 
     Raises CheckpointError for unknown blocks.

@@ -7,7 +7,6 @@ CheckpointError for contradictory values and for values that both would ignore.
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import Activation, DecoderConfig, Family, RopeConfig
@@ -24,7 +23,7 @@ _UNGATED_GELU: dict[str, Activation] = {
 _ROPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
 
 
-def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
+def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
     """Return the decoder configuration, or None if headrace's own decoder does not support the config.
 
     config: of a text-only model, as `models.checkpoint.text_part` returns it.
@@ -77,7 +76,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     return architecture.complete(fields, decoder)
 
 
-def biased_modules(config: Mapping[str, Any]) -> frozenset[str]:
+def biased_modules(config: Mapping[str, object]) -> frozenset[str]:
     """Return the modules of a layer that have a bias, by the keys of the config."""
     architecture = architecture_of(config)
     stated = [modules for key, modules in architecture.biases.items() if config.get(key)]
@@ -105,7 +104,7 @@ def _runs(fields: Fields, architecture: Architecture, family: Family, ropes: tup
     return mixer.fits and head_dim % 16 == 0  # recurrent state is kept next to blocks only
 
 
-def _refuse_other(config: Mapping[str, Any], architecture: Architecture) -> None:
+def _refuse_other(config: Mapping[str, object], architecture: Architecture) -> None:
     """Raise UnsupportedModelError for an activation or a value that the decoder does not compute."""
     key = architecture.activation_key
     if key is not None and config.get(key, architecture.activations[0]) not in architecture.activations:

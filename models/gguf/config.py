@@ -3,8 +3,6 @@
 Key names follow gguf-py's constants and llama.cpp's converter. `architectures` has the entries of each architecture.
 """
 
-from typing import Any
-
 from headrace.models.gguf.architecture import Architecture, Config, Contents
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.header import Value
@@ -159,7 +157,7 @@ def _refuse_other(metadata: Metadata, row: Architecture, config: Config) -> None
         check_sigmoid(metadata)
 
 
-def generation_config(metadata: Metadata, special: SpecialIds) -> dict[str, Any]:
+def generation_config(metadata: Metadata, special: SpecialIds) -> dict[str, object]:
     """Return end-of-turn ids and the recommended sampling settings."""
     config: Config = {"bos_token_id": special.bos, "eos_token_id": special.ends, "pad_token_id": special.pad}
     config = {key: value for key, value in config.items() if value not in (None, [])}

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
-from headrace.models.gguf.affine import Affine
+from headrace.models.gguf.affine import Affine, Array
 from headrace.models.gguf.architecture import Config, Contents, Vector
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
@@ -53,7 +53,7 @@ class _ConversionLog:
 
     settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
     types: set[str] = field(default_factory=set)
-    inexact: list[dict[str, Any]] = field(default_factory=list)
+    inexact: list[dict[str, object]] = field(default_factory=list)
 
     def note(self, tensor: "ConvertedTensor", module: str) -> None:
         source = tensor.source
@@ -182,7 +182,7 @@ def _write_side_files(
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
     (target / "tokenizer.json").write_text(plan.tokenizer, encoding="utf-8")
-    longest = config.get("text_config", config)["max_position_embeddings"]
+    longest = text_section(config)["max_position_embeddings"]
     tokenizer_facts = tokenizer_config(plan.vocabulary, special, longest)
     _write_json(target / "tokenizer_config.json", tokenizer_facts)
     _write_templates(metadata, target)
@@ -278,7 +278,7 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
 class StoredArray:
     """An array with its safetensors type: numpy has none for BF16, which is held in 16-bit words."""
 
-    array: npt.NDArray[Any]
+    array: Array
     dtype: str
 
 
@@ -414,9 +414,7 @@ def _plain(tensor: RawTensor, target: Target) -> ConvertedTensor:
     return ConvertedTensor(tensor, {target.name: StoredArray(shaped, dtype)}, dtype, max_error)
 
 
-def _changed(
-    tensor: RawTensor, words: npt.NDArray[Any], dtype: str, target: Target
-) -> tuple[npt.NDArray[Any], str, float]:
+def _changed(tensor: RawTensor, words: Array, dtype: str, target: Target) -> tuple[Array, str, float]:
     """Return (changed values as float32, dtype, error of the change back)."""
     if dtype == "BF16":
         stored = (words.astype("<u4") << 16).view("<f4")
@@ -431,7 +429,7 @@ def _changed(
     return values, "F32", float(np.abs(np.exp(values) + stored).max())
 
 
-def in_order(array: npt.NDArray[Any], target: Target) -> npt.NDArray[Any]:
+def in_order(array: Array, target: Target) -> Array:
     """Return the array with its rows, and its blocks of columns, in the network's order."""
     if target.rows is not None:
         array = np.take(array, target.rows, axis=target.axis)
@@ -441,12 +439,12 @@ def in_order(array: npt.NDArray[Any], target: Target) -> npt.NDArray[Any]:
     return np.take(blocks, target.columns, axis=-2).reshape(array.shape)
 
 
-def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
+def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str, object]:
     """Return the config section mlx-lm reads: the most common settings, and all modules that differ."""
     if not settings:
         return {}
 
-    def entry(of: tuple[int, int, str]) -> dict[str, Any]:
+    def entry(of: tuple[int, int, str]) -> dict[str, object]:
         return dict(zip(("group_size", "bits", "mode"), of, strict=True))
 
     common = Counter(settings.values()).most_common(1)[0][0]
@@ -454,7 +452,7 @@ def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str,
     return {"quantization": section, "quantization_config": section}
 
 
-def _origin(paths: list[Path], metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, Any]:
+def _origin(paths: list[Path], metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, object]:
     if sha256 is None:
         digest = hashlib.sha256()
         for part in paths:
@@ -479,5 +477,5 @@ def stated_licence(metadata: Metadata) -> str | None:
     return next((metadata.text(key) for key in _LICENCE_KEYS if metadata.has(key)), None)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

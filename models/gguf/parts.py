@@ -14,12 +14,11 @@ import numpy.typing as npt
 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.gguf.affine import Array
 from headrace.models.gguf.container import Container, forget, open_container
 from headrace.models.gguf.convert import converted, layout_of, made_vectors
 from headrace.models.gguf.target import Target
 from headrace.runtime.errors import CheckpointError
-
-Array = npt.NDArray[Any]
 
 # Element type in numpy, and in MLX where numpy has none.
 _TYPES: dict[str, tuple[str, mx.Dtype | None]] = {

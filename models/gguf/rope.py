@@ -1,6 +1,7 @@
 """Hugging Face `rope_scaling` entries from GGUF metadata and the `rope_freqs.weight` tensor."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headrace.models.gguf.metadata import Metadata
@@ -22,7 +23,9 @@ class LongFactors(NamedTuple):
     short: list[float]
 
 
-def rope_scaling(metadata: Metadata, rotated: int, theta: float, factors: list[float] | None) -> dict[str, Any] | None:
+def rope_scaling(
+    metadata: Metadata, rotated: int, theta: float, factors: list[float] | None
+) -> dict[str, object] | None:
     """Return the `rope_scaling` entry, or None for plain RoPE. Raises UnsupportedModelError for an unknown kind.
 
     rotated: rotated part of a head. factors: content of `rope_freqs.weight`.
@@ -49,8 +52,8 @@ def _stretch(metadata: Metadata) -> float:
     return metadata.number(new if metadata.has(new) else old, 1.0) or 1.0
 
 
-def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:
-    section: dict[str, Any] = {
+def _yarn(metadata: Metadata, factor: float) -> dict[str, object]:
+    section: dict[str, object] = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": metadata.integer(
@@ -68,7 +71,7 @@ def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:
     return section if amplitude == usual else {**section, "attention_factor": amplitude}
 
 
-def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFactors) -> dict[str, Any]:
+def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFactors) -> dict[str, object]:
     """Return the config entries of LongRoPE (Ding et al., arXiv:2402.13753). rotated: rotated part of a head.
 
     Raises UnsupportedModelError unless the amplitude follows from the two contexts.
@@ -87,7 +90,7 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
     return {"original_max_position_embeddings": original, "rope_scaling": scaling}
 
 
-def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]:
+def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, object]:
     """Recover the Llama 3 parameters from the per-frequency factors, and verify that they reproduce them."""
     if len(factors) != head_dim // 2:
         raise CheckpointError(f"rope_freqs.weight has {len(factors)} factors for heads of size {head_dim}")
@@ -129,7 +132,7 @@ def _trained_range(head_dim: int, theta: float, factors: list[float], factor: fl
     return round(_LOW + _LOW / below, 2), round(slope * _LOW / below)
 
 
-def llama3_factor(wavelength: float, config: dict[str, Any]) -> float:
+def llama3_factor(wavelength: float, config: Mapping[str, float]) -> float:
     """Return Llama 3's frequency divisor for this wavelength (transformers, `_compute_llama3_parameters`)."""
     context, low, high = (
         config["original_max_position_embeddings"], config["low_freq_factor"], config["high_freq_factor"],

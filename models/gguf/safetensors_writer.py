@@ -9,7 +9,6 @@ import math
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ class SafetensorsWriter:
         self._file = path.open("wb")
         self._file.seek(8 + self._header_bytes)
 
-    def add(self, name: str, array: npt.NDArray[Any], dtype: str) -> None:
+    def add(self, name: str, array: npt.NDArray[np.generic], dtype: str) -> None:
         """Append the bytes of `array` (little-endian) as a tensor of safetensors type `dtype`."""
         self._file.write(np.ascontiguousarray(array).reshape(-1).data.cast("B"))
         span = [self._end, self._end + array.nbytes]

@@ -6,7 +6,6 @@ produce a control token, so that plain text cannot become one.
 """
 
 import json
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -88,7 +87,7 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, 
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, Any]:
+def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, object]:
     """Return `tokenizer_config.json` for transformers and mlx-lm, without the chat template, which has its own file."""
     named = {
         "bos_token": special.bos,

@@ -9,7 +9,6 @@ its range. Gemma never runs in float16, which its residual stream overflows.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import mlx.core as mx
 
@@ -18,7 +17,7 @@ from headrace.models.architectures.gemma import overflows_float16
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
-def compute_dtype(device: mx.DeviceType, stored: str, config: Mapping[str, Any] | None = None) -> mx.Dtype:
+def compute_dtype(device: mx.DeviceType, stored: str, config: Mapping[str, object] | None = None) -> mx.Dtype:
     """Return the compute dtype. stored: safetensors name of the checkpoint's float type: F32, F16 or BF16."""
     if device == mx.DeviceType.cpu:
         return mx.float32

@@ -14,10 +14,11 @@ Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.architectures.architecture import HeadNames
 from headrace.models.architectures.families import architecture_of
+from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.network.tensors import HEAD_INPUT
@@ -92,15 +93,15 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
 
 
-def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, Any]) -> "dict[str, mx.array]":
+def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, object]) -> "dict[str, mx.array]":
     """Return the arrays without those of a head, which some classes refuse."""
     prefix = _prefix(config, arrays)
     return {name: array for name, array in arrays.items() if prefix is None or not name.startswith(prefix[1])}
 
 
-def _prefix(config: Mapping[str, Any], names: Collection[str]) -> tuple[HeadNames, str] | None:
+def _prefix(config: Mapping[str, object], names: Collection[str]) -> tuple[HeadNames, str] | None:
     """Return the family's names and the prefix of the head's tensors, if there are any."""
-    text = config.get("text_config", config)
+    text = text_section(config)
     head = architecture_of(config).head
     if head is None or not isinstance(text, Mapping):
         return None
