@@ -70,8 +70,9 @@ class ExpertsConfig:
 
     Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
     its number), shared_at (the expert that all tokens use, of size `shared`; 0 without), shared_gate (see
-    `LayerWeights.down_gate`). correction: tensor there. branch: added to the layer's dense feed-forward, each behind a
-    norm of its own (Gemma 4). best, shares_first: as in `Mixture`.
+    `LayerWeights.down_gate`). correction: tensor there; correction_lost: conversions may lack it in all layers. branch:
+    added to the layer's dense feed-forward, each behind a norm of its own (Gemma 4). best, shares_first: as in
+    `Mixture`.
     """
 
     count: int
@@ -91,6 +92,7 @@ class ExpertsConfig:
     branch: bool = False
     best: int = 2
     shares_first: bool = False
+    correction_lost: bool = False
 
 
 ExpertLayers = list[ExpertsConfig | None]

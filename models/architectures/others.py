@@ -1,5 +1,6 @@
 """Families with one or two members, and facts of those that only mlx-lm's classes run."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config, HeadNames
@@ -134,6 +135,45 @@ def _afmoe(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, embedding_scale=decoder.hidden_size**0.5 if scaled else 1.0)
 
 
+# ERNIE 4.5
+_EXPERTS = tuple(f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))
+
+
+def _ernie_experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    size = fields.count("moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size")
+    shared = fields.count("moe_num_shared_experts") if values.get("moe_num_shared_experts") else 0
+    corrected = values.get("moe_use_aux_free", True)
+    experts = ExpertsConfig(
+        *count_experts(fields, "moe_num_experts", "moe_k"),
+        size=size,
+        normalized=True,
+        sigmoid=values.get("moe_gate_act") == "sigmoid",
+        correction="moe_statics.e_score_correction_bias" if corrected else None,
+        correction_lost=True,
+        shared=shared * size,
+    )
+    first = _ernie_end(values.get("moe_layer_start_index"), min)
+    last = _ernie_end(values.get("moe_layer_end_index"), max)
+    step = fields.count("moe_layer_interval", default=1)
+    stop = layers if last is None or last < 0 else last + 1
+    return [experts if (i + 1) % step == 0 and (first or 0) <= i < stop else None for i in range(layers)]
+
+
+def _ernie_end(stated: object, which: Callable[[Iterable[int]], int]) -> int | None:
+    """Return the first or last layer with experts; None if it is not stated.
+
+    Configs of models with images list one for each kind of input.
+    """
+    if stated is None:
+        return None
+    listed = stated if isinstance(stated, list) else [stated]
+    ends = [end for end in listed if type(end) is int]
+    if not ends or len(ends) < len(listed):
+        raise CheckpointError(f"config.json: layers with experts begin or end at {stated!r:.60}")
+    return which(ends)
+
+
 # Hunyuan
 def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
@@ -236,7 +276,14 @@ ROWS = (
         only={"post_norm": False, "qk_norm": True},
     ),
     Architecture("ernie4_5", Family(interleaved=True), biases={"use_bias": (*ATTENTION, *FEED_FORWARD)}),
-    Architecture("ernie4_5_moe", loses_corrections=True),
+    Architecture(
+        "ernie4_5_moe",
+        Family(interleaved=True),
+        experts=_ernie_experts,
+        runs=lambda fields: fields.values.get("rope_scaling") is None,
+        biases={"use_bias": (*ATTENTION, *FEED_FORWARD, *_EXPERTS)},
+        loses_corrections=True,
+    ),
     Architecture(
         "exaone",
         Family(),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -120,6 +121,7 @@ def read_layers(
     config: DecoderConfig, parameters: Parameters, indices: Sequence[int] | None = None
 ) -> list[LayerWeights]:
     """Return the weights of the layers in `indices` (None: all); layers of one kind share one rotation."""
+    config = _without_lost_corrections(config, parameters)
     ropes = {
         layer.rope: make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
         for layer in config.layers
@@ -130,6 +132,19 @@ def read_layers(
         _layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope] if layer.rope else None)
         for index, layer in layers
     ]
+
+
+def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> DecoderConfig:
+    """Return the config without corrections of routers, if the checkpoint has none and its conversion may lack them."""
+    mixtures = {i: layer.experts for i, layer in enumerate(config.layers) if layer.experts is not None}
+    names = [f"model.layers.{i}.mlp.{own.correction}" for i, own in mixtures.items() if own.correction_lost]
+    if not names or any(name in parameters for name in names):
+        return config
+    layers = (
+        layer if layer.experts is None else replace(layer, experts=replace(layer.experts, correction=None))
+        for layer in config.layers
+    )
+    return replace(config, layers=tuple(layers))
 
 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:

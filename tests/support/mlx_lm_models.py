@@ -162,6 +162,10 @@ _AFMOE = {
     "num_hidden_layers": 3, "sliding_window": WINDOW, "moe_intermediate_size": 48, "num_experts": 8,
     "num_experts_per_tok": 3, "num_shared_experts": 1, "num_dense_layers": 1, "route_scale": 1.7,
 }  # fmt: skip
+_ERNIE_MOE = {
+    "model_type": "ernie4_5_moe", "use_bias": False, "moe_num_experts": 8, "moe_layer_start_index": 1,
+    "moe_intermediate_size": 48, "moe_k": 3, "moe_num_shared_experts": 2, "moe_use_aux_free": False,
+}  # fmt: skip
 _STABLELM = {
     "model_type": "stablelm", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5,
     "use_qkv_bias": False,
@@ -322,6 +326,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere-norm-biased": {
         "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
         "layer_norm_bias": True,
+    },
+    "ernie4_5-moe": _ERNIE_MOE,
+    "ernie4_5-moe-biased": {
+        **_ERNIE_MOE, "use_bias": True, "moe_gate_act": "sigmoid", "moe_num_shared_experts": 0,
+        "tie_word_embeddings": True, "moe_layer_start_index": 0, "moe_k": 2,
     },
     "exaone": {"model_type": "exaone", "num_layers": 2, "head_dim": 16, "layer_norm_epsilon": 1e-2},
     "exaone-biased": {

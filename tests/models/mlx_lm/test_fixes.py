@@ -17,9 +17,11 @@ from headrace.models.loading.load import _notes
 from headrace.models.mlx_lm import load as mlx_lm_load
 from headrace.models.mlx_lm.fixes import ternary_to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.support.alone import new_cache
 from tests.support.every_module import VOCAB
 from tests.support.every_module import config_of as _config
 from tests.support.mlx_lm_models import write_mlx_lm_model
+from tests.support.tiny import load_decoder
 
 EXPERTS = 8
 CHOSEN = 2
@@ -108,6 +110,16 @@ def test_a_conversion_that_lost_the_corrections_runs_with_a_note(tmp_path: Path)
     assert mx.allclose(model(TOKENS), corrected(TOKENS), atol=1e-5)
     assert any("corrections" in note for note in _notes("a", open_checkpoint(tmp_path / "a"), native=True))
     assert _notes("b", open_checkpoint(tmp_path / "b"), native=True) == []
+
+
+def test_the_decoder_corrects_experts_as_the_class_does_here(tmp_path: Path) -> None:
+    for name, correction in (("a", mx.array([3.0, -2, 0, 1, -1, 2, -3, 1][:EXPERTS])), ("b", None)):
+        theirs = load(tmp_path / name, correction)(TOKENS)
+        decoder = load_decoder(tmp_path / name)
+        cache = new_cache(decoder, 16)
+        cache.reserve(TOKENS.size)
+        ours = decoder.all_logits(decoder.layers(decoder.embed(TOKENS), cache))
+        assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_layer_alone_without_corrections_is_refused(tmp_path: Path) -> None:
