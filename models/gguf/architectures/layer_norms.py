@@ -1,10 +1,13 @@
-"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 2 and Phi-2."""
+"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 2, Phi-2, GPT-NeoX and GPT-2."""
 
 from dataclasses import replace
+
+import numpy as np
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
 from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.target import Order
 from headrace.runtime.errors import UnsupportedModelError
 
 _ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
@@ -24,6 +27,37 @@ def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Config:
     if scaling["rope_type"] != "linear":
         raise UnsupportedModelError(f"a Nemotron with {scaling['rope_type']} RoPE scaling is not supported")
     return {"rope_scaling": scaling | {"type": "linear"}}
+
+
+def _neox(metadata: Metadata, _file: Contents, config: Config) -> Config:
+    _check_inner(config)
+    return {
+        "rotary_emb_base": config["rope_theta"],
+        "rotary_pct": config["partial_rotary_factor"],
+        "use_parallel_residual": metadata.flag("{arch}.use_parallel_residual", True),
+    }
+
+
+def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+    _check_inner(config)
+    positions = config["max_position_embeddings"]
+    return {
+        "n_ctx": positions, "n_positions": positions, "n_embd": config["hidden_size"],
+        "n_head": config["num_attention_heads"], "n_layer": config["num_hidden_layers"],
+    }  # fmt: skip
+
+
+def _check_inner(config: Config) -> None:
+    """Raise UnsupportedModelError unless feed-forwards are four times as wide as the model, as in the classes."""
+    if config["intermediate_size"] != 4 * config["hidden_size"]:
+        kind, width = config["model_type"], config["intermediate_size"]
+        raise UnsupportedModelError(f"a {kind} with feed-forwards of {width} is not supported")
+
+
+def _by_head(config: Config) -> Order:
+    """Return the rows with query, key and value of each head together: (3, H, D) -> (H, 3, D)."""
+    rows = np.arange(3 * config["hidden_size"])
+    return rows.reshape(3, config["num_attention_heads"], -1).swapaxes(0, 1).reshape(-1)
 
 
 ROWS: dict[str, Architecture] = {
@@ -72,5 +106,33 @@ ROWS: dict[str, Architecture] = {
         },
         biases(tables("model.final_layernorm"), "output_norm", "output"), epsilon="layer_norm_eps", whole_heads=True,
         rotates_part=True, constants={"tie_word_embeddings": False},
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM", "gpt_neox",
+        {
+            "layer": biases({
+                **NORMS, **ungated_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+                "attn_qkv": Part("attention.query_key_value", "3*hidden hidden", rows=_by_head),
+                "attn_output": Part("attention.dense", "hidden hidden"),
+            }),
+        },
+        biases(tables("model.final_layer_norm", "model.embed_in", "model.embed_out"), "output_norm"),
+        epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True, layer="model.h.{}", entries=_neox,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel", "gpt2",
+        {
+            "layer": biases({
+                "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
+                **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
+                "attn_qkv": Part("attn.c_attn", "3*hidden hidden"), "attn_output": Part("attn.c_proj", "hidden hidden"),
+            }),
+        },
+        {
+            **biases(tables("model.ln_f", "model.wte", None), "output_norm"),
+            "position_embd": Part("model.wpe", "positions hidden"),
+        },
+        epsilon="layer_norm_epsilon", whole_heads=True, layer="model.h.{}", entries=_gpt2,
+        sizes=lambda config: {"positions": config["max_position_embeddings"]},
     ),
 }  # fmt: skip

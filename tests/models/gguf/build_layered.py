@@ -221,6 +221,14 @@ _PHI = {
 _EPSILON = {"attention.layer_norm_epsilon": 1e-5}
 _LAYER_NORM = _biased(_norms("attn_norm"), "attn_norm")
 _BOTH_LAYER_NORMS = _biased(_norms("attn_norm", "ffn_norm"), "attn_norm", "ffn_norm")
+_WIDE_KEYS = {**_ATTENTION_KEYS, "attention.head_count_kv": 4, "feed_forward_length": 4 * HIDDEN}
+_WIDE_LAYER = _biased(
+    {
+        "attn_qkv.weight": (3 * HIDDEN, HIDDEN), "attn_output.weight": (HIDDEN, HIDDEN),
+        "ffn_up.weight": (4 * HIDDEN, HIDDEN), "ffn_down.weight": (HIDDEN, 4 * HIDDEN),
+    },
+    "attn_qkv", "attn_output", "ffn_up", "ffn_down",
+)  # fmt: skip
 _TOGETHER = {**_attention(4, 4), **_head_norms()}  # as many heads of keys as of queries
 _AFMOE = {
     **_GEMMA_NORMS, **_attention(), **_head_norms(), "attn_gate.weight": (64, HIDDEN),
@@ -467,6 +475,23 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     "command-r": (
         "command-r", {**_ATTENTION_KEYS, **_EPSILON, "logit_scale": 0.25, "rope.scaling.type": "none"},
         _layers(*({**_norms("attn_norm"), **_attention(), **_mlp()},) * 2, tied=True),
+    ),
+    "gptneox": (
+        "gptneox",
+        {**_WIDE_KEYS, **_EPSILON, "rope.dimension_count": 8, "use_parallel_residual": True},
+        _layers(*({**_BOTH_LAYER_NORMS, **_WIDE_LAYER},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "gptneox-sequential": (
+        "gptneox",
+        {**_WIDE_KEYS, **_EPSILON, "rope.dimension_count": 16, "use_parallel_residual": False},
+        _layers(*({**_BOTH_LAYER_NORMS, **_WIDE_LAYER},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "gpt2": (
+        "gpt2", {**_WIDE_KEYS, **_EPSILON},
+        _layers(
+            *({**_BOTH_LAYER_NORMS, **_WIDE_LAYER},) * 2, tied=True, output_norm__bias=(HIDDEN,),
+            position_embd__weight=(256, HIDDEN),
+        ),
     ),
     "stablelm": (
         "stablelm", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 8, "use_parallel_residual": False},

@@ -30,7 +30,10 @@ from tests.support.watched import split
 
 RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
 # llama.cpp's CPU kernels take GELU from a table in half precision.
-TOLERANCE = {"gemma3n": 8e-3, "gemma4": 2e-3, "gemma4-mixture": 2e-3, "starcoder2": 2e-3, "phi2": 2e-3}
+TOLERANCE = {
+    "gemma3n": 8e-3,
+    **dict.fromkeys(("gemma4", "gemma4-mixture", "starcoder2", "phi2", "gptneox", "gptneox-sequential", "gpt2"), 2e-3),
+}
 
 # Text models of multimodal families, with the tensors of `qwen2`, `qwen3` and `qwen3moe`.
 TEXT_PARTS = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
@@ -53,7 +56,7 @@ def logits_of(directory: Path, prompt: list[int]) -> np.ndarray:
 
 def _rounding(directory: Path) -> float:
     """Return the bound for a model's number of layers."""
-    numbers = [re.search(r"layers\.(\d+)\.", name) for name in open_checkpoint(directory).tensors]
+    numbers = [re.search(r"\b(?:layers|h)\.(\d+)\.", name) for name in open_checkpoint(directory).tensors]
     return logits_bound(LONGEST_SUM, 1 + max(int(number[1]) for number in numbers if number is not None))
 
 
