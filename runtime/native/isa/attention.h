@@ -40,7 +40,7 @@ inline vf soft_cap(vf score, ScoreRule rule) {
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
 }
 
-// acc[j][i] (+)= q[j] . key[i] over V vectors from d on, for N keys `from` one on. Queries stay in registers.
+// acc[j][i] (+)= q[j] . key[i] over V vectors from d on, for keys [from, from + N). Queries stay in registers.
 template <Type T, int Q, int V, int N, bool First>
 [[gnu::always_inline]] inline void score_part(const char* const (&keys)[4], const float* const* q, int64_t d, int from, vf (&acc)[Q][4]) {
 #pragma GCC unroll 4
