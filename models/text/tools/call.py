@@ -43,11 +43,15 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, object]:
-        """Schema of a call's arguments: no other than the named ones, unless the parameters have it."""
+        """Schema of a call's arguments: no other than the named ones, unless the parameters have it.
+
+        A function without parameters takes none; `{"type": "object"}` alone is any object.
+        """
         if self.free:
             return {"type": "object"}
         joined = self.parameters.keys() & {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
-        closed = {"additionalProperties": False} if self.properties and not joined else {}
+        names = not self.parameters or "properties" in self.parameters
+        closed = {"additionalProperties": False} if names and not joined else {}
         return {"type": "object", **closed, **self.parameters}
 
     @property

@@ -641,3 +641,9 @@ def test_a_call_ends_thinking_that_nothing_else_ends(answer: str, text: str, cou
     found, calls = _read("hermes", [answer[at : at + size] for at in range(0, len(answer), size)], special=False)
     assert (found, len(calls)) == (text, count)
     assert all(json.loads(call.arguments) == json.loads(PARIS) for call in calls)
+
+
+def test_a_function_without_parameters_takes_none() -> None:
+    for parameters in ({}, {"type": "object", "properties": {}}):
+        assert Tool("look", parameters).schema["additionalProperties"] is False
+    assert "additionalProperties" not in Tool("look", {"type": "object"}).schema
