@@ -62,6 +62,11 @@ class Adapter:
     modules: Mapping[str, LowRank]
     nbytes: int
 
+    @property
+    def is_mlx_lms(self) -> bool:
+        """True in mlx-lm's format, whose names are those of its classes."""
+        return self.file.name == _MLX_FILE
+
 
 def open_adapter(path: Path) -> Adapter:
     """Check the adapter in the directory `path` and return its description.

@@ -127,9 +127,9 @@ def load_model(
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
     if adapter is not None:
-        if config is None or place is not None:
+        if place is not None:
             raise UnsupportedModelError(
-                f"{name} cannot have an adapter: headrace applies it in its own decoder, on one machine",
+                f"{name} cannot have an adapter: headrace applies it on one machine",
                 "merge the adapter into its base, and load the result",
             )
         checkpoint = replace(checkpoint, adapter=adapter)

@@ -22,6 +22,7 @@ from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
+from headrace.models.mlx_lm.adapter import apply_adapter
 from headrace.models.mlx_lm.fixes import apply_ignored_windows, correct, fix_of, refuse_what_classes_ignore
 from headrace.models.mlx_lm.kernels import Stored, stored_arrays
 from headrace.models.mlx_lm.mtp import Head
@@ -58,6 +59,8 @@ def load(
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
         correct(model, checkpoint)
         apply_ignored_windows(model, checkpoint.config)
+        if checkpoint.adapter is not None and head is None:
+            apply_adapter(model, checkpoint, checkpoint.adapter)
         if divide is not None:
             divide(model)
         stored = stored_arrays(model)

@@ -52,7 +52,7 @@ class Changes:
             return
         arrays = mx.load(str(adapter.file), format="safetensors")
         assert isinstance(arrays, dict)
-        modules = _modules(stored)
+        modules = module_names(stored)
         for name, stated in adapter.modules.items():
             module = modules.get(name) or modules.get(_below_the_model(name))
             if module is None or module in self._left:
@@ -93,7 +93,7 @@ def _wrong_base(adapter: Adapter, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"the adapter {adapter.path.name} {reason}", hint)
 
 
-def _modules(stored: Mapping[str, str]) -> dict[str, str]:
+def module_names(stored: Mapping[str, str]) -> dict[str, str]:
     """Return our names of modules by those of the checkpoint, and by our own, whole and from `layers` on."""
     modules: dict[str, str] = {}
     for ours, theirs in stored.items():

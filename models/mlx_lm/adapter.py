@@ -1,0 +1,65 @@
+"""LoRA adapters on mlx-lm's classes: merged into plain projections, mlx-lm's `LoRALinear` around quantized ones."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from headrace.models.checkpoint.adapter import Adapter
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.network.adapted import Change, Changes, module_names
+from headrace.models.network.weight_arrays import loaded, weight_arrays
+from headrace.runtime.errors import UnsupportedModelError
+
+
+def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
+    """Apply the adapter to a model whose weights are those of the checkpoint.
+
+    Raises UnsupportedModelError for a change of what the class does not have, has in another form, or of a layer other
+    than a projection, and CheckpointError for factors of another shape.
+    """
+    from mlx_lm.tuner.lora import LoRALinear
+
+    layers = {path: layer for path, layer in model.named_modules() if type(layer) in (nn.Linear, nn.QuantizedLinear)}
+    weights = {f"{path}.weight": f"{path}.weight" for path, layer in model.named_modules() if "weight" in layer}
+    changes = Changes(adapter, weights)
+    wrapped = []
+    for path, layer in layers.items():
+        rows, columns = layer.weight.shape
+        if isinstance(layer, nn.QuantizedLinear):
+            columns = columns * 32 // layer.bits
+        change = changes.take(path, rows, columns)
+        if change is None:
+            continue
+        if not adapter.is_mlx_lms or checkpoint.gguf:  # else it was trained on the class itself
+            _check_form(path, layer, checkpoint)
+        if type(layer) is nn.Linear:
+            layer.weight = _merged(layer.weight, change)
+            continue
+        product = LoRALinear.from_base(layer, r=change.a.shape[0], scale=1.0)
+        product.lora_a = change.a.T
+        product.lora_b = change.b.T
+        wrapped.append((path, product))
+    changes.check_taken()
+    model.update_modules(tree_unflatten(wrapped))
+    model.eval()
+
+
+def _merged(weight: mx.array, change: Change) -> mx.array:
+    return (weight.astype(mx.float32) + change.b @ change.a.astype(mx.float32)).astype(weight.dtype)
+
+
+def _check_form(path: str, layer: Any, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError unless the class has a layer's weight as the checkpoint stores it.
+
+    Classes join, split and scale some weights, and an adapter is made for the stored ones.
+    """
+    arrays = weight_arrays(checkpoint)
+    names = module_names({name: name for name in checkpoint.tensors})
+    stored = next((names[name] for name in (path, *module_names({f"{path}.weight": ""})) if name in names), None)
+    if stored is None or not mx.array_equal(loaded(arrays[f"{stored}.weight"]), layer.weight).item():
+        raise UnsupportedModelError(
+            f"the adapter changes {path}, which mlx-lm's class has in another form than the checkpoint",
+            "merge the adapter into its base, and load the result",
+        )
