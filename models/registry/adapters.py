@@ -1,6 +1,6 @@
 """Adapters beside a model's name: BASE+ADAPTER, with a folder, a hub repository or a .gguf file behind the plus sign.
 
-smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf
+smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf     a.gguf+org/b:F16
 """
 
 import os
@@ -56,7 +56,7 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
         from headrace.models.registry.fetch_hub import fetch_adapter  # late: imports huggingface_hub
 
         folder = fetch_adapter(hub, progress, fetch=fetch)
-    return open_adapter(folder)
+    return folder if folder.is_file() else open_adapter(folder)
 
 
 def converted(adapter: Path, base: StoredModel | None) -> Adapter:

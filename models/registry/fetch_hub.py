@@ -35,6 +35,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
+from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers
 from headrace.models.registry.hub_client import (
@@ -192,26 +193,20 @@ def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress)
 
 
 def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path:
-    """Download the files of an adapter, or find them in the cache; return their folder. Raises as `fetch_hub`.
+    """Download the files of an adapter, or find them in the cache; return their folder, or the GGUF file.
 
-    fetch=False asks only the cache.
+    fetch=False asks only the cache. Raises as `fetch_hub`.
     """
-    wanted = (CONFIG_FILE, *WEIGHT_FILES)
     with checked_responses(), small_chunks():
         info = _model_info(hub, files_metadata=True) if fetch else None
         if info is None:
             try:
-                return Path(
-                    snapshot_download(
-                        hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=list(wanted)
-                    )
-                )
-            except (OSError, ValueError) as error:
+                folder, cached_names = _snapshot(hub)
+                names = _adapter_files(cached_names, hub)
+            except (OSError, ValueError, HeadraceError) as error:
                 raise unreachable(hub) from error
-        siblings = {sibling.rfilename for sibling in info.siblings or []}
-        names = [name for name in wanted if name in siblings]
-        if CONFIG_FILE not in names or len(names) < 2:
-            raise CheckpointError(f"{hub.repo} has no adapter that headrace reads: {CONFIG_FILE} and .safetensors")
+            return folder / names[0] if len(names) == 1 else folder
+        names = _adapter_files([sibling.rfilename for sibling in info.siblings or []], hub)
         cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=info.sha), str)}
         with explained(hub):
             folder = _download_files(hub, info, names, cached, progress)
@@ -219,7 +214,22 @@ def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path
             branch = folder.parents[1] / "refs" / (hub.revision or "main")
             branch.parent.mkdir(parents=True, exist_ok=True)
             branch.write_text(check_commit(info.sha))
-            return folder
+            return folder / names[0] if len(names) == 1 else folder
+
+
+def _adapter_files(names: Sequence[str], hub: HubId) -> list[str]:
+    """Return config and weights of an adapter among these files; or its GGUF, if the hub id names it or all are GGUFs.
+
+    Raises ModelNotFoundError and CheckpointError.
+    """
+    folder = [name for name in (CONFIG_FILE, *WEIGHT_FILES) if name in names]
+    if hub.file is None and hub.quantization is None and CONFIG_FILE in folder and len(folder) > 1:
+        return folder
+    if hub.file is not None or any(map(is_gguf, names)):
+        chosen = choose_files(names, hub.repo, hub.file, hub.quantization)
+        if len(chosen) == 1 and is_gguf(chosen[0]):
+            return chosen
+    raise CheckpointError(f"{hub} has no adapter that headrace reads: {CONFIG_FILE} and .safetensors, or a .gguf file")
 
 
 def _download_files(hub: HubId, info: ModelInfo, names: Sequence[str], cached: set[str], progress: Progress) -> Path:
@@ -248,19 +258,18 @@ def _download_files(hub: HubId, info: ModelInfo, names: Sequence[str], cached: s
 def _from_cache(hub: HubId, file: str | None) -> HubFiles:
     """Return the files in the hub cache from an earlier download by headrace or another tool."""
     try:
-        # Ask only for config.json: headrace caches a selection of files, other tools whole repositories.
-        folder = Path(
-            snapshot_download(hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=["config.json"])
-        )
-        names = choose_files(
-            (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
-            hub.repo,
-            file,
-            hub.quantization,
-        )
+        folder, cached_names = _snapshot(hub)
+        names = choose_files(cached_names, hub.repo, file, hub.quantization)
     except (OSError, ValueError, HeadraceError) as error:
         raise unreachable(hub) from error
     return _found(hub, folder.name, folder, names)
+
+
+def _snapshot(hub: HubId) -> tuple[Path, list[str]]:
+    """Return the folder of a repository in the hub cache, and its files. Raises OSError and ValueError."""
+    # Ask for no file: headrace caches a selection of files, other tools whole repositories.
+    folder = Path(snapshot_download(hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=[]))
+    return folder, [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
 def _found(

@@ -17,7 +17,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.fetch_hub import HubFiles, fetch_adapter, fetch_header, fetch_hub
 from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
 from headrace.models.registry.progress import silent
-from headrace.models.registry.source import HubId
+from headrace.models.registry.source import HubId, parse_source
 from headrace.runtime.errors import (
     CheckpointError,
     FetchError,
@@ -60,6 +60,25 @@ def test_only_files_of_an_adapter_are_fetched(hub: HubServer) -> None:
     asked = len(hub.requests)
     assert fetch_adapter(HubId("org/lora"), silent, fetch=False) == folder
     assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize("name", ["org/lora:F16", "org/lora/lora-f16.gguf", "org/gguf"])
+def test_an_adapter_in_a_gguf_is_fetched_by_its_name(hub: HubServer, name: str) -> None:
+    hub.add("org/lora", {**ADAPTER, "lora-f16.gguf": b"GGUF", "lora-q8_0.gguf": b"GGUF8"})
+    hub.add("org/gguf", {"lora-f16.gguf": b"GGUF", "README.md": b""})
+    source = parse_source(name)
+    assert isinstance(source, HubId)
+    file = fetch_adapter(source, silent)
+    assert (file.name, file.read_bytes()) == ("lora-f16.gguf", b"GGUF")
+    assert fetch_adapter(source, silent, fetch=False) == file
+
+
+def test_a_file_that_is_no_adapter_is_refused(hub: HubServer) -> None:
+    hub.add("org/lora", {**ADAPTER, "sub/adapter_config.json": b"{}"})
+    with pytest.raises(CheckpointError, match=r"no (adapter|weights)"):
+        fetch_adapter(HubId("org/lora", file="sub"), silent)
+    with pytest.raises(CheckpointError, match="no adapter"):
+        fetch_adapter(HubId("org/lora", quantization="F16"), silent)
 
 
 def test_an_adapter_as_a_pickle_is_refused(hub: HubServer) -> None:
@@ -233,6 +252,19 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
     with pytest.raises(FetchError, match="cannot be reached") as caught:
         fetch_hub(HubId("org/other"))
     assert "\n" not in str(caught.value)
+
+
+def test_without_network_the_cache_serves_a_gguf_next_to_a_config(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
+    hub.add("org/name", {"config.json": MODEL["config.json"], "m-Q8_0.gguf": gguf})
+    online = fetch_hub(HUB)
+    refs = online.folder.parents[1] / "refs"
+    refs.mkdir(exist_ok=True)
+    (refs / "main").write_text(online.commit)
+    point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
+    assert fetch_hub(HUB).gguf == online.gguf
 
 
 def test_the_error_names_hf_hub_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
