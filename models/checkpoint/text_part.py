@@ -78,8 +78,8 @@ def _drafts(name: str, config: dict[str, object]) -> bool:
     """Return whether a tensor is of a layer that drafts tokens, behind those of the network."""
     number = name.removeprefix("model.layers.").partition(".")[0]
     layers = config.get("num_hidden_layers")
-    behind = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers
-    return name.startswith(_DRAFTS) or behind
+    is_beyond = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers
+    return name.startswith(_DRAFTS) or is_beyond
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:

@@ -83,11 +83,11 @@ def _joined(paths: list[Path], contents: Iterable[_Content]) -> Container:
     """Return one container of the files of a set."""
     metadata: dict[str, Value] = {}
     tensors: dict[str, RawTensor] = {}
-    for number, (part, (own, more)) in enumerate(zip(paths, contents, strict=True)):
-        _check_part(part, own, number, len(paths))
+    for number, (part, (first, more)) in enumerate(zip(paths, contents, strict=True)):
+        _check_part(part, first, number, len(paths))
         if both := tensors.keys() & more.keys():
             raise CheckpointError(f"{part.name}: tensor {min(both)} is in another part, too")
-        metadata = metadata or own
+        metadata = metadata or first
         tensors |= more
     stated = metadata.get("split.tensors.count", len(tensors))
     if stated != len(tensors):

@@ -448,7 +448,7 @@ def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str,
         return dict(zip(("group_size", "bits", "mode"), of, strict=True))
 
     common = Counter(settings.values()).most_common(1)[0][0]
-    section = entry(common) | {module: entry(own) for module, own in settings.items() if own != common}
+    section = entry(common) | {module: entry(stored) for module, stored in settings.items() if stored != common}
     return {"quantization": section, "quantization_config": section}
 
 

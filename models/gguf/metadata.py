@@ -70,10 +70,10 @@ class Metadata:
     ) -> list[int]:
         """Return one integer for each layer; a single number stands for all of them."""
         value = self._get(key, default)
-        found: list[Any] = value if isinstance(value, list) else [value] * length
-        if len(found) != length or not all(type(item) is int and minimum <= item <= maximum for item in found):
+        values: list[Any] = value if isinstance(value, list) else [value] * length
+        if len(values) != length or not all(type(item) is int and minimum <= item <= maximum for item in values):
             raise self._wrong(key, f"whole numbers from {minimum} to {maximum}, one or {length}", value)
-        return found
+        return values
 
     def flags(self, key: str, length: int) -> list[bool]:
         value = self._get(key, None)

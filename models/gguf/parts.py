@@ -81,16 +81,16 @@ class GgufPart:
     """
 
     def __init__(
-        self, take: Callable[[], Array], kind: mx.Dtype | None, kept: Array, cut: Callable[[Array], Array]
+        self, take: Callable[[], Array], kind: mx.Dtype | None, example: Array, cut: Callable[[Array], Array]
     ) -> None:
         self._take = take
         self._kind = kind
-        self._kept = kept
+        self._kept = example
         self._cut = cut
-        self.shape = kept.shape
-        self.ndim = kept.ndim
-        self.size = kept.size
-        self.nbytes = kept.nbytes
+        self.shape = example.shape
+        self.ndim = example.ndim
+        self.size = example.size
+        self.nbytes = example.nbytes
 
     @classmethod
     def whole(cls, take: Callable[[], Array], info: TensorInfo) -> "GgufPart":

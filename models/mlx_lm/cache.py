@@ -204,8 +204,8 @@ def _drops(part: CachePart) -> bool:
 def _can_trim(part: CachePart) -> bool:
     """Return whether a part still has every entry, and can drop the last ones."""
     keys = getattr(part, "keys", None)
-    held = part.offset - int(keys.shape[2]) if isinstance(keys, mx.array) else 0
-    return bool(part.is_trimmable()) and max(int(getattr(part, "start_position", 0)), held) <= 0
+    dropped = part.offset - int(keys.shape[2]) if isinstance(keys, mx.array) else 0
+    return bool(part.is_trimmable()) and max(int(getattr(part, "start_position", 0)), dropped) <= 0
 
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:

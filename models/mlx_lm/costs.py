@@ -72,7 +72,7 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
     """Return the matrices that a step multiplies with, equal ones merged; a stack of experts counts each expert."""
     modules = dict(model.named_modules())
     parameters = dict(tree_flatten(model.parameters()))
-    found: Counter[Matrix] = Counter()
+    matrices: Counter[Matrix] = Counter()
     for name, array in parameters.items():
         if not _is_matrix(name, array) or not shares[name]:
             continue
@@ -93,8 +93,8 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
             part=_part(name),
             divided=kind not in _UNDIVIDED,
         )
-        found[matrix] += 1
-    return [replace(matrix, count=matrix.count * times) for matrix, times in found.items()]
+        matrices[matrix] += 1
+    return [replace(matrix, count=matrix.count * times) for matrix, times in matrices.items()]
 
 
 def _part(name: str) -> str:

@@ -20,10 +20,10 @@ from headrace.runtime.ops import BLOCK
 
 def store_cache(cache: MlxLmCache, tokens: Sequence[int], root: bytes, store: DiskStore) -> bool:
     """Write a cache, whose entries are of `tokens`, if the store lacks it; return whether the store has it now."""
-    *_, (place, part) = file_names(root, tokens)
+    *_, (file_name, part) = file_names(root, tokens)
     parent = digest(root, tokens[: len(tokens) - len(part)], b"")
     key = digest(parent, part, bytes(len(part)))
-    if store.has(place, key):
+    if store.has(file_name, key):
         return True
     arrays: list[mx.array] = []
     try:
@@ -32,7 +32,7 @@ def store_cache(cache: MlxLmCache, tokens: Sequence[int], root: bytes, store: Di
         return False
     file = BytesIO()
     mx.save_safetensors(file, {str(number): array for number, array in enumerate(arrays)}, {"state": about})
-    return store.put(place, StoredBlock(parent, key, tuple(part), bytes(len(part)), (file.getvalue(),)))
+    return store.put(file_name, StoredBlock(parent, key, tuple(part), bytes(len(part)), (file.getvalue(),)))
 
 
 def load_cache(empty: MlxLmCache, prompt: Sequence[int], root: bytes, store: DiskStore) -> list[int]:

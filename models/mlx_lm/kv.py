@@ -40,7 +40,7 @@ def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
     dims = {int(array.shape[-1]) for array in arrays}
     if not all(reference.supports_packed(dim) for dim in dims):
         return f"MLX quantizes groups of 32, and this model has heads of {min(dims)}"
-    stored = _in_groups(wanted, dims, beside=2 * max(array.dtype.size for array in arrays))
+    stored = _in_groups(wanted, dims, scale_bytes=2 * max(array.dtype.size for array in arrays))
     packed = make_parts(model, stored)
     try:
         _build(model, packed)
@@ -49,10 +49,10 @@ def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
     return stored
 
 
-def _in_groups(wanted: KVFormat, dims: Iterable[int], beside: int) -> KVFormat:
-    """In groups that divide heads of all `dims`. beside: bytes of a scale and an offset, which are as wide as K/V."""
+def _in_groups(wanted: KVFormat, dims: Iterable[int], scale_bytes: int) -> KVFormat:
+    """In groups that divide heads of all `dims`. scale_bytes: of a scale and an offset, which are as wide as K/V."""
     group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
-    coding = Coding(wanted.keys.bits, group, beside)
+    coding = Coding(wanted.keys.bits, group, scale_bytes)
     return replace(wanted, keys=coding, values=coding)
 
 

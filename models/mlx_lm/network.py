@@ -110,10 +110,10 @@ class MlxLmNetwork:
         if kv.packed:
             if self._long_rope is not None:
                 raise refused_kv(kv, "LongRoPE rotates keys anew as a sequence grows")
-            found = quantized(self._model, kv)
-            if isinstance(found, str):
-                raise refused_kv(kv, found)
-            stored = found
+            chosen = quantized(self._model, kv)
+            if isinstance(chosen, str):
+                raise refused_kv(kv, chosen)
+            stored = chosen
         self.kv_format = stored
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 

@@ -124,8 +124,8 @@ def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | No
     start = 0
     for change, count in zip(changes, rows, strict=True):
         rank = 0 if change is None else change.a.shape[0]
-        own = mx.zeros((count, 0)) if change is None else change.b
-        parts.append(mx.pad(own, [(0, 0), (start, ranks - start - rank)]))
+        part = mx.zeros((count, 0)) if change is None else change.b
+        parts.append(mx.pad(part, [(0, 0), (start, ranks - start - rank)]))
         start += rank
     return Change(mx.concatenate([change.a for change in present]), mx.concatenate(parts))
 

@@ -55,8 +55,8 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
     q = q.reshape(rows * heads, rotated + other)
     inner = ops.expert_linear(q[:, rotated:], _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)
     q = mx.concatenate([q[:, :rotated], inner.reshape(rows * heads, size)], axis=-1).reshape(1, rows, -1)
-    own = mx.concatenate([key, ops.rms_norm(value, latent.norm, latent.eps)], axis=-1)  # (1, N, R + L)
-    return [q, own, own]
+    new_entries = mx.concatenate([key, ops.rms_norm(value, latent.norm, latent.eps)], axis=-1)  # (1, N, R + L)
+    return [q, new_entries, new_entries]
 
 
 def values_of(ops: Ops, attended: mx.array, latent: LatentWeights, heads: int) -> mx.array:

@@ -64,10 +64,10 @@ class HeadTensors:
 def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     """Return the tensors of a checkpoint's head; None if it has none that headrace knows. Headers only."""
     config = checkpoint.config
-    found = _prefix(checkpoint.config, checkpoint.tensors)
-    if found is None:
+    start = _prefix(checkpoint.config, checkpoint.tensors)
+    if start is None:
         return None
-    names, prefix = found
+    names, prefix = start
     ends = {
         names.embedding_norm: f"{HEAD_INPUT}.embedding_norm",
         names.hidden_norm: f"{HEAD_INPUT}.hidden_norm",

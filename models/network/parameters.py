@@ -236,8 +236,8 @@ class Parameters:
 
         It may be stored with axes of one (Kimi Linear).
         """
-        found = self._arrays.get(name)
-        array = self._pop(name, (size,) if found is None or found.size != size else tuple(found.shape)).flatten()
+        vector = self._arrays.get(name)
+        array = self._pop(name, (size,) if vector is None or vector.size != size else tuple(vector.shape)).flatten()
         offset = 0.0 if self._whole_norms else offset
         array = array.astype(mx.float32) + offset if offset else array
         return array.astype(dtype or self._dtype)

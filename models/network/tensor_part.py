@@ -113,12 +113,12 @@ class TensorPart:
             return _scaled(kv_range(own_heads, sizes.heads, sizes.key_heads), size // sizes.key_heads)
         return _scaled(own_heads, size // (sizes.inner if sizes.kind == "conv" else sizes.heads))
 
-    def _columns(self, array: Any, kind: str, own: range, total: int, name: str) -> Any:
-        """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
+    def _columns(self, array: Any, kind: str, part: range, total: int, name: str) -> Any:
+        """Return columns `part` of `total`, packed or by group. A bias is added by rank 0 alone."""
         if kind == "bias":
             return None if self.rank else array
-        first = own.start * array.shape[-1]
-        last = own.stop * array.shape[-1]
+        first = part.start * array.shape[-1]
+        last = part.stop * array.shape[-1]
         if first % total or last % total:
             raise UnsupportedModelError(f"{name}: a quantized group would be cut between two ranks", _HINT)
         return array[..., first // total : last // total]
@@ -184,7 +184,7 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
     ranges = _grouped(sizes.heads, sizes.key_heads, sizes.value_dim, split, unit)
     groups = sizes.key_heads
     apart = mixer.by_key_head or (sizes.kind == "ssm" and mixer.norm_parts == groups > 1)
-    if apart and any(own.start * groups % sizes.heads or own.stop * groups % sizes.heads for own in ranges):
+    if apart and any(part.start * groups % sizes.heads or part.stop * groups % sizes.heads for part in ranges):
         raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {groups} groups of heads", _HINT)
     return ranges
 
@@ -203,12 +203,12 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     return replace(layer, experts=experts, mixer=mixer, kv_heads=kv_heads, inner=own(layer.inner))
 
 
-def _mixer(mixer: MixerConfig, own: range) -> MixerConfig:
+def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:
     sizes = mixer.sizes
     if sizes.kind == "conv":
-        return replace(mixer, sizes=replace(sizes, value_dim=len(own)))
-    groups = len(kv_range(own, sizes.heads, sizes.key_heads))
-    part = replace(sizes, heads=len(own), key_heads=groups)
+        return replace(mixer, sizes=replace(sizes, value_dim=len(heads)))
+    groups = len(kv_range(heads, sizes.heads, sizes.key_heads))
+    part = replace(sizes, heads=len(heads), key_heads=groups)
     return replace(mixer, sizes=part, norm_parts=groups if mixer.norm_parts > 1 else mixer.norm_parts)
 
 
@@ -237,7 +237,7 @@ def _numbers(array: Any, ranges: list[range]) -> Any:
     """Return some of a vector, or channels of a convolution (C, ...). Vectors may be stored with axes of one."""
     if array.shape[0] == 1:
         array = array.reshape(-1)
-    parts = [array[own.start : own.stop] for own in ranges]
+    parts = [array[part.start : part.stop] for part in ranges]
     if len(parts) == 1:
         return parts[0]
     return mx.concatenate(parts) if isinstance(array, mx.array) else parts[0].joined(parts[1:], 0)
@@ -246,9 +246,9 @@ def _numbers(array: Any, ranges: list[range]) -> Any:
 def _rows(array: Any, kind: str, ranges: list[range]) -> Any:
     """Return rows of a matrix or of a stack of them, or numbers of a bias."""
     if kind == "bias":
-        parts = [array[..., own.start : own.stop] for own in ranges]
+        parts = [array[..., part.start : part.stop] for part in ranges]
     else:
-        parts = [array[..., own.start : own.stop, :] for own in ranges]
+        parts = [array[..., part.start : part.stop, :] for part in ranges]
     axis = -1 if kind == "bias" else -2
     if len(parts) == 1:
         return parts[0]

@@ -193,10 +193,10 @@ def _similar(name: str, known: list[str]) -> list[str]:
     from difflib import get_close_matches
 
     wanted = squashed(name)
-    parts = [one for one in known if len(wanted) > 2 and wanted in squashed(one)]
-    families = {one: _family(one) for one in known}
+    parts = [known_name for known_name in known if len(wanted) > 2 and wanted in squashed(known_name)]
+    families = {known_name: _family(known_name) for known_name in known}
     alike = get_close_matches(_family(name), set(families.values()), cutoff=_FAMILY_ALIKE)
-    family = [one for one in known if families[one] in alike]
+    family = [known_name for known_name in known if families[known_name] in alike]
     return (parts or get_close_matches(name.lower(), family, n=3, cutoff=0.5) or family)[:3]
 
 

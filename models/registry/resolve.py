@@ -79,9 +79,9 @@ def resolve(
     progress = progress if progress is not None else silent
     base, adapter = split_adapter(name if name is not None else DEFAULT_MODEL)
     if adapter is not None:
-        found = find_adapter(adapter, progress, fetch=fetch)
+        adapter_folder = find_adapter(adapter, progress, fetch=fetch)
         model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
-        return _with_adapter(model, adapter, found, store)
+        return _with_adapter(model, adapter, adapter_folder, store)
     source = _parsed(base, store)
     match source:
         case LocalDirectory(path):

@@ -157,8 +157,8 @@ def _with_written_calls(message: Message, write_calls: CallsWriter) -> Message:
         return message
     written = write_calls([call["function"] for call in calls])
     others = {key: value for key, value in message.items() if key != "tool_calls"}
-    said = text_of(message)
-    return {**others, "content": said + "\n" + written if said else written}
+    answer = text_of(message)
+    return {**others, "content": answer + "\n" + written if answer else written}
 
 
 def _with_named_ids(messages: list[Message]) -> list[Message]:

@@ -108,8 +108,8 @@ class AnswerText:
                 text, calls = self._tools.finish(text, cut=cut)
             section, content = self._splitter.finish(text)
             certain, _ = self._matcher.feed(content)
-            held, _ = self._matcher.flush()
-            content = certain + held
+            remaining, _ = self._matcher.flush()
+            content = certain + remaining
             text = section + content if self._has_stops else text
         stop_string = self._matcher.found
         if stop_string is not None:
@@ -122,8 +122,8 @@ class AnswerText:
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
         text_of = self._tokenizer.token_text
         return tuple(
-            TokenReport(text_of(token), found.chosen, [(text_of(other), value) for other, value in found.top])
-            for token, found in zip(step.tokens, step.logprobs or (), strict=False)
+            TokenReport(text_of(token), logprobs.chosen, [(text_of(other), value) for other, value in logprobs.top])
+            for token, logprobs in zip(step.tokens, step.logprobs or (), strict=False)
         )
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:

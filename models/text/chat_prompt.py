@@ -207,8 +207,8 @@ def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
         if (reasoning := message.get("reasoning_content")) is not None:
             converted.append({**message, "thinking": reasoning})
             continue
-        said = message.get("role") == "assistant" and isinstance(content, str)
-        parts = split_thinking(str(content)) if said else None
+        is_answer = message.get("role") == "assistant" and isinstance(content, str)
+        parts = split_thinking(str(content)) if is_answer else None
         if parts is None or parts.thinking is None:
             converted.append(dict(message))
             continue

@@ -112,13 +112,13 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, object]) -> dic
     Precedence as in transformers: chat_template.jinja, additional_chat_templates/*.jinja, chat_template.json, then
     `chat_template` of tokenizer_config.json, a string or a list of {name, template}.
     """
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     if (file := directory / "chat_template.jinja").is_file():
-        found["default"] = _read_text(file, directory)
+        sources["default"] = _read_text(file, directory)
     for file in sorted(directory.glob("additional_chat_templates/*.jinja")):
-        found[file.stem] = _read_text(file, directory)
-    if found:
-        return found
+        sources[file.stem] = _read_text(file, directory)
+    if sources:
+        return sources
     declared = tokenizer_config.get("chat_template")
     if (file := directory / "chat_template.json").is_file():
         if "chat_template" not in (content := read_json_object(file)):

@@ -49,9 +49,9 @@ class ControlTokens:
         """Return the text of an assistant's message, with its markup as the template's own."""
         parts: list[str] = []
         position = 0
-        for found in self._markup.finditer(text):
-            parts += (text[position : found.start()], TemplateText(found[0]))
-            position = found.end()
+        for match in self._markup.finditer(text):
+            parts += (text[position : match.start()], TemplateText(match[0]))
+            position = match.end()
         return concatenate([*parts, text[position:]])
 
     def find(self, prompt: TemplateText) -> list[int]:
@@ -60,7 +60,7 @@ class ControlTokens:
 
     def has_look_alike(self, prompt: TemplateText) -> bool:
         """Return whether a control token is written with characters from outside."""
-        return any(OUTSIDE in prompt.origin[found.start() : found.end()] for found in self._all.finditer(prompt))
+        return any(OUTSIDE in prompt.origin[match.start() : match.end()] for match in self._all.finditer(prompt))
 
     def secret(self, prompt: TemplateText) -> str:
         """Return a prompt with the secret names of the template's control tokens, which the shadow encodes."""
@@ -73,9 +73,9 @@ class ControlTokens:
 
     def _written(self, prompt: TemplateText) -> Iterator[tuple[int, int]]:
         """Yield the places of control tokens without a character from outside."""
-        for own in _OWN_PARTS.finditer(prompt.origin):
-            for found in self._all.finditer(prompt, own.start(), own.end()):
-                yield found.span()
+        for part in _OWN_PARTS.finditer(prompt.origin):
+            for match in self._all.finditer(prompt, part.start(), part.end()):
+                yield match.span()
 
     def shadow(self, tokenizer: "RustTokenizer") -> "RustTokenizer":
         """Return a copy of the tokenizer with the same ids that knows control tokens only by their secret names."""

@@ -158,9 +158,9 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, nothing added. Raises ContextLimitError for a text that takes too much memory."""
-        most = _most_tokens.get()
-        if most is not None and len(text) > most and (fewest := self.fewest_tokens(len(text))) > most:
-            raise ContextLimitError(f"the prompt has at least {fewest} tokens, the context limit is {most}")
+        max_tokens = _most_tokens.get()
+        if max_tokens is not None and len(text) > max_tokens and (fewest := self.fewest_tokens(len(text))) > max_tokens:
+            raise ContextLimitError(f"the prompt has at least {fewest} tokens, the context limit is {max_tokens}")
         with panics_hidden():  # in this thread, which may give up the call
             return limited(lambda: self.encode_here(text), len(text))
 

@@ -51,5 +51,5 @@ def _added(directory: Path, config: Mapping[str, object]) -> dict[int, Mapping[s
     file = directory / "added_tokens.json"
     if not file.is_file():
         return {}
-    found = read_json_object(file)
-    return {index: {"content": text, "special": True} for text, index in found.items() if type(index) is int}
+    document = read_json_object(file)
+    return {index: {"content": text, "special": True} for text, index in document.items() if type(index) is int}

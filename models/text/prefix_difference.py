@@ -44,5 +44,5 @@ def first_difference(earlier: Sequence[int], prompt: Sequence[int], tokenizer: "
     before = prompt[max(0, at - _BEFORE) : at]
     lead = text(before).rstrip("\ufffd")  # part of a character
     sides = (text([*before, *side[at : at + _BEHIND]]) for side in (earlier, prompt))
-    behind, ahead = (side[len(lead) :] if side.startswith(lead) else side for side in sides)
-    return PrefixDifference(at, lead, behind, ahead, text(earlier[at : at + 1]), text(prompt[at : at + 1]))
+    rest_before, ahead = (side[len(lead) :] if side.startswith(lead) else side for side in sides)
+    return PrefixDifference(at, lead, rest_before, ahead, text(earlier[at : at + 1]), text(prompt[at : at + 1]))

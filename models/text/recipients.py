@@ -55,14 +55,14 @@ class RecipientStream:
 
     def _begin(self, *, final: bool) -> bool:
         """Take the recipient that an answer begins with. Return False while it may go on."""
-        held = self._held
+        pending = self._held
         first = _TO_USER.removeprefix(MARK)
-        is_call = self._calls and _CALL.match(held) is not None
-        may_go_on = first.startswith(held) or (self._calls and _MAY_BE_CALL.fullmatch(held) is not None)
-        if held.startswith(first):
-            self._held = held.removeprefix(first)
+        is_call = self._calls and _CALL.match(pending) is not None
+        may_go_on = first.startswith(pending) or (self._calls and _MAY_BE_CALL.fullmatch(pending) is not None)
+        if pending.startswith(first):
+            self._held = pending.removeprefix(first)
         elif is_call:
-            self._held = f"{MARK}{held}"
+            self._held = f"{MARK}{pending}"
         elif may_go_on and not final:
             return False
         self._has_begun = True

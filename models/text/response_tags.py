@@ -35,9 +35,9 @@ class ResponseStream:
         """End the stream and return the text held back. cut: see `ThinkingStream`."""
         section, content = self._splitter.finish(self._inner.finish(cut=cut))
         content = self._answer(content)
-        held = self._held
+        pending = self._held
         self._held = ""
-        return section + content + ("" if self._is_tagged and held.startswith(_CLOSE) else held)
+        return section + content + ("" if self._is_tagged and pending.startswith(_CLOSE) else pending)
 
     def _answer(self, text: str) -> str:
         self._held += text
@@ -55,7 +55,7 @@ class ResponseStream:
 
     def _closing_place(self) -> int:
         """Return the place of a closing tag, or half of one, that nothing but spaces follows."""
-        place = self._held.rfind("<")
-        rest = self._held[place:] if place >= 0 else ""
+        index = self._held.rfind("<")
+        rest = self._held[index:] if index >= 0 else ""
         may_close = _CLOSE.startswith(rest) or (rest.startswith(_CLOSE) and not rest[len(_CLOSE) :].strip())
-        return place if rest and may_close else len(self._held)
+        return index if rest and may_close else len(self._held)

@@ -42,16 +42,16 @@ class StopMatcher:
 
     def flush(self) -> tuple[str, bool]:
         """End the stream; return as `feed` does the text held back."""
-        held = self._held
+        pending = self._held
         self._held = ""
-        start, stop = self._first(held)
+        start, stop = self._first(pending)
         self.found = self.found if stop is None else stop
-        return held[:start], self.found is not None
+        return pending[:start], self.found is not None
 
     def _first(self, text: str) -> tuple[int, str | None]:
         """Return the earliest stop string and its place; the text's length and None without one."""
-        found = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(found, default=(len(text), None), key=lambda pair: pair[0])
+        matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(matches, default=(len(text), None), key=lambda pair: pair[0])
 
     def _first_possible_start(self, text: str) -> int:
         """Return the start of the longest tail that is a prefix of a stop string."""

@@ -357,13 +357,13 @@ _LATER_ID = "f5g6h7i8j"
 _WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five", "six", "seven")}
 
 
-def _difference(one: str, other: str) -> int:
+def _difference(first: str, other: str) -> int:
     """Return the place from which two texts differ, before a tag that both have begun."""
-    pairs = enumerate(zip(one, other, strict=False))
-    place = next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+    pairs = enumerate(zip(first, other, strict=False))
+    place = next((index for index, (left, right) in pairs if left != right), min(len(first), len(other)))
     for opening, closing in ("<>", "[]"):
-        begun = one.rfind(opening, 0, place)
-        if begun > one.rfind(closing, 0, place):
+        begun = first.rfind(opening, 0, place)
+        if begun > first.rfind(closing, 0, place):
             place = begun
     return place
 

@@ -351,9 +351,9 @@ def _join(
 
 
 def _replace(text: object, *args: Any) -> str:
-    own = as_template_text(text)
-    check_replace(own, *args)
-    return own.replace(*args)
+    template_text = as_template_text(text)
+    check_replace(template_text, *args)
+    return template_text.replace(*args)
 
 
 def _title(text: str) -> str:
@@ -362,9 +362,9 @@ def _title(text: str) -> str:
 
 
 def _trim(text: object, chars: str | None = None) -> str:
-    own = as_template_text(text)
-    check_search(own, chars)
-    return own.strip(chars)
+    template_text = as_template_text(text)
+    check_search(template_text, chars)
+    return template_text.strip(chars)
 
 
 def _safe(text: object) -> str:

@@ -111,12 +111,12 @@ class TemplateText(str):
         return [line[: len(content)] for line, content in zip(lines, contents, strict=True)]
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        before, found, after = self._located(super().partition(sep))
-        return before, found, after
+        before, separator, after = self._located(super().partition(sep))
+        return before, separator, after
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        before, found, after = self._located(super().rpartition(sep))
-        return before, found, after
+        before, separator, after = self._located(super().rpartition(sep))
+        return before, separator, after
 
     def _located(self, parts: Iterable[str], gap: int = 0, *, spaces: bool = False) -> list[str]:
         """Return successive parts of this text with their origins.

@@ -166,11 +166,11 @@ class ThinkingStream:
     def add(self, token_id: int) -> str:
         """Return the text that this token completed; often empty."""
         mark = self._form.ids.get(token_id)
-        held = ""
+        pending = ""
         if mark is not None:
-            held = self._start
+            pending = self._start
             self._start = ""
-        return held + self._opened(self._add(token_id, mark))
+        return pending + self._opened(self._add(token_id, mark))
 
     def _opened(self, text: str) -> str:
         """Return text with the opening before it, where that was held back; nothing for spaces."""
@@ -215,9 +215,9 @@ class ThinkingStream:
 
     def finish(self, *, cut: bool = False) -> str:
         """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
-        held = self._start
+        pending = self._start
         self._start = ""
-        return held + self._inner.finish(cut=cut)
+        return pending + self._inner.finish(cut=cut)
 
     def _turn(self, thinks: bool) -> str:
         before = self._thinks

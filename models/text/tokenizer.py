@@ -104,9 +104,9 @@ class Tokenizer:
         template = self.chat_template
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
-        own = [self._with_markup(message) for message in messages]
+        marked = [self._with_markup(message) for message in messages]
         options = {"add_generation_prompt": add_generation_prompt, **template_vars}
-        prompt = _well_formed_prompt(template.render(own, tools=tools, **options))
+        prompt = _well_formed_prompt(template.render(marked, tools=tools, **options))
         if not self._controls.has_look_alike(prompt):
             # Encode the prompt as usual, and accept the result if it has exactly the template's control tokens: a
             # normalizer can make one of other characters.
@@ -261,7 +261,7 @@ class Tokenizer:
         Unigram and WordPiece models find them in any text, whether they are added tokens or not. Raises CheckpointError
         for a tokenizer that takes very long.
         """
-        found = {}
+        pieces = {}
         unknown = self._special_texts.get("unk_token")
         ends = {self._rust.id_to_token(index) or "" for index in self.eos_ids}
         texts = [_well_formed(text) for text in (_PROBE, written, *sorted(named | ends | markup_in(written))) if text]
@@ -270,8 +270,8 @@ class Tokenizer:
         for index in itertools.chain.from_iterable(encoded[1:]):
             piece = self._rust.id_to_token(index)
             if piece is not None and piece != unknown and looks_like_markup(piece):
-                found[piece] = index
-        return found
+                pieces[piece] = index
+        return pieces
 
     def _ids_of(self, text: str) -> list[int]:
         try:
@@ -303,13 +303,13 @@ def _check_length(texts: Iterable[object]) -> None:
 
 def _special_texts(*configs: Mapping[str, object]) -> dict[str, str]:
     """Return bos_token, eos_token, ... as text; the first file that names one takes precedence."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for config in configs:
         for name, value in config.items():
             text = value.get("content") if isinstance(value, Mapping) else value
             if name.endswith("_token") and isinstance(text, str):
-                found.setdefault(name, text)
-    return found
+                texts.setdefault(name, text)
+    return texts
 
 
 def _well_formed_prompt(prompt: TemplateText) -> TemplateText:

@@ -54,15 +54,15 @@ def _feed_forward(inner: int, hidden: int) -> Config:
 
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
-    found = []
+    kinds = []
     for block in config["block_configs"]:
         attends = block["attention"]
         feeds = block["ffn"]
         inner = round(feeds["ffn_mult"] * config["hidden_size"] / 1.5) + _FFN_STEP // 2 if feeds["ffn_mult"] else 0
         group = attends["n_heads_in_group"]
         first = f"attention {config['num_attention_heads'] // group}" if group else "linear"
-        found.append((*(() if attends["no_op"] else (first,)), *((f"mlp {inner}",) if inner else ())))
-    return found
+        kinds.append((*(() if attends["no_op"] else (first,)), *((f"mlp {inner}",) if inner else ())))
+    return kinds
 
 
 class _Groups(dict[str, Parts]):

@@ -128,7 +128,7 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
     shared = config["num_kv_shared_layers"]
     both = ["inputs"] if config["hidden_size_per_layer_input"] else []
     both += ["experts"] if config["enable_moe_block"] else []
-    found = []
+    layer_kinds = []
     for layer, kind in enumerate(config["layer_types"]):
         name = "full" if kind == _FULL else "sliding"
         wide = config["use_double_wide_mlp"] and layer >= count - shared
@@ -140,8 +140,8 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
             keys = (f"{name}_k",)
         else:
             keys = (f"{name}_k", f"{name}_v")
-        found.append(("norms", name, *keys, "wide" if wide else "mlp", *both))
-    return found
+        layer_kinds.append(("norms", name, *keys, "wide" if wide else "mlp", *both))
+    return layer_kinds
 
 
 def _sizes(config: Config) -> dict[str, int]:

@@ -97,9 +97,9 @@ class Grammars:
     def literal(self, text: str) -> str:
         """Return a text as Lark, its control tokens by their ids."""
         parts = self._control_texts.split(text)
-        ids = [self._tokenizer.token_id(part) if place % 2 else None for place, part in enumerate(parts)]
-        found = [f"<[{i}]>" if i is not None else quoted(part) for i, part in zip(ids, parts, strict=True)]
-        return " ".join(filter(None, found))
+        ids = [self._tokenizer.token_id(part) if index % 2 else None for index, part in enumerate(parts)]
+        terms = [f"<[{i}]>" if i is not None else quoted(part) for i, part in zip(ids, parts, strict=True)]
+        return " ".join(filter(None, terms))
 
     @cached_property
     def _control_texts(self) -> re.Pattern[str]:
@@ -239,17 +239,17 @@ def _check_size(source: GrammarSource | None, whole: str) -> None:
         raise UsageError(f"the {kind} is nested too deeply: more than {MAX_NESTING} brackets")
     if kind == "grammar":
         for attributes in _ATTRIBUTES.findall(text):
-            if (found := _COUNTED.search(attributes)) is not None:
-                raise UsageError(f"grammar: {found[1]} is not supported", "suffix or lazy end a rule")
+            if (match := _COUNTED.search(attributes)) is not None:
+                raise UsageError(f"grammar: {match[1]} is not supported", "suffix or lazy end a rule")
 
 
 def _plain(error: str, kind: Kind) -> str:
     """Return llguidance's error in one line that names the keyword."""
-    if (found := _IN_REGEX.search(error)) is not None:
-        place = {"schema": "pattern: ", "regex": ""}.get(kind, f"{error.partition(' (in regex)')[0]}: ")
-        return f"{place}{found[1]}"
-    if (found := _UNIMPLEMENTED.search(error)) is not None:
-        return f"{found[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
+    if (match := _IN_REGEX.search(error)) is not None:
+        prefix = {"schema": "pattern: ", "regex": ""}.get(kind, f"{error.partition(' (in regex)')[0]}: ")
+        return f"{prefix}{match[1]}"
+    if (match := _UNIMPLEMENTED.search(error)) is not None:
+        return f"{match[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
     if "patternProperty regexes" in error:
         return "overlapping patterns of keys, or open objects in allOf, cannot be guaranteed; close the objects"
     if "determine if regex is empty" in error:

@@ -80,33 +80,33 @@ class _Rewriting:
         self._closes = closes
         self._stays_open = masks_spell_keys and not closes
 
-    def schema(self, schema: object, place: str) -> object:
+    def schema(self, schema: object, path: str) -> object:
         """Return a schema, and those within it, rewritten. Raises UsageError."""
         if not isinstance(schema, Mapping):
             return schema
-        _check(schema, place)
-        changed = {key: self._within(key, value, f"{place}/{key}") for key, value in schema.items()}
+        _check(schema, path)
+        changed = {key: self._within(key, value, f"{path}/{key}") for key, value in schema.items()}
         _drop_notes(changed)
         _write_dates(changed)
-        self._rewrite_keys(changed, place)
+        self._rewrite_keys(changed, path)
         if isinstance(options := changed.get("anyOf"), list):
             changed["anyOf"] = _possible(options)
         return changed
 
-    def _within(self, key: str, value: object, place: str) -> object:
+    def _within(self, key: str, value: object, path: str) -> object:
         """Return the value of a keyword, rewritten if it is a schema or holds some."""
         if key in _NAMED and isinstance(value, Mapping):
-            return {name: self.schema(each, f"{place}/{name}") for name, each in value.items()}
+            return {name: self.schema(each, f"{path}/{name}") for name, each in value.items()}
         if key in _LISTED and isinstance(value, list | tuple):
-            return [self.schema(each, f"{place}/{index}") for index, each in enumerate(value)]
-        return self.schema(value, place) if key in _SINGLE else value
+            return [self.schema(each, f"{path}/{index}") for index, each in enumerate(value)]
+        return self.schema(value, path) if key in _SINGLE else value
 
-    def _rewrite_keys(self, schema: dict[str, Any], place: str) -> None:
+    def _rewrite_keys(self, schema: dict[str, Any], path: str) -> None:
         """Write the rule of an object's other keys as patterns."""
         names = _names(schema)
         patterns = schema.get("patternProperties")
         if "propertyNames" in schema:
-            _take_names(schema, place)
+            _take_names(schema, path)
         if self._stays_open or not (names or patterns) or schema.get("additionalProperties") is False:
             return
         can_close = self._closes and "additionalProperties" not in schema
@@ -114,11 +114,11 @@ class _Rewriting:
             schema["properties"] = dict.fromkeys(names, True) | schema.get("properties", {})
             schema["additionalProperties"] = False
         elif patterns:
-            raise _refusal(place, "patternProperties beside other keys", _CLOSE)
+            raise _refusal(path, "patternProperties beside other keys", _CLOSE)
         elif any(map(_QUOTED.search, names)):
-            raise _refusal(place, "a name with a quote or a backslash beside other keys", _CLOSE)
+            raise _refusal(path, "a name with a quote or a backslash beside other keys", _CLOSE)
         elif any(len(name) > _LONGEST_NAME for name in names):
-            raise _refusal(place, f"a name of more than {_LONGEST_NAME} characters beside other keys", _CLOSE)
+            raise _refusal(path, f"a name of more than {_LONGEST_NAME} characters beside other keys", _CLOSE)
         elif _is_object(schema) or "properties" in schema:
             schema["patternProperties"] = {_other_than(names): schema.get("additionalProperties", True)}
             schema["additionalProperties"] = False
@@ -131,43 +131,43 @@ def _joins(schema: Mapping[str, object]) -> bool:
     return "oneOf" in schema or not is_one or (bool(joined) and not schema.keys() <= _NOTES | {"allOf"})
 
 
-def _check(schema: Mapping[str, object], place: str) -> None:
+def _check(schema: Mapping[str, object], path: str) -> None:
     """Raise UsageError for a keyword that cannot be honoured, or would be loosened."""
     if "x-guidance" in schema:
-        raise _refusal(place, "x-guidance", "leave it out")
+        raise _refusal(path, "x-guidance", "leave it out")
     for keyword in _REFUSED:
         if keyword in schema:
-            raise _refusal(place, keyword)
+            raise _refusal(path, keyword)
     if schema.get("uniqueItems"):
-        raise _refusal(place, "uniqueItems")
+        raise _refusal(path, "uniqueItems")
     reference = schema.get("$ref")
     if isinstance(reference, str) and not reference.startswith("#"):
-        raise UsageError(f"schema: {_at(place)}$ref {reference!r:.80} is not within the schema", "put it under $defs")
+        raise UsageError(f"schema: {_at(path)}$ref {reference!r:.80} is not within the schema", "put it under $defs")
     for keyword in _NUMBERS:
         for _, _, value in _walk(schema.get(keyword)):
             if isinstance(value, int | float) and abs(value) > _EXACT:
                 raise UsageError(
-                    f"schema: {_at(place)}{keyword} has a number beyond 2^53, which cannot be matched exactly"
+                    f"schema: {_at(path)}{keyword} has a number beyond 2^53, which cannot be matched exactly"
                 )
     least = schema.get("minProperties")
     required = schema.get("required")
     counted = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least - counted > 1 and schema.get("additionalProperties") is not False:
         # Keys that `properties` does not name may be repeated.
-        raise _refusal(place, f"minProperties {least}", "name the properties, as required")
+        raise _refusal(path, f"minProperties {least}", "name the properties, as required")
 
 
-def _refusal(place: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
-    return UsageError(f"schema: {_at(place)}{keyword} cannot be guaranteed", hint)
+def _refusal(path: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
+    return UsageError(f"schema: {_at(path)}{keyword} cannot be guaranteed", hint)
 
 
-def _at(place: str) -> str:
+def _at(path: str) -> str:
     """Return a place before a keyword; nothing for the whole schema."""
-    if place == "#":
+    if path == "#":
         return ""
-    if len(place) > _LONGEST_PLACE:
-        place = f"...{place[-_LONGEST_PLACE:]}"
-    return f"{place}: "
+    if len(path) > _LONGEST_PLACE:
+        path = f"...{path[-_LONGEST_PLACE:]}"
+    return f"{path}: "
 
 
 def _drop_notes(schema: dict[str, object]) -> None:
@@ -186,20 +186,20 @@ def _write_dates(schema: dict[str, Any]) -> None:
         schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
 
 
-def _take_names(schema: dict[str, object], place: str) -> None:
+def _take_names(schema: dict[str, object], path: str) -> None:
     """Write `propertyNames` of an enumeration or a pattern as the object's keys."""
     rule = schema.pop("propertyNames")
     others = schema.get("additionalProperties", True)
     rest = {key: value for key, value in rule.items() if key != "type"} if isinstance(rule, Mapping) else {}
     if _names(schema) or "patternProperties" in schema or len(rest) != 1:
-        raise _refusal(place, "propertyNames")
+        raise _refusal(path, "propertyNames")
     match rest:
         case {"enum": list(names)} if all(isinstance(name, str) for name in names):
             schema["properties"] = dict.fromkeys(names, others)
         case {"pattern": str(pattern)}:
             schema["patternProperties"] = {pattern: others}
         case _:
-            raise _refusal(place, "propertyNames")
+            raise _refusal(path, "propertyNames")
     schema["additionalProperties"] = False
 
 

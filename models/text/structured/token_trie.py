@@ -64,14 +64,14 @@ class TokenTrie:
         at = 0
         while at < len(data):
             sizes = range(min(self._longest, len(data) - at), 0, -1)
-            found = next(
+            longest = next(
                 ((self._id_of[data[at : at + size]], size) for size in sizes if data[at : at + size] in self._id_of),
                 None,
             )
-            if found is None:
+            if longest is None:
                 return []  # no token of the vocabulary: nothing is forced
-            ids.append(found[0])
-            at += found[1]
+            ids.append(longest[0])
+            at += longest[1]
         return ids
 
     def _is_text(self, index: int) -> bool:

@@ -57,8 +57,8 @@ class Tool:
     @property
     def properties(self) -> Mapping[str, object]:
         """Schemas of the parameters, by name."""
-        found = self.parameters.get("properties")
-        return found if isinstance(found, Mapping) else {}
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
 
     @property
     def required(self) -> Sequence[str]:

@@ -20,7 +20,7 @@ def cut_json_calls(text: str, head: re.Pattern[str]) -> tuple[ToolCall, ...]:
     while (begin := head.search(text, position)) is not None:
         brackets = Brackets(begin.end())
         brackets.scan(text)
-        position = brackets.place
+        position = brackets.position
         calls.append(ToolCall(begin[1], text[begin.end() : position]))
     return tuple(calls)
 

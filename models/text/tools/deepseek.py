@@ -74,28 +74,28 @@ class DeepSeek(ToolForm):
         self.head = re.compile(name)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        place = len(self._begin)
+        position = len(self._begin)
         calls = list[ToolCall]()
         while True:
-            rest = text[place:].lstrip()
-            place = len(text) - len(rest)
+            rest = text[position:].lstrip()
+            position = len(text) - len(rest)
             if rest.startswith(self._end):
-                return Reading(place + len(self._end), tuple(calls))
+                return Reading(position + len(self._end), tuple(calls))
             if not rest.startswith(self._call):
                 growing = not final and (self._end.startswith(rest) or self._call.startswith(rest))
-                return None if growing else Reading(place, tuple(calls))
-            found = self._read_call(text, place + len(self._call))
-            if found is None:
-                return Reading(place, tuple(calls)) if final else None
-            call, place = found
+                return None if growing else Reading(position, tuple(calls))
+            parsed = self._read_call(text, position + len(self._call))
+            if parsed is None:
+                return Reading(position, tuple(calls)) if final else None
+            call, position = parsed
             calls.append(call)
 
-    def _read_call(self, text: str, place: int) -> tuple[ToolCall, int] | None:
-        """Return the call that begins at `place`, and the place behind it; None if it is incomplete or none."""
-        separator = text.find(self._separator, place)
+    def _read_call(self, text: str, position: int) -> tuple[ToolCall, int] | None:
+        """Return the call that begins at `position`, and the position after it; None if it is incomplete or none."""
+        separator = text.find(self._separator, position)
         if separator < 0:
             return None
-        name = text[place:separator].strip()
+        name = text[position:separator].strip()
         start = separator + len(self._separator)
         if (fence := text.find(f"{_FENCE}json", start)) >= 0 and name == "function":
             name = text[start:fence].strip()
@@ -121,8 +121,8 @@ class DeepSeek(ToolForm):
             else:
                 calls.append(f"call{number}: {quoted(tool.name)} {separator} arguments{number}")
         names = " | ".join(f"call{number}" for number in range(len(tools)))
-        one = f"one: {begin} ({names}) {end}"
+        rule = f"one: {begin} ({names}) {end}"
         between = '"\\n"' if self._fenced else ""
         more = f"({between} one)*" if self.parallel else ""
         rest = f"rest: one {more} {literal(MARKUP[1])}"
-        return "\n".join([rest, one, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+        return "\n".join([rest, rule, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

@@ -47,29 +47,29 @@ class Gemma(ToolForm):
             return Reading(start)
         return Reading(end + len(self._end), (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))
 
-    def _closing(self, text: str, place: int) -> int:
-        """Return the place of the closing markup outside of quotes; -1 before it has come."""
-        while (end := text.find(self._end, place)) >= 0:
-            quote = text.find(self._quote, place)
+    def _closing(self, text: str, position: int) -> int:
+        """Return the position of the closing markup outside of quotes; -1 before it has come."""
+        while (end := text.find(self._end, position)) >= 0:
+            quote = text.find(self._quote, position)
             if not 0 <= quote < end:
                 return end
             closing = text.find(self._quote, quote + len(self._quote))
             if closing < 0:
                 return -1
-            place = closing + len(self._quote)
+            position = closing + len(self._quote)
         return -1
 
-    def _value(self, text: str, place: int) -> tuple[object, int]:
-        """Return the value at `place`, and the place behind it. Raises ValueError or IndexError for none."""
-        if text.startswith(self._quote, place):
-            start = place + len(self._quote)
+    def _value(self, text: str, position: int) -> tuple[object, int]:
+        """Return the value at `position`, and the position after it. Raises ValueError or IndexError for none."""
+        if text.startswith(self._quote, position):
+            start = position + len(self._quote)
             end = text.index(self._quote, start)
             return text[start:end], end + len(self._quote)
-        if text[place] == "{":
-            return self._pairs(text, place + 1)
-        if text[place] == "[":
-            return self._items(text, place + 1)
-        if (plain := _PLAIN.match(text, place)) is None:
+        if text[position] == "{":
+            return self._pairs(text, position + 1)
+        if text[position] == "[":
+            return self._items(text, position + 1)
+        if (plain := _PLAIN.match(text, position)) is None:
             raise ValueError("no value")
         if plain[0].strip() in PYTHON_CONSTANTS:  # as the template prints null
             return PYTHON_CONSTANTS[plain[0].strip()], plain.end()
@@ -78,27 +78,27 @@ class Gemma(ToolForm):
         except ValueError:
             return plain[0].strip().strip("\"'"), plain.end()
 
-    def _pairs(self, text: str, place: int) -> tuple[dict[str, object], int]:
-        found: dict[str, object] = {}
-        while text[place] != "}":
-            place = _behind(text, place, ",")
-            if text.startswith(self._quote, place):
-                key, place = self._value(text, place)
-                colon = text.index(":", place)
+    def _pairs(self, text: str, position: int) -> tuple[dict[str, object], int]:
+        pairs: dict[str, object] = {}
+        while text[position] != "}":
+            position = _behind(text, position, ",")
+            if text.startswith(self._quote, position):
+                key, position = self._value(text, position)
+                colon = text.index(":", position)
             else:
-                colon = text.index(":", place)
-                key = text[place:colon].strip().strip("\"'")
-            found[str(key)], place = self._value(text, _behind(text, colon + 1))
-            place = _behind(text, place)
-        return found, place + 1
+                colon = text.index(":", position)
+                key = text[position:colon].strip().strip("\"'")
+            pairs[str(key)], position = self._value(text, _behind(text, colon + 1))
+            position = _behind(text, position)
+        return pairs, position + 1
 
-    def _items(self, text: str, place: int) -> tuple[list[object], int]:
-        found: list[object] = []
-        while text[place] != "]":
-            item, place = self._value(text, _behind(text, place, ","))
-            found.append(item)
-            place = _behind(text, place)
-        return found, place + 1
+    def _items(self, text: str, position: int) -> tuple[list[object], int]:
+        items: list[object] = []
+        while text[position] != "]":
+            item, position = self._value(text, _behind(text, position, ","))
+            items.append(item)
+            position = _behind(text, position)
+        return items, position + 1
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         whole = without_half(text, self._quote)
@@ -173,8 +173,8 @@ class _ValueRules(ValueRules):
         return quoted(json.dumps(value))
 
 
-def _behind(text: str, place: int, char: str = " ") -> int:
-    """Return the first place from `place` on that is no space and not `char`."""
-    while text[place].isspace() or text[place] == char:
-        place += 1
-    return place
+def _behind(text: str, position: int, char: str = " ") -> int:
+    """Return the first position from `position` on that is no space and not `char`."""
+    while text[position].isspace() or text[position] == char:
+        position += 1
+    return position

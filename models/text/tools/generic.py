@@ -36,7 +36,7 @@ class Generic(ToolForm):
             return None if growing and not final else Reading(1)
         first = text.find(",") + 1 if text.lstrip().startswith(",") else 0  # between calls
         try:
-            value, place = leading_value(text, fence.end() if fence else first)
+            value, position = leading_value(text, fence.end() if fence else first)
         except UnfinishedError:
             return Reading(1) if final else None
         except ValueError:
@@ -44,7 +44,7 @@ class Generic(ToolForm):
         calls = calls_of(value)
         if not calls or not all(call.name in self._names for call in calls):
             return Reading(1)
-        return ended(text, place, _CLOSE if fence else "", calls=Reading(place, calls), final=final)
+        return ended(text, position, _CLOSE if fence else "", calls=Reading(position, calls), final=final)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         return tuple(call for call in super().cut_calls(text) if call.name in self._names)

@@ -50,11 +50,11 @@ class GLM(ToolForm):
         if name is None:
             return None if not text[start:].strip() and not final else Reading(start)
         pairs = list[tuple[str, str]]()
-        place = name.end()
-        while (pair := self._pair.match(text, place)) is not None:
+        position = name.end()
+        while (pair := self._pair.match(text, position)) is not None:
             pairs.append((pair[1].strip(), pair[2]))
-            place = pair.end()
-        rest = text[place:].lstrip()
+            position = pair.end()
+        rest = text[position:].lstrip()
         if rest.startswith(self._end):
             return Reading(len(text) - len(rest) + len(self._end), (tagged_call(name[1], pairs, self._tools),))
         growing = any(tag.startswith(rest) or rest.startswith(tag) for tag in (self._key, self._end))

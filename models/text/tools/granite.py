@@ -31,6 +31,6 @@ class Granite(ToolForm):
         return read_json(text, len(self._begin), "", final=final)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        one = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
+        rule = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
         more = '(", " one)*' if self.parallel else ""
-        return f'rest: "[" one {more} "]"\n{one}'
+        return f'rest: "[" one {more} "]"\n{rule}'

@@ -27,8 +27,8 @@ class Harmony(ToolForm):
         pass
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        head, found, _ = text[1:].partition(CALL_MESSAGE)
-        if not found:
+        head, separator, _ = text[1:].partition(CALL_MESSAGE)
+        if not separator:
             return Reading(len(text)) if final else None
         start = len(head) + 2
         try:

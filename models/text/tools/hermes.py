@@ -40,7 +40,7 @@ class Hermes(ToolForm):
 def read_json(text: str, start: int, end: str, *, final: bool) -> Reading | None:
     """Read a JSON call, or a list of them, behind `start` characters of markup; `end` may be missing."""
     try:
-        value, place = leading_value(text, start)
+        value, position = leading_value(text, start)
     except UnfinishedError:
         return Reading(start) if final else None
     except ValueError:
@@ -48,12 +48,12 @@ def read_json(text: str, start: int, end: str, *, final: bool) -> Reading | None
     calls = calls_of(value)
     if not calls:
         return Reading(start)
-    return ended(text, place, end, calls=Reading(place, calls), final=final)
+    return ended(text, position, end, calls=Reading(position, calls), final=final)
 
 
-def ended(text: str, place: int, end: str, *, calls: Reading, final: bool) -> Reading | None:
-    """Return the calls with their closing markup, which follows `place` behind spaces; None while it is incomplete."""
-    rest = text[place:].lstrip()
+def ended(text: str, position: int, end: str, *, calls: Reading, final: bool) -> Reading | None:
+    """Return the calls with their closing markup, after spaces from `position` on; None while it is incomplete."""
+    rest = text[position:].lstrip()
     if end and rest.startswith(end):
         return Reading(len(text) - len(rest) + len(end), calls.calls)
     if end and not final and end.startswith(rest):

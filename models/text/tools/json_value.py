@@ -8,7 +8,7 @@ class UnfinishedError(Exception):
 
 
 def leading_value(text: str, start: int = 0) -> tuple[object, int]:
-    """Return the object or list that begins at `start`, behind spaces, and the place behind it.
+    """Return the object or list that begins at `start`, after spaces, and the position after it.
 
     Raises UnfinishedError, or ValueError for a text that begins otherwise.
     """
@@ -26,22 +26,22 @@ def leading_value(text: str, start: int = 0) -> tuple[object, int]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one at `start`. Raises UnfinishedError before it has come."""
+    """Return the position after the bracket that closes the one at `start`. Raises UnfinishedError if it is missing."""
     brackets = Brackets(start)
     brackets.scan(text)
     if not brackets.closed:
         raise UnfinishedError
-    return brackets.place
+    return brackets.position
 
 
 class Brackets:
-    """Search for the end of the object or list that begins at `place`, in a text that grows.
+    """Search for the end of the object or list that begins at `position`, in a text that grows.
 
-    place: behind the closing bracket if `closed`, else the end of the text so far.
+    position: after the closing bracket if `closed`, else the end of the text so far.
     """
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, position: int) -> None:
+        self.position = position
         self.closed = False
         self._depth = 0
         self._quoted = False
@@ -52,8 +52,8 @@ class Brackets:
         depth = self._depth
         quoted = self._quoted
         escaped = self._escaped
-        for place in range(self.place, len(text) if not self.closed else 0):
-            char = text[place]
+        for position in range(self.position, len(text) if not self.closed else 0):
+            char = text[position]
             if quoted:
                 quoted = escaped or char != '"'
                 escaped = char == "\\" and not escaped
@@ -64,10 +64,10 @@ class Brackets:
             elif char in "}]":
                 depth -= 1
                 if not depth:
-                    self.place = place + 1
+                    self.position = position + 1
                     self.closed = True
                     return
-        self.place = len(text) if not self.closed else self.place
+        self.position = len(text) if not self.closed else self.position
         self._depth = depth
         self._quoted = quoted
         self._escaped = escaped

@@ -79,7 +79,7 @@ class Llama(ToolForm):
             calls += more
 
     def _leading_calls(self, text: str, start: int, *, is_tagged: bool) -> tuple[tuple[ToolCall, ...], int]:
-        """Return the calls of a JSON value or a list of Python's at `start`, and the place after it; none for text.
+        """Return the calls of a JSON value or a list of Python's at `start`, and the position after it; none for text.
 
         Raises UnfinishedError.
         """

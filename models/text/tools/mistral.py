@@ -74,9 +74,9 @@ class Mistral(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._lists:
-            one = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
+            rule = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
             more = '(", " one)*' if self.parallel else ""
-            return f'rest: "[" one {more} "]"\n{one}'
+            return f'rest: "[" one {more} "]"\n{rule}'
         middle = (
             f"{literal(MARKUP[2])} /[a-zA-Z0-9]{{9}}/ {literal(MARKUP[1])}" if self._writes_ids else literal(MARKUP[1])
         )

@@ -39,11 +39,11 @@ class Muse(Written):
         self.rule_begin = ""  # an answer begins within the head of a message
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        head, found, message = text.partition(CALL_MESSAGE)
-        if not found:
+        head, separator, message = text.partition(CALL_MESSAGE)
+        if not separator:
             return Reading(len(text)) if final else None
         reading = super().read(message, final=final)
-        start = len(head) + len(found)
+        start = len(head) + len(separator)
         return None if reading is None else Reading(start + reading.length, reading.calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:

@@ -42,23 +42,23 @@ class Nested(ToolForm):
         self._any_tag = re.compile(rf"{mark}<(/?)([^<>\s]+)[^<>]*>")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        place = len(self.begins[0])
+        position = len(self.begins[0])
         calls: list[ToolCall] = []
-        while (end := self._end.match(text, place)) is None:
+        while (end := self._end.match(text, position)) is None:
             try:
-                call, place = self._call(text, place)
+                call, position = self._call(text, position)
             except UnfinishedError:
-                return Reading(place, tuple(calls)) if final else None
+                return Reading(position, tuple(calls)) if final else None
             except (ValueError, RecursionError):
-                return Reading(place, tuple(calls))
+                return Reading(position, tuple(calls))
             calls.append(call)
         return Reading(end.end(), tuple(calls))
 
-    def _call(self, text: str, place: int) -> tuple[ToolCall, int]:
-        """Return the call at `place`, and the place after it. Raises UnfinishedError, or ValueError for none."""
-        head = self._invoke.match(text, place)
+    def _call(self, text: str, position: int) -> tuple[ToolCall, int]:
+        """Return the call at `position`, and the position after it. Raises UnfinishedError, or ValueError for none."""
+        head = self._invoke.match(text, position)
         if head is None:
-            rest = text[place:].lstrip()
+            rest = text[position:].lstrip()
             begun = f'{self._mark}<invoke name="'
             ended = f"{self._mark}</tool_call>"
             if rest.startswith(begun) or begun.startswith(rest) or ended.startswith(rest):
@@ -67,29 +67,29 @@ class Nested(ToolForm):
         name = head[1]
         tool = self._tools.get(name)
         schema = {} if tool is None else tool.parameters
-        pairs, place = self._elements(text, head.end(), schema, schema)
-        end = self._invoke_end.match(text, place)
+        pairs, position = self._elements(text, head.end(), schema, schema)
+        end = self._invoke_end.match(text, position)
         if end is None:
             raise UnfinishedError
         return ToolCall(name, json.dumps(dict(pairs), ensure_ascii=False)), end.end()
 
     def _elements(
-        self, text: str, place: int, schema: object, document: Schema
+        self, text: str, position: int, schema: object, document: Schema
     ) -> tuple[list[tuple[str, object]], int]:
-        """Return the tags at `place` with their values, and the place after them.
+        """Return the tags at `position` with their values, and the position after them.
 
         schema: of the object or the list that they are. document: the schema that references point into.
         """
         pairs: list[tuple[str, object]] = []
-        while (tag := self._tag.match(text, place)) is not None:
+        while (tag := self._tag.match(text, position)) is not None:
             name = tag[1]
             closing = f"{self._mark}</{name}>"
-            value, place = self._value(text, tag.end(), closing, part_of(schema, name, document), document)
+            value, position = self._value(text, tag.end(), closing, part_of(schema, name, document), document)
             pairs.append((name, value))
-        return pairs, place
+        return pairs, position
 
     def _value(self, text: str, start: int, closing: str, schema: object, document: Schema) -> tuple[object, int]:
-        """Return the value between two tags, and the place after the second, `closing`."""
+        """Return the value between two tags, and the position after the second, `closing`."""
         kinds = kinds_of(schema, document)
         tag = self._tag.match(text, start)
         if tag is None:
@@ -102,11 +102,13 @@ class Nested(ToolForm):
             return typed_text(kinds, written), end + len(closing)
         is_list = tag[1] == _ITEM and ("array" in kinds or "object" not in kinds)
         items = part_of(schema, None, document)
-        elements, place = self._elements(text, start, {"properties": {_ITEM: items}} if is_list else schema, document)
-        if not text.startswith(closing, place):
+        elements, position = self._elements(
+            text, start, {"properties": {_ITEM: items}} if is_list else schema, document
+        )
+        if not text.startswith(closing, position):
             raise UnfinishedError
         value = [value for _, value in elements] if is_list else dict(elements)
-        return value, place + len(closing)
+        return value, position + len(closing)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         whole = without_half(text, self._mark)

@@ -68,16 +68,16 @@ class Pythonic(ToolForm):
 
 def list_rules(tools: Sequence[Tool], end: str, *, parallel: bool) -> str:
     """Return the rules of a list of calls. end: Lark of the text after it."""
-    one = " | ".join(f"call{number}" for number in range(len(tools)))
-    more = f'(", " ({one}))*' if parallel else ""
-    rules = [f'rest: "[" ({one}) {more} "]" {end}']
+    alternatives = " | ".join(f"call{number}" for number in range(len(tools)))
+    more = f'(", " ({alternatives}))*' if parallel else ""
+    rules = [f'rest: "[" ({alternatives}) {more} "]" {end}']
     for number, tool in enumerate(tools):
         rules += [f'call{number}: {quoted(f"{tool.name}(")} first{number}x0 ")"', *_argument_rules(number, tool)]
     return "\n".join(rules)
 
 
 def leading_calls(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[tuple[ToolCall, ...], int] | None:
-    """Return the calls of a list at `start`, after spaces, and the place after it; None if there is none.
+    """Return the calls of a list at `start`, after spaces, and the position after it; None if there is none.
 
     All calls have to be of the tools, which are by name. Raises UnfinishedError for the beginning of such a list.
     """
@@ -106,7 +106,7 @@ def _read(text: str) -> Reading:
 
 
 def _end_of_list(text: str, start: int) -> int:
-    """Return the place after the bracket that closes the one at `start`. Raises UnfinishedError before it has come."""
+    """Return the position after the bracket that closes the one at `start`. Raises UnfinishedError if it is missing."""
     end = next((position for position, char in _outer_characters(text, start) if char in ")]}"), None)
     if end is not None:
         return end + 1
@@ -157,7 +157,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _outer_characters(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yield the places and characters outside of quotes and brackets; of a bracket the closing one."""
+    """Yield the positions and characters outside of quotes and brackets; of a bracket the closing one."""
     depth = 0
     quote = ""
     is_escaped = False

@@ -34,13 +34,13 @@ class CallDeltas:
                     return True
                 self._open, self._name, self._sent = Brackets(head.end()), head[1], head.end()
             self._open.scan(text)
-            if self._open.place > self._sent:
-                piece = text[self._sent : self._open.place]
+            if self._open.position > self._sent:
+                piece = text[self._sent : self._open.position]
                 self._waiting.append(CallDelta(self._count + self._number, self._name, piece))
-                self._sent = self._open.place
+                self._sent = self._open.position
             if not self._open.closed:
                 return False
-            self._behind = self._open.place
+            self._behind = self._open.position
             self._open = None
             self._number += 1
 
@@ -53,13 +53,13 @@ class CallDeltas:
         """Go on without the first characters of the text."""
         self._behind, self._sent = max(0, self._behind - length), max(0, self._sent - length)
         if self._open is not None:
-            self._open.place -= length
+            self._open.position -= length
 
     def take(self) -> tuple[CallDelta, ...]:
         """Return the arguments since the last time."""
-        found = tuple(self._waiting)
+        deltas = tuple(self._waiting)
         self._waiting = []
-        return found
+        return deltas
 
 
 class ToolStream:
@@ -106,9 +106,9 @@ class ToolStream:
     @property
     def _within_call(self) -> bool:
         """True if the held text is the beginning of a call, its markup complete."""
-        held = self._held
-        marked = any(held.startswith(begin) for begin in self._begins)
-        return not self._thinks and (marked or (self._form.bare and held.lstrip()[:1] in "{["))
+        pending = self._held
+        marked = any(pending.startswith(begin) for begin in self._begins)
+        return not self._thinks and (marked or (self._form.bare and pending.lstrip()[:1] in "{["))
 
     def _take(self, *, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
         released: list[str] = []
@@ -160,30 +160,30 @@ class ToolStream:
         return True
 
     def _next_begin(self) -> tuple[int | None, int]:
-        """Return the place of the first call's beginning; None, and the length of text that begins none."""
-        held = self._held
-        start = len(held) - len(held.lstrip())
-        first = held[start : start + 1]
+        """Return the position of the first call's beginning; None, and the length of text that begins none."""
+        pending = self._held
+        start = len(pending) - len(pending.lstrip())
+        first = pending[start : start + 1]
         may_begin = first in ("{", "[", "`") or (first == "," and self._after_call)  # Phi-4-mini's calls have commas
         if self._form.bare and (self._at_start or self._after_call) and may_begin:
             return 0, 0
-        places = [place for begin in self._begins if (place := held.find(begin)) >= 0]
+        places = [index for begin in self._begins if (index := pending.find(begin)) >= 0]
         if places:
             return min(places), 0
         longest = max(map(len, self._begins), default=1)
-        for place in range(max(0, len(held) - longest + 1), len(held)):
-            if any(begin.startswith(held[place:]) for begin in self._begins):
-                return None, self._spaces_held(place)
-        return None, self._spaces_held(len(held))
+        for index in range(max(0, len(pending) - longest + 1), len(pending)):
+            if any(begin.startswith(pending[index:]) for begin in self._begins):
+                return None, self._spaces_held(index)
+        return None, self._spaces_held(len(pending))
 
     def _spaces_held(self, length: int) -> int:
         """Return `length`, or 0 for spaces that a call may follow."""
         return 0 if (self._after_call or self._at_start) and not self._held[:length].strip() else length
 
     def _think(self, released: list[str], *, final: bool) -> bool:
-        place = self._held.find(CLOSE)
-        if place >= 0:
-            self._release(released, place + len(CLOSE))
+        index = self._held.find(CLOSE)
+        if index >= 0:
+            self._release(released, index + len(CLOSE))
             self._thinks = False
             self._at_start = True
             return True

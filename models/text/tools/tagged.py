@@ -130,10 +130,10 @@ def _pattern(schema: object) -> str:
     """Return the regular expression of a text in Lark, without its slashes."""
     about = schema if isinstance(schema, Mapping) else {}
     least = about.get("minLength", 0)
-    most = about.get("maxLength", "")
+    max_length = about.get("maxLength", "")
     pattern = about.get("pattern")
     if isinstance(pattern, str):
         body = pattern.removeprefix("^") if pattern.startswith("^") else f"(.|\\n)*({pattern})"
         body = body.removesuffix("$") if body.endswith("$") and not body.endswith("\\$") else f"({body})(.|\\n)*"
         return f"({body.replace('/', chr(92) + '/')})"
-    return f"(.|\\n){{{least},{most}}}" if least or most != "" else "(.|\\n)*"
+    return f"(.|\\n){{{least},{max_length}}}" if least or max_length != "" else "(.|\\n)*"

@@ -108,9 +108,9 @@ class ValueRules(ABC):
         """Add the rules of a list."""
         self._add(f"{rule}i", about["items"], depth + 1)
         least = about.get("minItems", 0)
-        most = about.get("maxItems")
+        max_items = about.get("maxItems")
         item = self.item(f"{rule}i")
-        further = f"{{{max(0, least - 1)},{'' if most is None else max(0, most - 1)}}}"
+        further = f"{{{max(0, least - 1)},{'' if max_items is None else max(0, max_items - 1)}}}"
         separator = f'"{self.separator}" ' if self.separator else ""
-        items = f"{item} ({separator}{item}){further}" if most != 0 else ""
+        items = f"{item} ({separator}{item}){further}" if max_items != 0 else ""
         self._end(rule, self.list(items if least else f"({items})?" if items else ""))

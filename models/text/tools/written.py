@@ -40,10 +40,10 @@ def learn(write: Write) -> Markup | None:
     """Return the markup of a template; None if it has none of the two shapes, or nothing marks the begin of a call."""
     key = KEYS[0]
     value = VALUES[0]
-    one = write([(NAMES[0], {key: value})])
-    if one is None or one.count(NAMES[0]) != 1 or one.count(key) != 1 or one.count(value) != 1:
+    single = write([(NAMES[0], {key: value})])
+    if single is None or single.count(NAMES[0]) != 1 or single.count(key) != 1 or single.count(value) != 1:
         return None
-    begin, _, rest = one.partition(NAMES[0])
+    begin, _, rest = single.partition(NAMES[0])
     if not _marks_a_call(begin) or key not in rest:
         return None
     two = write([(NAMES[0], {key: value}), (NAMES[1], {key: value})])
@@ -64,12 +64,12 @@ def _marks_a_call(begin: str) -> bool:
 def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Markup | None:
     key = KEYS[0]
     value = VALUES[0]
-    head, _, behind = rest.partition(key)
-    key_end, found, tail = behind.partition(value)
+    head, _, after_key = rest.partition(key)
+    key_end, found_value, tail = after_key.partition(value)
     both = write([(NAMES[0], dict(zip(KEYS, VALUES, strict=True)))])
     none = write([(NAMES[0], {})])
     between = _between(both, value, KEYS[1])
-    if not found or not key_end or not tail or between is None or none is None:
+    if not found_value or not key_end or not tail or between is None or none is None:
         return None
     key_begin = _from_bracket(_common_suffix(head, between))
     value_end = between.removesuffix(key_begin)
@@ -104,16 +104,16 @@ def _between(text: str | None, before: str, after: str) -> str | None:
     """Return the text between the first `before` and the next `after`; None if they are not there."""
     if text is None:
         return None
-    _, found, rest = text.partition(before)
+    _, separator, rest = text.partition(before)
     between, also, _ = rest.partition(after)
-    return between if found and also else None
+    return between if separator and also else None
 
 
-def _common_suffix(one: str, other: str) -> str:
+def _common_suffix(first: str, other: str) -> str:
     length = 0
-    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
+    while length < min(len(first), len(other)) and first[-1 - length] == other[-1 - length]:
         length += 1
-    return one[len(one) - length :]
+    return first[len(first) - length :]
 
 
 def _from_bracket(text: str) -> str:
@@ -282,10 +282,10 @@ def _pattern(text: str, *, any_type: bool = True) -> str:
     """
     parts: list[str] = []
     position = 0
-    for found in _VARIABLE_OR_SPACE.finditer(text):
-        parts.append(re.escape(text[position : found.start()]))
-        parts.append(r"\s*" if found[0].isspace() else r"[A-Za-z0-9_-]+")
-        position = found.end()
+    for match in _VARIABLE_OR_SPACE.finditer(text):
+        parts.append(re.escape(text[position : match.start()]))
+        parts.append(r"\s*" if match[0].isspace() else r"[A-Za-z0-9_-]+")
+        position = match.end()
     pattern = "".join([*parts, re.escape(text[position:])])
     if not any_type:
         return pattern
@@ -296,9 +296,9 @@ def _grammar(text: str, literal: Callable[[str], str]) -> str:
     """Return markup as Lark."""
     parts: list[str] = []
     position = 0
-    for found in _VARIABLE.finditer(text):
-        parts.append(literal(text[position : found.start()]) if found.start() > position else "")
-        parts.append("/[0-9]{1,3}/" if found[0].isdigit() else "/[a-z0-9]{9}/")
-        position = found.end()
+    for match in _VARIABLE.finditer(text):
+        parts.append(literal(text[position : match.start()]) if match.start() > position else "")
+        parts.append("/[0-9]{1,3}/" if match[0].isdigit() else "/[a-z0-9]{9}/")
+        position = match.end()
     parts.append(literal(text[position:]) if position < len(text) else "")
     return " ".join(filter(None, parts))
