@@ -116,7 +116,7 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
     more = max(0, len(got.tokens) - len(expected.tokens)) if not flip else 0
     entries = expected.entries.keys() & got.entries.keys()
     if flip:  # later entries belong to other tokens
-        entries = {place for place in entries if place[1] < got.prompt + flip.position}
-    changed = sorted({place[1] for place in entries if expected.entries[place] != got.entries[place]})
+        entries = {entry for entry in entries if entry[1] < got.prompt + flip.position}
+    changed = sorted({entry[1] for entry in entries if expected.entries[entry] != got.entries[entry]})
     same = same and not short and not more and not changed
     return Comparison(count, same, gap, flip, short + more, len(entries), tuple(changed))

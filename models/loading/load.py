@@ -44,7 +44,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
 if TYPE_CHECKING:
-    from headrace.models.loading.rank_part import Place
+    from headrace.models.loading.rank_part import Rank
     from headrace.models.network.decoder import Decoder
     from headrace.models.network.mtp import HeadTensors
 
@@ -90,7 +90,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 def load_resolved(
-    resolved: ResolvedModel, *, place: "Place | None" = None, **options: Unpack[LoadOptions]
+    resolved: ResolvedModel, *, rank: "Rank | None" = None, **options: Unpack[LoadOptions]
 ) -> LoadedModel:
     """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it.
 
@@ -99,7 +99,7 @@ def load_resolved(
     path = resolved.path
     name = resolved.name
     with report_store_damage(resolved.stored_as, path):
-        loaded = load_model(path, name=name, place=place, adapter=resolved.adapter, **options)
+        loaded = load_model(path, name=name, rank=rank, adapter=resolved.adapter, **options)
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
 
@@ -113,7 +113,7 @@ def load_model(
     activations: ActivationsChoice = 16,
     force: bool = False,
     progress: Progress = silent,
-    place: "Place | None" = None,
+    rank: "Rank | None" = None,
     adapter: Adapter | None = None,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
@@ -127,7 +127,7 @@ def load_model(
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
     if adapter is not None:
-        if place is not None:
+        if rank is not None:
             raise UnsupportedModelError(
                 f"{name} cannot have an adapter: headrace applies it on one machine",
                 "merge the adapter into its base, and load the result",
@@ -145,8 +145,8 @@ def load_model(
     shape = shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
-    sized = partial(sized_network, checkpoint, config, requantize, shape, place)
-    stored, (make, weights, layers) = stored_network(sized, kv, limit, working, place)
+    sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
+    stored, (make, weights, layers) = stored_network(sized, kv, limit, working, rank)
     if not force:
         limit = fitting_context(weights, layers, working, limit, asked=context is not None)
     # Both read megabytes from disk and release the interpreter lock, so they overlap.
@@ -163,7 +163,7 @@ def load_model(
     note = None
     if activations != "auto":
         network = with_activations(network, activations)
-    elif place is not None:
+    elif rank is not None:
         note = "activations stay in 16 bits: several machines share the model"
     else:
         with memory_errors(weights):
@@ -227,7 +227,7 @@ def sized_network(
     config: DecoderConfig | None,
     requantize: Quantization | None,
     shape: StepShape,
-    place: "Place | None",
+    rank: "Rank | None",
     wanted: KVFormat | None,
 ) -> _Sized:
     """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
@@ -238,8 +238,8 @@ def sized_network(
     kernels = None if (chosen := ops.select()) is ops.reference else chosen
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
-    if place is not None:
-        return place.sized(checkpoint, config, chosen, dtype, requantize, wanted)
+    if rank is not None:
+        return rank.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
         from headrace.models.mlx_lm.mtp_network import add_head
         from headrace.models.mlx_lm.network import MlxLmNetwork
@@ -286,13 +286,13 @@ def _decoder(
 
 
 def stored_network(
-    sized: Callable[[KVFormat | None], _Sized], kv: KVChoice, limit: int, working: int, place: "Place | None"
+    sized: Callable[[KVFormat | None], _Sized], kv: KVChoice, limit: int, working: int, rank: "Rank | None"
 ) -> tuple[KVFormat | None, _Sized]:
     """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its `sized`."""
     if kv != "auto":
         return kv, sized(kv)
     chosen, fitting = _fitting_kv(sized, limit, working)
-    common = chosen if place is None else FORMATS[place.largest(FORMATS.index(chosen))]
+    common = chosen if rank is None else FORMATS[rank.largest(FORMATS.index(chosen))]
     if common is not chosen:
         fitting = sized(common)
     return common, fitting

@@ -35,8 +35,8 @@ _PLAIN_UNIT = 16  # columns that kernels read together
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """This rank of a group, and the division of the model."""
+class Rank:
+    """One rank of a group, and the division of the model."""
 
     group: Group
     split: Split

@@ -22,7 +22,7 @@ from headrace.models.loading.load import (
     sized_network,
     stored_network,
 )
-from headrace.models.loading.rank_part import Place, check_division
+from headrace.models.loading.rank_part import Rank, check_division
 from headrace.models.network.activations import with_activations
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.registry.resolve import ResolvedModel
@@ -81,8 +81,8 @@ def load_ranked(
     )
     leader.answers(ANSWER_S)  # each has found the model
     leader.tell({"join": True})
-    place = Place(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
-    loaded = load_resolved(resolved, place=place, **options)
+    rank = Rank(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
+    loaded = load_resolved(resolved, rank=rank, **options)
     answers = leader.answers(None)
     network = loaded.network
     if isinstance(network, TensorDecoder) and network.draft_head is not None:
@@ -116,8 +116,8 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[Record], Pa
     follower.link.send({"found": True})
     if follower.take() is None:  # all join at once, since joining holds up everything else
         return None
-    place = Place(Group.join(follower.address, record["backend"]), Split(record["kind"], tuple(record["shares"])))
-    network, context = _load_part(directory, place, record)
+    rank = Rank(Group.join(follower.address, record["backend"]), Split(record["kind"], tuple(record["shares"])))
+    network, context = _load_part(directory, rank, record)
     follower.link.send({"context": context, "fitting": _contexts(network, context)})
     return follow(network, follower)
 
@@ -135,7 +135,7 @@ def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
     return sum(part.kv_bytes(limit) for part in parts)
 
 
-def _load_part(directory: Path, place: Place, how: Record) -> tuple[FollowerNetwork, int]:
+def _load_part(directory: Path, rank: Rank, how: Record) -> tuple[FollowerNetwork, int]:
     """Return this rank's part of the model in `directory`, and the context that fits here. how: rank 0's options."""
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -146,9 +146,9 @@ def _load_part(directory: Path, place: Place, how: Record) -> tuple[FollowerNetw
     working = working_memory(shape)
     requantize = how["requantize"] and Quantization(*how["requantize"])
     kv: KVChoice = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
-    sized = partial(sized_network, checkpoint, config, requantize, shape, place)
+    sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
     kv = "auto" if how["kv"] == "auto" else kv
-    _, (make, weights, layers) = stored_network(sized, kv, limit, working, place)
+    _, (make, weights, layers) = stored_network(sized, kv, limit, working, rank)
     if not how["force"]:
         limit = fitting_context(weights, layers, working, limit, asked=asked is not None)
     with memory_errors(weights), convert_read_errors(), memory.reading_weights():

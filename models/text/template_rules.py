@@ -358,14 +358,14 @@ _WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five
 
 
 def _difference(first: str, other: str) -> int:
-    """Return the place from which two texts differ, before a tag that both have begun."""
+    """Return the index from which two texts differ, before a tag that both have begun."""
     pairs = enumerate(zip(first, other, strict=False))
-    place = next((index for index, (left, right) in pairs if left != right), min(len(first), len(other)))
+    index = next((position for position, (left, right) in pairs if left != right), min(len(first), len(other)))
     for opening, closing in ("<>", "[]"):
-        begun = first.rfind(opening, 0, place)
-        if begun > first.rfind(closing, 0, place):
-            place = begun
-    return place
+        begun = first.rfind(opening, 0, index)
+        if begun > first.rfind(closing, 0, index):
+            index = begun
+    return index
 
 
 def _system(word: str) -> Message:

@@ -28,8 +28,8 @@ IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True)
-class JsonPlace:
-    """A place. It is immutable: drafts go on from it.
+class JsonState:
+    """State of a scan of JSON. It is immutable: drafts go on from it.
 
     levels: the keys of each open object so far, None for a list. key: text of the key that is being written; None:
     elsewhere. in_text: in a key or another text. is_value: the next text is no key. digits: that came last, in a row.
@@ -44,8 +44,8 @@ class JsonPlace:
     digits: int = 0
     breaks: bool = False
 
-    def after(self, data: bytes) -> "JsonPlace":
-        """Return the place behind more of the answer."""
+    def after(self, data: bytes) -> "JsonState":
+        """Return the state after more of the answer."""
         levels = list(self.levels)
         key = self.key
         in_text = self.in_text
@@ -76,7 +76,7 @@ class JsonPlace:
             elif byte in _BETWEEN:
                 is_value = byte == _COLON or not levels or levels[-1] is None
         breaks = breaks or (key is not None and not _is_shortest(key))
-        return JsonPlace(tuple(levels), key, in_text, escaped, is_value, digits, breaks)
+        return JsonState(tuple(levels), key, in_text, escaped, is_value, digits, breaks)
 
     @property
     def quotes_to_end_a_key(self) -> int:
@@ -103,7 +103,7 @@ class JsonTokens:
     """A vocabulary, by the bytes of its tokens. JSON begins with the answer."""
 
     _begins: int | None = None  # a token behind which it begins instead
-    _first = JsonPlace()
+    _first = JsonState()
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
@@ -125,39 +125,39 @@ class JsonTokens:
     def after_text(self, text: str) -> "JsonTokens":
         """Return the same vocabulary for answers that go on from a text."""
         other = copy(self)
-        other._first = JsonPlace().after(text.encode())
+        other._first = JsonState().after(text.encode())
         return other
 
-    def start(self) -> JsonPlace | None:
-        """Return the place before an answer; None before its JSON."""
+    def start(self) -> JsonState | None:
+        """Return the state before an answer; None before its JSON."""
         return self._first if self._begins is None else None
 
-    def after(self, place: JsonPlace | None, tokens: Iterable[int]) -> JsonPlace | None:
-        """Return the place behind more tokens."""
+    def after(self, state: JsonState | None, tokens: Iterable[int]) -> JsonState | None:
+        """Return the state after more tokens."""
         for token in tokens:
             if token == self._begins:
-                place = JsonPlace()
-            elif place is not None and token < len(self._tokens):
-                place = place.after(self._tokens[token])
-        return place
+                state = JsonState()
+            elif state is not None and token < len(self._tokens):
+                state = state.after(self._tokens[token])
+        return state
 
-    def narrow(self, row: Row, place: JsonPlace | None) -> Row:
+    def narrow(self, row: Row, state: JsonState | None) -> Row:
         """Return the allowed tokens (V,) without those that would go on too long, unless no others are left."""
-        if place is None:
+        if state is None:
             return row
         narrowed = row.copy()
-        if place.digits >= MOST_DIGITS:
+        if state.digits >= MOST_DIGITS:
             narrowed &= ~self._starts_with_digit
-        for candidates in self._may_break(place):
+        for candidates in self._may_break(state):
             allowed = candidates[narrowed[candidates]]
-            narrowed[[index for index in allowed if place.after(self._tokens[int(index)]).breaks]] = False
+            narrowed[[index for index in allowed if state.after(self._tokens[int(index)]).breaks]] = False
         return narrowed if narrowed.any() else row
 
-    def _may_break(self, place: JsonPlace) -> list[IndexArray]:
+    def _may_break(self, state: JsonState) -> list[IndexArray]:
         """Return tokens, by their index, that may repeat a key or escape one of its characters without need."""
         candidates = [self._opening_and_escaping]
-        if place.key is not None:
-            candidates = [self._in_escape if place.is_within_an_escape else self._escaping]
-        if (least := place.quotes_to_end_a_key) > 0:
+        if state.key is not None:
+            candidates = [self._in_escape if state.is_within_an_escape else self._escaping]
+        if (least := state.quotes_to_end_a_key) > 0:
             candidates.append(self._quoting[least])
         return candidates

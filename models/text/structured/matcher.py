@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher
 
-from headrace.models.text.structured.json_scan import JsonPlace, JsonTokens, Row
+from headrace.models.text.structured.json_scan import JsonState, JsonTokens, Row
 from headrace.runtime.errors import EngineError
 
 _MESSAGE = 200  # characters of llguidance's message
@@ -40,18 +40,18 @@ class Matcher:
         self._vocab_size = vocab_size
         self._ends = ends
         self._json = json
-        self._place = json.start() if json is not None else None
+        self._state = json.start() if json is not None else None
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
-        place = self._place
-        rows = [self._mask(place)]
+        state = self._state
+        rows = [self._mask(state)]
         taken = 0
         for token in draft_tokens:
             if not self._matcher.try_consume_tokens([token]):
                 break
             taken += 1
-            place = self._after(place, [token])
-            rows.append(self._mask(place))
+            state = self._after(state, [token])
+            rows.append(self._mask(state))
         if taken:
             self._matcher.rollback(taken)
         self._check()
@@ -61,7 +61,7 @@ class Matcher:
     def accept(self, tokens: Sequence[int]) -> None:
         if tokens and not self._matcher.consume_tokens(list(tokens)):
             raise EngineError(f"the answer left its grammar: {first_line(self._matcher.get_error())}")
-        self._place = self._after(self._place, tokens)
+        self._state = self._after(self._state, tokens)
 
     def allowed(self, draft_tokens: Sequence[int]) -> int:
         return self._matcher.validate_tokens(list(draft_tokens))
@@ -72,15 +72,15 @@ class Matcher:
             return self._ends[:1]
         return self._matcher.compute_ff_tokens()
 
-    def _mask(self, place: JsonPlace | None) -> Row:
+    def _mask(self, state: JsonState | None) -> Row:
         """Return the allowed tokens (V,)."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         row = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        return row if self._json is None else self._json.narrow(row, place)
+        return row if self._json is None else self._json.narrow(row, state)
 
-    def _after(self, place: JsonPlace | None, tokens: Sequence[int]) -> JsonPlace | None:
-        return None if self._json is None else self._json.after(place, tokens)
+    def _after(self, state: JsonState | None, tokens: Sequence[int]) -> JsonState | None:
+        return None if self._json is None else self._json.after(state, tokens)
 
     def _check(self) -> None:
         if self._matcher.is_error():

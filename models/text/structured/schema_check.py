@@ -1,6 +1,6 @@
 """A JSON schema as llguidance takes it: every answer that it then allows fits the schema as it was given.
 
-Keywords that cannot be honoured are refused by their place, those that llguidance loosens without a word too. Keywords
+Keywords that cannot be honoured are refused by their path, those that llguidance loosens without a word too. Keywords
 that constrain nothing are left out. The rest is written so that llguidance cannot leave it:
 
 - Dates and times are patterns: its own formats allow the 29th of February in any year, and a second 60 in any minute.
@@ -19,7 +19,7 @@ from headrace.runtime.errors import UsageError
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 60  # levels of objects and lists
 _LONGEST_NAME = 80  # characters of a name that a pattern leaves out: llguidance takes 250 brackets, three for each
-_LONGEST_PLACE = 100  # characters of a place that are shown
+_LONGEST_PATH = 100  # characters of a path that are shown
 _EXACT = 2**53  # numbers beyond are rounded: llguidance reads them as doubles
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -50,7 +50,7 @@ def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool =
 
     masks_spell_keys: the masks of the answer forbid other spellings of a key (`json_scan`). Without them, the pattern
     of an open object's other keys does, and open objects that `allOf` joins are refused by llguidance.
-    Raises UsageError, with the place of the fault, for one that is too large or cannot be honoured wholly.
+    Raises UsageError, with the path of the fault, for one that is too large or cannot be honoured wholly.
     """
     parts = list(_walk(schema))
     if max(depth for depth, _, _ in parts) > MAX_DEPTH:
@@ -73,7 +73,7 @@ def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool =
 
 
 class _Rewriting:
-    """Schemas of one document. place: a JSON pointer."""
+    """Schemas of one document. path: a JSON pointer."""
 
     def __init__(self, closes: bool, masks_spell_keys: bool) -> None:
         """closes: objects have the properties that are named. masks_spell_keys: see `schema_text`."""
@@ -162,11 +162,11 @@ def _refusal(path: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
 
 
 def _at(path: str) -> str:
-    """Return a place before a keyword; nothing for the whole schema."""
+    """Return a path before a keyword; nothing for the whole schema."""
     if path == "#":
         return ""
-    if len(path) > _LONGEST_PLACE:
-        path = f"...{path[-_LONGEST_PLACE:]}"
+    if len(path) > _LONGEST_PATH:
+        path = f"...{path[-_LONGEST_PATH:]}"
     return f"{path}: "
 
 

@@ -59,7 +59,7 @@ class TokenTrie:
         return self._longest_first(wanted)
 
     def _longest_first(self, data: bytes) -> list[int]:
-        """Return the longest token at each place: for text that looks like control tokens."""
+        """Return the longest token at each position: for text that looks like control tokens."""
         ids = []
         at = 0
         while at < len(data):

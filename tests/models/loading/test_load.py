@@ -221,16 +221,16 @@ def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monk
 
 def test_auto_is_one_format_on_every_rank() -> None:
     class Smaller:
-        """A place whose other rank has less memory."""
+        """A rank beside one with less memory."""
 
         def largest(self, number: int) -> int:
             assert number == 0
             return 1
 
     sized: Any = lambda kind: (kind, 0, ())  # noqa: E731
-    place: Any = Smaller()
-    assert stored_network(sized, "auto", 64, 0, place) == (Q8, (Q8, 0, ()))
-    assert stored_network(sized, K8V4, 64, 0, place)[0] is K8V4
+    rank: Any = Smaller()
+    assert stored_network(sized, "auto", 64, 0, rank) == (Q8, (Q8, 0, ()))
+    assert stored_network(sized, K8V4, 64, 0, rank)[0] is K8V4
 
 
 def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.file_parts import FilePart
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.loading.rank_part import Place
+from headrace.models.loading.rank_part import Rank
 from headrace.models.network.stacks import with_stacks
 from headrace.runtime import ops
 from headrace.runtime.ranks.group import Group
@@ -55,7 +55,7 @@ def test_ranks_read_and_hold_half(tmp_path: Path, name: str, quantized: bool) ->
 
 def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
     """Return the bytes that a rank of two reads, and the most that it allocates."""
-    place = Place(_Rank(rank), Split("tensor", (1, 1)))
+    loaded_rank = Rank(_Rank(rank), Split("tensor", (1, 1)))
     counted = list[int]()
     inner = FilePart.read
 
@@ -64,7 +64,7 @@ def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
         return inner(part)
 
     with patch.object(FilePart, "read", read), patch.object(file_parts, "read_arrays", return_value={}):
-        make, _, _ = place.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None, None)
+        make, _, _ = loaded_rank.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None, None)
         assert not counted
         mx.reset_peak_memory()
         before = mx.get_active_memory()

@@ -1,4 +1,4 @@
-"""The place within JSON, for any JSON in pieces of any size; numbers and repeated keys end; keys have one spelling."""
+"""The state within JSON, for any JSON in pieces of any size; numbers and repeated keys end; keys have one spelling."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.text.structured.json_scan import MOST_DIGITS, JsonPlace, JsonTokens
+from headrace.models.text.structured.json_scan import MOST_DIGITS, JsonState, JsonTokens
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -17,8 +17,8 @@ VALUES = st.recursive(
 )
 
 
-def place(*pieces: bytes) -> JsonPlace:
-    found = JsonPlace()
+def state(*pieces: bytes) -> JsonState:
+    found = JsonState()
     for piece in pieces:
         found = found.after(piece)
     return found
@@ -27,11 +27,11 @@ def place(*pieces: bytes) -> JsonPlace:
 @given(VALUES, st.integers(0, 200))
 def test_different_keys_are_accepted(value: Any, cut: int) -> None:
     data = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
-    one_by_one = JsonPlace()
+    one_by_one = JsonState()
     for byte in data:
         one_by_one = one_by_one.after(bytes((byte,)))
         assert not one_by_one.breaks
-    whole = place(data[:cut], data[cut:])
+    whole = state(data[:cut], data[cut:])
     assert not whole.breaks
     assert (whole.levels, whole.in_text, whole.digits) == (one_by_one.levels, one_by_one.in_text, one_by_one.digits)
     assert not whole.levels
@@ -42,9 +42,9 @@ def test_different_keys_are_accepted(value: Any, cut: int) -> None:
 def test_a_repeated_key_is_found(value: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(value)))
     text = f"{json.dumps(value, ensure_ascii=False)[:-1]}, {json.dumps(key, ensure_ascii=False)}".encode()
-    assert place(text[:-1]).breaks is False
-    assert place(text[:-1], text[-1:]).breaks
-    assert place(text).breaks
+    assert state(text[:-1]).breaks is False
+    assert state(text[:-1], text[-1:]).breaks
+    assert state(text).breaks
 
 
 @given(st.characters(codec="utf-8"), st.integers(0, 12))
@@ -54,10 +54,10 @@ def test_a_key_has_one_spelling(character: str, cut: int) -> None:
     shortest = json.dumps(character, ensure_ascii=False)
     for spelling in {f'"{escaped}"', f'"{escaped.upper().replace("U", "u")}"', shortest}:
         text = b'{"x' + spelling[1:].encode()
-        broke = place(text[:cut]).breaks or place(text[:cut], text[cut:]).breaks
+        broke = state(text[:cut]).breaks or state(text[:cut], text[cut:]).breaks
         assert broke == (spelling != shortest)
-        assert place(text).breaks == broke
-        assert not place(b'{"k":"x' + spelling[1:].encode()).breaks  # values may have any
+        assert state(text).breaks == broke
+        assert not state(b'{"k":"x' + spelling[1:].encode()).breaks  # values may have any
 
 
 TOKENS = [bytes((byte,)) for byte in range(256)] + [b'a"', b'b":1', b'","a":', b"12", b"1.5"]
@@ -66,7 +66,7 @@ ALL = np.ones(len(TOKENS), np.bool_)
 
 def left_out(text: bytes, row: Any = ALL) -> set[bytes]:
     tokens = JsonTokens(TOKENS)
-    narrowed = tokens.narrow(row, JsonPlace().after(text))
+    narrowed = tokens.narrow(row, JsonState().after(text))
     return {TOKENS[int(index)] for index in np.flatnonzero(row & ~narrowed)}
 
 
@@ -114,4 +114,4 @@ def test_digits_of_a_number_are_limited() -> None:
 def test_json_begins_after_its_first_token() -> None:
     tokens = JsonTokens([b'"', b"{", b"a", b""]).beginning_behind(3)
     assert tokens.after(tokens.start(), [0, 1, 2]) is None
-    assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == place(b'{"a')
+    assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == state(b'{"a')
