@@ -44,7 +44,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     assert lines[2].endswith("mill wheel turns")
     assert "\x1b" not in lines[2]
     assert lines[3].startswith("weights 46.7 MiB a token  93.5 MiB a step")
-    assert lines[4].startswith("blocks  █ 4 own  ▓ 2 shared  ▒ 3 cached  · 1 free")
+    assert lines[4].startswith("blocks █ 4 own  ▒ 3 cached  ▓ 2 shared  · 1 free")
     assert lines[5] == "████▓▓▒▒▒·"
     for width, height in ((36, 6), (20, 3)):
         short = section.lines(metrics, width, height)
@@ -63,7 +63,7 @@ def test_prefix_hits_are_of_all_answers_and_of_each() -> None:
     assert lines[-1] == "prefix hits 50 % of the prompt tokens of 3 answers  ▁█▅"
     narrow = [line.plain for line in SequencesSection(metrics).lines(metrics, 36, 9)]
     assert "prefix hits 50 %  ▁█▅" in narrow
-    assert "blocks  █ 4 own  ▓ 2 shared" in narrow
+    assert "blocks █ 4 own  + 6 others" in narrow
 
 
 def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:

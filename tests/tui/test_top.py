@@ -4,11 +4,17 @@ import asyncio
 from typing import Any
 
 from headrace.app.engine.events import BatchStatus, Died, Done, Event, Prefill, Ready
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
+from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.feed import feed
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.engine.request import Finished
+from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta
 from tests.support.summaries import make_summary
@@ -96,3 +102,39 @@ def test_the_speed_begins_anew_after_a_rest() -> None:
         metrics.take(status({}, tokens))
     assert metrics.rate_average is None or metrics.rate_average >= 0
     assert metrics.rate_now is None or metrics.rate_now >= 0
+
+
+def test_running_answers_and_the_pool_come_before_ended_answers() -> None:
+    metrics = LiveMetrics()
+    metrics.begin_batch((), 16)
+    feed(metrics, [event for number in range(1, 13) for event in answer(number, ended=number not in (4, 12))])
+    feed(metrics, [BatchStatus({}, 5, 1.0, (2,), 100, 1000, 2000, PoolStats(used=6, shared=2, cached=3, free=1))])
+    metrics.set_turns([Turn.of(1, make_summary(), "stop")])
+    section = SequencesSection(metrics)
+    for width, height in ((31, 7), (36, 7), (60, 12)):
+        lines = [line.plain for line in section.lines(metrics, width, height)]
+        rows = [int(line.split()[0]) for line in lines if line[:2].strip().isdigit()]
+        assert rows[:3] == [4, 12, 11][: len(rows)]
+        assert lines[-2] == "████▓▓▒▒▒·"
+        assert lines[-1].startswith("prefix hits")
+        assert section.border_subtitle == f"{len(rows)} of 12 answers"
+
+
+def test_the_cache_meter_counts_no_tokens_of_ended_answers() -> None:
+    metrics = LiveMetrics()
+    metrics.begin_batch((), 16)
+    feed(metrics, [*answer(1), BatchStatus({}, 5, 1.0, (1,), 0, 2 << 20, 2 << 20, None)])
+    lines = [line.plain for line in MeterLines(metrics).lines(metrics, 78, MeterLines.HEIGHT)]
+    assert lines[2].startswith("K/V cache    0 B ")
+    assert lines[2].endswith("0 % of 2.00 MiB")
+
+
+def test_the_chart_shows_steps_of_an_answer_that_runs() -> None:
+    metrics = BatchMetrics((), most=16)
+    ended = delta(1, "", [record(index, 10 + index) for index in range(9)], 0.05)
+    for event in [Prefill(1, 9, 9, 3), ended, Done(1, Finished("stop", make_summary()))]:
+        metrics.take(event)
+    assert len(metrics.longest) == 9
+    for event in answer(2, ended=False):
+        metrics.take(event)
+    assert len(metrics.longest) == 2

@@ -126,16 +126,16 @@ def _step(metrics: LiveMetrics) -> Meter:
 
 def _cache(metrics: LiveMetrics) -> Meter:
     batch = metrics.batch
-    if batch is not None:
+    if batch is not None:  # the tokens of the answers are not those of the cache
         used = batch.kv_used_bytes
-        whole = batch.kv_room_bytes
-        tokens = f"{batch.tokens:,} tokens"
-        short = f"{batch.tokens:,} tok"
-    else:
-        used = metrics.fill.used_bytes
-        whole = metrics.model.kv_bytes_at_limit
-        tokens = f"{metrics.fill.tokens:,} of {metrics.model.context_limit:,} tokens"
-        short = f"{metrics.fill.tokens:,} tok"
+        room = batch.kv_room_bytes
+        if not room:
+            return Meter("cache", format_bytes(used), 0.0, ())
+        return Meter("cache", format_bytes(used), used / room, (f"{_percent(used / room)} of {format_bytes(room)}",))
+    used = metrics.fill.used_bytes
+    whole = metrics.model.kv_bytes_at_limit
+    tokens = f"{metrics.fill.tokens:,} of {metrics.model.context_limit:,} tokens"
+    short = f"{metrics.fill.tokens:,} tok"
     if not whole:
         return Meter("cache", format_bytes(used), 0.0, (short,))
     share = _percent(used / whole)

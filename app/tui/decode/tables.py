@@ -9,7 +9,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.batch import OVER, BatchMetrics, Row, RowPhase
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting, segments
+from headrace.app.tui.widgets.lines import Section, fitting, legend, segments
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
@@ -26,6 +26,7 @@ _TURNS = (
 )
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 _HITS_SHOWN = 12  # answers whose prefix hits matter more than words
+_LEAST_ROWS = 2  # of the answers of a server
 _LEAST_WORDS = 8  # cells of last words that are worth showing
 _WORDS: dict[RowPhase, str] = {
     "waiting": "… waiting",
@@ -58,9 +59,16 @@ class SequencesSection(Section):
         used = sum(cells for _, cells in columns)
         words = width - used - 2 if len(columns) == len(_SEQUENCES) and width - used - 2 >= _LEAST_WORDS else 0
         foot = [*_shared(batch, width), *_prefix_hits(metrics.turns, width)]
-        foot = foot[: max(0, height - 1 - len(batch.rows))]
-        rows = [_sequence(row, columns, words) for row in batch.rows]
-        return [Content.styled(head + "  last words" * (words > 0), "$quiet"), *rows[: height - 1 - len(foot)], *foot]
+        if batch.is_endless:  # of more answers than there is room for: the pool and the hits matter more
+            foot = foot[-max(1, height - 1 - _LEAST_ROWS) :]
+            rows = sorted(batch.rows, key=lambda row: (row.phase in OVER, -row.number if row.phase in OVER else 0))
+        else:
+            foot = foot[: max(0, height - 1 - len(batch.rows))]
+            rows = batch.rows
+        shown = rows[: height - 1 - len(foot)]
+        self.set_subtitle("" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} answers")
+        lines = [_sequence(row, columns, words) for row in shown]
+        return [Content.styled(head + "  last words" * (words > 0), "$quiet"), *lines, *foot]
 
 
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
@@ -96,12 +104,17 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
     room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
     if (blocks := batch.blocks) is None:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
-    pieces = [Content.styled("blocks", "$quiet")]
-    for (count, mark, style), name in zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True):
-        if count:  # of the others there is no mark in the grid
-            pieces.append(Content.assemble((mark, style), (f" {count:,} {name}", "$quiet")))
-    legend = fitting([*pieces, Content.styled(room, "$quiet")], width)
-    return [*lines, legend, _block_grid(blocks, width)]
+    named = zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True)
+    counts = sorted((count, name, mark, style) for (count, mark, style), name in named if count)[::-1]
+    pieces = [Content.assemble((mark, style), (f" {count:,} {name}", "$quiet")) for count, name, mark, style in counts]
+
+    def rest(shown: int) -> Content:
+        return Content.styled(f"+ {sum(count for count, *_ in counts[shown:]):,} others", "$quiet")
+
+    head = Content.styled("blocks ", "$quiet")
+    counted = legend(pieces, rest, max(1, width - len(head)), max_lines=1) or [Content("0")]
+    named_blocks = Content.assemble(head, counted[0])
+    return [*lines, fitting([named_blocks, Content.styled(room, "$quiet")], width), _block_grid(blocks, width)]
 
 
 def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:

@@ -114,9 +114,16 @@ class BatchMetrics:
         return list(self._rows.values())
 
     @property
+    def is_endless(self) -> bool:
+        """True if any answer joins the turn, as those of a server."""
+        return self._most is not None
+
+    @property
     def longest(self) -> Sequence[StepRecord]:
-        """Steps of the sequence that has most of them."""
-        return max((row.records for row in self._rows.values()), key=len, default=())
+        """Steps of the sequence that has most of them, of those that run if one has any."""
+        rows = [row for row in self._rows.values() if row.records]
+        running = [row for row in rows if row.phase not in OVER]
+        return max((row.records for row in running or rows), key=len, default=())
 
     @property
     def over(self) -> bool:
