@@ -1,6 +1,7 @@
 """Log probabilities of tokens: the request for them, and OpenAI's form of the reports."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
@@ -21,7 +22,7 @@ def read_logprobs(wanted: object, top: object) -> int | None:
     return count if on else None
 
 
-def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, object]:
+def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
     """Return the `logprobs` object of a chat completion."""
     return {
         "content": [

@@ -5,6 +5,7 @@ Source of the shapes: OpenAI's API reference, sections Responses and Streaming e
 
 import json
 import time
+from copy import deepcopy
 from secrets import token_hex
 from typing import Any
 
@@ -16,13 +17,14 @@ from headrace.app.answer.messages import (
     text_content,
     tool_call,
 )
+from headrace.app.answer.token_reports import chat_logprobs, read_logprobs
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.server.form import COMMENT, named
-from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 from headrace.app.server.structure import flat_format
 from headrace.app.server.tools import (
     custom_arguments,
@@ -44,6 +46,7 @@ _ECHOED: dict[str, object] = {
 _COMPACTED = (
     "[An earlier part of this conversation was shortened by another service, in a form that is not readable here.]"
 )
+_LOGPROBS = "message.output_text.logprobs"  # an entry of `include`
 _WRITTEN = "written"  # arguments of an open call of a custom tool, no field of the item
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -59,6 +62,7 @@ def read_call(body: Body) -> Call:
             body, {"max_output_tokens": "max_tokens"}, flat_format(mapping(mapping(body, "text"), "format"))
         ),
         stream=flag(body, "stream"),
+        logprobs=_logprobs(body),
         effort=read(mapping(body, "reasoning"), "effort", OneOf(EFFORTS)),
         tools=response_tools(body),
         custom=custom_names(body),
@@ -66,6 +70,14 @@ def read_call(body: Body) -> Call:
         explain=flag(mapping(body, "headrace"), "explain"),
         echo={name: body.get(name) or value for name, value in _ECHOED.items()},
     )
+
+
+def _logprobs(body: Body) -> int | None:
+    """Return the number of best tokens to report; None: off. Raises ApiError and UsageError."""
+    wanted = _LOGPROBS in items(body, "include", MAX_MESSAGES)
+    if not wanted and body.get("top_logprobs"):
+        raise refused(f"top_logprobs needs include: {_LOGPROBS}", "top_logprobs")
+    return read_logprobs(wanted, body.get("top_logprobs")) if wanted else None
 
 
 def read_input(body: Body) -> list[dict[str, object]]:
@@ -159,6 +171,7 @@ class ResponseForm:
         self._model = model
         self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
         self._open = False
+        self._reports: list[object] = []  # of tokens whose text has not come yet
         self._number = 0
         self._own: dict[str, object] = {}
 
@@ -175,6 +188,8 @@ class ResponseForm:
             self._own = {"headrace": extra}
         if not isinstance(event, Delta | Done):
             return b""
+        if isinstance(event, Delta) and (tokens := token_reports(event)):
+            self._reports += chat_logprobs(tokens)["content"]
         pieces = [self._part(part) for part in self._answer.take(event)]
         if isinstance(event, Done):
             pieces.append(self._close())
@@ -230,8 +245,14 @@ class ResponseForm:
         opened = b""
         if not self._open or self._output[-1]["type"] != kind:
             opened = self._close() + self._open_item(kind, name)
-        self._output[-1]["content"][0]["text"] += part.text
-        return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=[])
+        written = self._output[-1]["content"][0]
+        written["text"] += part.text
+        reports, self._reports = self._reports, []
+        if kind == "message":
+            written["logprobs"] += reports
+        else:
+            reports = []  # of thinking
+        return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=reports)
 
     def _open_item(self, kind: str, name: str) -> bytes:
         more: dict[str, object] = {"role": "assistant"} if kind == "message" else {"summary": []}
@@ -242,7 +263,7 @@ class ResponseForm:
         index = len(self._output)
         self._open = True
         added = self._event("response.output_item.added", output_index=index, item=item)
-        self._output.append({**item, "content": [dict(part)]})
+        self._output.append({**item, "content": [deepcopy(part)]})
         return added + self._event("response.content_part.added", **self._place(), part=part)
 
     def _call_part(self, part: CallPart) -> bytes:
@@ -287,7 +308,8 @@ class ResponseForm:
             events = self._event("response.function_call_arguments.done", **index, arguments=item["arguments"])
         else:
             part = item["content"][0]
-            events = self._event(f"response.{part['type']}.done", **index, text=part["text"], logprobs=[])
+            reports = part.get("logprobs", [])
+            events = self._event(f"response.{part['type']}.done", **index, text=part["text"], logprobs=reports)
             events += self._event("response.content_part.done", **index, part=part)
         return events + self._event("response.output_item.done", output_index=index["output_index"], item=item)
 

@@ -11,9 +11,11 @@ from headrace.app.engine.events import Delta, Done
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
+from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
+from tests.app.scripted_engine import record
 from tests.support.deltas import delta
 from tests.support.summaries import make_summary
 
@@ -45,6 +47,24 @@ def test_fields_become_options() -> None:
     assert given.options == AnswerOptions(max_tokens=9, temperature=0.5, top_p=0.9)
     assert (given.effort, given.stream) == ("low", True)
     assert given.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+
+
+def test_log_probabilities_are_those_of_the_content() -> None:
+    given = call(include=["message.output_text.logprobs"], top_logprobs=1)
+    assert (given.logprobs, call().logprobs) == (1, None)
+    with pytest.raises(ApiError, match="include"):
+        call(top_logprobs=1)
+    form = ResponseForm(given, "tiny")
+    first = TokenReport("a", -0.5, [("a", -0.5)])
+    second = TokenReport("b", -1.0, [("c", -0.1)])
+    streamed = form.take(0, delta(1, "", [record(0, 9)], reports=[first]))  # its text is held back
+    streamed += form.take(0, delta(1, "ab", [record(1, 9)], content="ab", reports=[second]))
+    streamed += form.take(0, done())
+    (message,) = form.document()["output"]  # type: ignore[misc]
+    reports = message["content"][0]["logprobs"]
+    assert [report["token"] for report in reports] == ["a", "b"]
+    sent = [json.loads(line[6:]) for line in streamed.decode().split("\n") if line.startswith("data: ")]
+    assert [each["logprobs"] for each in sent if each["type"] == "response.output_text.delta"] == [reports]
 
 
 def test_items_of_every_form() -> None:
