@@ -68,8 +68,9 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     try:
         given = _object(raw)
         if "custom_id" in given or "body" in given:
-            form = form_of(given)
+            form = "chat.completion"  # of the error of a wrong name or url
             name = _name(given, "custom_id")
+            form = form_of(given)
             if name is None:
                 raise UsageError("a request in the OpenAI batch form needs a custom_id")
             asked = read_body(given, form, defaults)

@@ -57,6 +57,11 @@ def test_a_role_is_one_of_a_few(role: Any) -> None:
     assert "role" in refused({"messages": [{"role": role, "content": "x"}]})
 
 
+def test_an_unknown_url_is_refused_under_the_lines_custom_id() -> None:
+    found = parse_line(json.dumps({**body(), "url": "/v1/embeddings"}).encode(), 3, DEFAULTS)
+    assert (found.name, found.form) == ("q", "chat.completion")
+
+
 def test_raw_text_has_no_messages() -> None:
     assert parsed({"prompt": "Once", "raw": True}).prompt == "Once"
     assert parsed({"prompt": "Once"}, Defaults(raw=True)).prompt == "Once"
