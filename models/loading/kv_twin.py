@@ -7,7 +7,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 
 
 def with_kv(network: Network, wanted: KVFormat) -> Network:
-    """A network that shares every weight with `network`. Raises UsageError where its K/V cannot be `wanted`."""
+    """Return a network that shares every weight with `network`. Raises UsageError where its K/V cannot be `wanted`."""
     if isinstance(network, Decoder):
         return network.with_kv(stored_kv(network.config, network.ops, network.dtype, wanted))
     from headrace.models.mlx_lm.network import MlxLmNetwork  # half a second of imports

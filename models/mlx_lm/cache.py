@@ -75,7 +75,7 @@ class Marks:
             self._marks.remove(self._least_wanted())
 
     def at_most(self, length: int) -> Mark | None:
-        """The longest mark of no more than `length` entries."""
+        """Return the longest mark of no more than `length` entries."""
         return next((mark for mark in reversed(self._marks) if mark.length <= length), None)
 
     def drop_beyond(self, length: int) -> None:
@@ -83,7 +83,7 @@ class Marks:
         self._marks = [mark for mark in self._marks if mark.length <= length]
 
     def _least_wanted(self) -> Mark:
-        """The one whose loss makes the least to read again, for how far it is from the end; the newest goes last."""
+        """Return the mark whose loss costs the fewest tokens for its distance from the end; the newest if alone."""
         newest = self._marks[-1]
         before = [0, *(mark.length for mark in self._marks)]
         candidates = list(zip(before, self._marks[:-1], strict=False))

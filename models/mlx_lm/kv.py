@@ -50,13 +50,16 @@ def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
 
 
 def _in_groups(wanted: KVFormat, dims: Iterable[int], scale_bytes: int) -> KVFormat:
-    """In groups that divide heads of all `dims`. scale_bytes: of a scale and an offset, which are as wide as K/V."""
+    """Return the format in groups that divide heads of all `dims`.
+
+    scale_bytes: of a scale and an offset, which are as wide as K/V.
+    """
     group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
     coding = Coding(wanted.keys.bits, group, scale_bytes)
     return replace(wanted, keys=coding, values=coding)
 
 
 def _build(model: nn.Module, parts: list[CachePart]) -> None:
-    """The graphs of a pass over several tokens and of a step after it, never evaluated."""
+    """Build the graphs of a pass over several tokens and of a step after it, never evaluated."""
     for tokens in (2, 1):
         model(mx.zeros((1, tokens), mx.int32), cache=parts)

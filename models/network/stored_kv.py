@@ -16,7 +16,7 @@ _HINT = "--kv f16 keeps them unquantized"
 
 
 def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:
-    """The format of a decoder that computes in `dtype`.
+    """Return the format of a decoder that computes in `dtype`.
 
     Raises UsageError, naming the format, where K/V cannot be `wanted`.
     """
@@ -35,5 +35,5 @@ def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat
 
 
 def refused(wanted: KVFormat, reason: str) -> UsageError:
-    """K/V cannot be `wanted`."""
+    """Return the error of K/V that cannot be `wanted`."""
     return UsageError(f"K/V cannot be {wanted.name} here: {reason}", _HINT)

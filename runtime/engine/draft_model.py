@@ -98,7 +98,7 @@ class DraftModel:
 
 
 def _fit(logits: mx.array, vocab_size: int) -> mx.array:
-    """(1, V) of one padded vocabulary -> (1, vocab_size) of another."""
+    """Pad or cut logits (1, V) of one padded vocabulary to (1, vocab_size) of another."""
     lacking = vocab_size - logits.shape[-1]
     if lacking > 0:
         return mx.pad(logits, [(0, 0), (0, lacking)], constant_values=-mx.inf)

@@ -45,7 +45,7 @@ class Timeline:
         self._admitted = self._prefilled = self._clock()
 
     def prefilled(self) -> None:
-        """A chunk of the prompt is done. Everything up to here was prefill; after the last, decode starts now."""
+        """Record that a chunk of the prompt is done. All until now was prefill; after the last, decode starts."""
         self._prefilled = self._clock()
 
     @property
@@ -98,12 +98,12 @@ class Timeline:
         return record
 
     def discard_tokens(self, tokens: int) -> None:
-        """The last so many tokens of the newest step do not count: the answer had ended before them."""
+        """Subtract the last tokens of the newest step: the answer had ended before them."""
         if tokens > 0:
             self._tokens[-1] -= tokens
 
     def summary(self, cache: KVCache | None, completion_tokens: int) -> Summary:
-        """The generation so far, in figures; those of the steps come from their records, and from nothing else.
+        """Return the figures of the generation so far; those of the steps come from their records alone.
 
         cache: None of a request whose turn never came.
         """

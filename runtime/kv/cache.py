@@ -78,8 +78,9 @@ class KVCache(Protocol):
 class PassRow:
     """One sequence's tokens in a pass: `count` new ones, of one phase.
 
-    output: the output of the layers is wanted. Without, the last layer may append only. logits: the last so many tokens
-    have logits. hidden: a proposer drafts from the output.
+    output: the output of the layers is wanted. Without, the last layer may append only.
+    logits: the last so many tokens have logits.
+    hidden: a proposer drafts from the output.
     """
 
     cache: KVCache
