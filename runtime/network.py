@@ -49,6 +49,11 @@ class Network(Protocol):
         ...
 
     @property
+    def pages(self) -> bool:
+        """True if its K/V are blocks of one pool."""
+        ...
+
+    @property
     def division(self) -> "Division | None":
         """The division among ranks; None on one machine."""
         ...
@@ -82,8 +87,13 @@ class Division(Protocol):
         ...
 
     @property
+    def staged(self) -> bool:
+        """True if the ranks are stages of a pipeline; else each has a part of every layer, and sums are exchanged."""
+        ...
+
+    @property
     def takes_turns(self) -> bool:
-        """True if the ranks compute the passes of a step in turn: stages of a pipeline."""
+        """True if the stages compute the passes of a step in turn, which needs a network that `pages`."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:

@@ -76,9 +76,8 @@ def kv_key(model: Path, network: Network, adapter: Adapter | None = None) -> byt
         stat = file.stat()
         key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     status = ops.native.status()
-    shape = getattr(network, "kv_shape", None) or getattr(network, "kv_format", None)
     rounding = ops.native.exact(), network.activations
-    numerics = shape, ops.describe()["kernels"], status.instruction_set, rounding, versions(), _built()
+    numerics = network.kv_format, ops.describe()["kernels"], status.instruction_set, rounding, versions(), _built()
     key.update(f"{[str(folder.resolve()) for folder in folders]} {numerics}".encode())
     return key.digest()
 

@@ -52,7 +52,8 @@ def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
         return "float32 throughout (HEADRACE_EXACT)"
     if native.status().fallbacks:
         return "some operations fall back to stock MLX"
-    if not getattr(loaded.network, "staged", True):
+    division = loaded.network.division
+    if division is not None and not division.staged:
         return "sums over ranks"
     plain = next(_float32_modules(loaded.checkpoint), None)
     return None if plain is None else f"{plain} is multiplied in float32"

@@ -75,7 +75,7 @@ class LoadedModel:
     @property
     def activations(self) -> int:
         """Bits of the rounded activations of prompts, 16 or 8."""
-        return getattr(self.network, "activations", 16)
+        return self.network.activations
 
 
 class LoadOptions(TypedDict, total=False):

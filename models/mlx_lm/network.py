@@ -40,6 +40,7 @@ class MlxLmNetwork:
     """
 
     activations = 16
+    pages = False
     division = None  # `LeaderNetwork` has one
     _whole_shares: Mapping[str, float] | None = None  # read shares of parameters before the model was divided
 

@@ -12,7 +12,7 @@ def with_activations(network: Network, wanted: int) -> Network:
 
     Raises UsageError, with the reason, if they cannot be rounded to 8.
     """
-    if wanted == getattr(network, "activations", 16):
+    if wanted == network.activations:
         return network
     if wanted == 16:
         assert isinstance(network, Decoder)

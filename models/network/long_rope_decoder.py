@@ -43,6 +43,7 @@ class LongRopeDecoder(Decoder):
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, rope: RopeConfig
     ) -> None:
         super().__init__(config, parameters, ops, dtype)
+        self.pages = False
         self._history = TokenHistory(int((rope.scaling or {})["original_max_position_embeddings"]))
         self._long = self.with_rope(make_rope(rope, config.head_dim, config.context_length, long=True))
 

@@ -158,7 +158,7 @@ class LeaderNetwork:
         self._network = network
         self._leader = leader
         self.staged = staged
-        self.takes_turns = staged and getattr(network, "pages", False)
+        self.takes_turns = staged and network.pages
         self.kv_memory = kv_memory
         self.waiting = leader.limit.waiting
 
