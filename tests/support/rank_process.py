@@ -87,7 +87,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     if job.get("always"):  # draft tokens in every pass
         engine._drafting.controller = Always()
     weights = network.cost.weight_bytes
-    found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": weights, "shared": []}
+    found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": weights, "steps": []}
     found["fused"] = all(node is not None for _, node in getattr(network, "_layer_groups", ()))
     if job.get("dropped"):  # as after an error
         for first in (1, 4):
@@ -110,7 +110,8 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             found["tokens"].append([token for step in own for token in step.tokens])
             found["logprobs"].append([each.chosen for step in own for each in step.logprobs or ()])
             found["drafted"] += sum(step.record.proposed for step in own)
-            found["shared"].append(sorted({step.record.batch for step in own}))
+            records = {(step.record.batch, step.record.weight_bytes // weights) for step in own}  # sequences, passes
+            found["steps"].append(sorted(map(list, records)))
     return found
 
 

@@ -266,11 +266,11 @@ def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: P
     wanted = alone(job)
     assert differences(answer, wanted) == 0
     for sequence in range(3):
-        assert 3 in answer["shared"][sequence]
+        assert [3, 1] in answer["steps"][sequence]
     for sequence in range(3, 11):
-        assert 8 in wanted["shared"][sequence]
-        assert 8 not in answer["shared"][sequence]
-        assert 4 in answer["shared"][sequence]
+        assert [8, 1] in wanted["steps"][sequence]
+        assert [8, 1] not in answer["steps"][sequence]
+        assert [8, 2] in answer["steps"][sequence]
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
