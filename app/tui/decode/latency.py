@@ -176,7 +176,8 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     most = max(counts)
     lines = []
     for row, (name, text) in enumerate(zip(_names(of, top, rows, places), drawn, strict=True)):
-        style = colour((rows - row - 0.5) / rows * top, of.p50)
+        # By the row's lower end, so that all in a coloured row is as slow as its colour says.
+        style = colour((rows - row - 1) / rows * top, of.p50)
         body = Content.styled(text, style)
         for column in cut if row == 0 else ():
             body = Content.assemble(body[:column], ("↑", "bold $text-error"), body[column + 1 :])
