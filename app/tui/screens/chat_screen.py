@@ -42,9 +42,8 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "Prompt"
 
     def __init__(self, state: ChatState) -> None:
-        super().__init__(
-            classes="-high"
-        )  # as most windows: a change after the first layout would style all widgets again
+        # As most windows are: a change after the first layout would style all widgets again.
+        super().__init__(classes="-high")
         use_partial_repaint(self)
         self.state = state
         self.view = ChatView(self, state)
