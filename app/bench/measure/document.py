@@ -110,7 +110,7 @@ def points_of(results: Sequence[Result]) -> list[Point]:
     return [
         Point(f"{entry.model} {entry.test} @ d{entry.depth}", entry.step_bytes, entry.itl_ms.p50 / 1e3)
         for entry in results
-        if entry.engine == "headrace" and not entry.prompt_tokens and entry.batch == 1
+        if entry.engine == "headrace" and entry.is_single_decode
         if entry.step_bytes is not None and entry.itl_ms.p50 is not None
     ]
 

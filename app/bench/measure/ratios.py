@@ -38,7 +38,7 @@ def scaling(results: Sequence[Result]) -> list[Scaling]:
 
     speedup: total speed. step_time: time per step.
     """
-    alone = {_alone(entry): entry for entry in results if entry.batch == 1 and not entry.prompt_tokens}
+    alone = {_alone(entry): entry for entry in results if entry.is_single_decode}
     rows = []
     for entry in results:
         batch = entry.batch

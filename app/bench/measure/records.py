@@ -162,6 +162,11 @@ class Result(Struct, frozen=True, kw_only=True):
         return bool(self.generated_tokens) and not self.prompt_tokens
 
     @property
+    def is_single_decode(self) -> bool:
+        """Return whether one sequence decodes without a prompt."""
+        return self.is_decode and self.batch == 1
+
+    @property
     def step_bytes(self) -> float | None:
         """Bytes of weights and K/V per step."""
         if self.weight_bytes_per_step is None or self.kv_bytes_per_step is None:

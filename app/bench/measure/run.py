@@ -122,7 +122,7 @@ def _remember_fit(host: Machine, found: RunDocument, *, quiet: bool) -> str | No
     spreads = [
         (speed.high - speed.low) / 2 / speed.mean
         for entry in found.results
-        if entry.engine == "headrace" and not entry.prompt_tokens and entry.batch == 1
+        if entry.engine == "headrace" and entry.is_single_decode
         if (speed := entry.tokens_per_second).low is not None and speed.high is not None
     ]
     unsure = max(spreads, default=None)

@@ -33,7 +33,7 @@ _LONG_NAME = 28  # characters; longer legend names get a line each
 
 def speed_by_depth(results: Sequence[Result]) -> str | None:
     """Plot decode speed by depth with 95 % intervals and our engine's roofline."""
-    groups = _by_engine([entry for entry in results if _is_decode(entry)])
+    groups = _by_engine([entry for entry in results if entry.is_single_decode])
     if not groups:
         return None
 
@@ -64,7 +64,7 @@ def speed_by_depth(results: Sequence[Result]) -> str | None:
 
 def latency_distribution(results: Sequence[Result]) -> str | None:
     """Plot the cumulative distribution of step latencies."""
-    shown = [entry for entry in results if _is_decode(entry) and _latencies(entry)]
+    shown = [entry for entry in results if entry.is_single_decode and _latencies(entry)]
     if not shown:
         return None
 
@@ -134,7 +134,7 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
 
 def bytes_per_step(results: Sequence[Result]) -> str | None:
     """Plot the bytes read per decode step: weights, and the cache on top."""
-    shown = [entry for entry in results if _is_decode(entry) and entry.step_bytes is not None]
+    shown = [entry for entry in results if entry.is_single_decode and entry.step_bytes is not None]
     if not shown:
         return None
 
@@ -255,11 +255,6 @@ def _bar_name(entry: Result, shown: Sequence[Result]) -> str:
 def _end(speed: Speed, end: float | None) -> float:
     """Return an end of the interval; the median for one round, which has none."""
     return speed.median if end is None else end
-
-
-def _is_decode(entry: Result) -> bool:
-    """Return whether the entry is a decode of one sequence."""
-    return entry.is_decode and entry.batch == 1
 
 
 def _latencies(entry: Result) -> list[float]:
