@@ -18,6 +18,10 @@ class Fields:
             raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r:.60}")
         return value
 
+    def count_or_zero(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer, or 0 where the config states that."""
+        return 0 if self.values.get(key) == 0 else self.count(key, default)
+
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:

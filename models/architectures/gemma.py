@@ -114,7 +114,7 @@ def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[Layer
         raise UnsupportedModelError("config.json: a Gemma 4 that attends in both directions does not generate")
     if values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise UnsupportedModelError(f"config.json: a Gemma 4 with the activation {values['hidden_activation']!r:.60}")
-    first = count - (0 if values.get("num_kv_shared_layers") == 0 else fields.count("num_kv_shared_layers", default=20))
+    first = count - fields.count_or_zero("num_kv_shared_layers", default=20)
     inner = fields.count("intermediate_size")
     wide = values.get("use_double_wide_mlp", True)
     full = fields.count("global_head_dim", default=512)

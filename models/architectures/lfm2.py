@@ -37,7 +37,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         correction="expert_bias" if fields.values.get("use_expert_bias") else None,
         scale=fields.positive("routed_scaling_factor", default=1.0),
     )
-    dense = fields.count("num_dense_layers") if fields.values.get("num_dense_layers") != 0 else 0
+    dense = fields.count_or_zero("num_dense_layers")
     return [None if i < dense else experts for i in range(layers)]
 
 

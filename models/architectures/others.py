@@ -116,7 +116,7 @@ def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
             }
         )
     )
-    shared = fields.count("num_shared_experts", default=1) if values.get("num_shared_experts") != 0 else 0
+    shared = fields.count_or_zero("num_shared_experts", default=1)
     experts = replace(
         experts,
         router="router.gate",
@@ -126,7 +126,7 @@ def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
         shared=shared * experts.size,
         normalized=experts.normalized and experts.active > 1,
     )
-    dense = fields.count("num_dense_layers", default=2) if values.get("num_dense_layers") != 0 else 0
+    dense = fields.count_or_zero("num_dense_layers", default=2)
     return [None if i < dense else experts for i in range(layers)]
 
 
