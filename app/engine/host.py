@@ -186,7 +186,7 @@ class EngineHost:
     def prepare(self, command: Generate | CountTokens, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
         """Encode a prompt and compile its grammar, on any thread. Return the call that begins the answer.
 
-        Of CountTokens, the number of tokens is sent, and None returned.
+        The answer to CountTokens is sent, and None returned.
 
         The call belongs to the model's thread; the answer's events then come from `step`. None is returned for a prompt
         that is too long (ContextFull is sent), and if `cancel` is set before it is encoded (Abandoned). Raises

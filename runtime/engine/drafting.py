@@ -57,7 +57,7 @@ class Drafting:
         self._draft = draft
         rows = GPU_ROWS if mx.default_device().type == mx.DeviceType.gpu else ROWS
         self.controller = Controller(costs.load() if costs else None, rows)
-        # Of a multi-token prediction head, by index in the draft:
+        # Acceptance of a multi-token prediction head's tokens, by index in the draft:
         self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and self._head else (), MTP_WEIGHT)
         self.recent = RecentAnswers()  # that draft tokens come from
         self._pauses = Pauses()
