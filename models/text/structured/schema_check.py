@@ -120,7 +120,10 @@ class _Rewriting:
         elif any(len(name) > _LONGEST_NAME for name in names):
             raise _refusal(path, f"a name of more than {_LONGEST_NAME} characters beside other keys", _CLOSE)
         elif _is_object(schema) or "properties" in schema:
-            schema["patternProperties"] = {_other_than(names): schema.get("additionalProperties", True)}
+            others = schema.get("additionalProperties", True)
+            # A name that is only required has the value of the other keys.
+            schema["properties"] = dict.fromkeys(names, others) | schema.get("properties", {})
+            schema["patternProperties"] = {_other_than(names): others}
             schema["additionalProperties"] = False
 
 

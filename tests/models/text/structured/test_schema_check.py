@@ -61,6 +61,16 @@ def takes(grammars: Grammars, schema: Any, text: str, *, masks_spell_keys: bool 
         ({"patternProperties": {"^x": INTEGER}, "type": "object"}, ['{"x":1,"xy":2}'], ['{"\\u0078":"s"}', '{"y":1}']),
         ({"type": "object"}, ['{"a":1,"b":[]}', "{}"], ["[]"]),
         ({"type": "object", "required": ["z"]}, ['{"z":[1]}'], ["{}"]),
+        (
+            {"type": "object", "required": ["z"], "additionalProperties": INTEGER},
+            ['{"z":1}', '{"z":1,"y":2}'],
+            ["{}", '{"z":"x"}', '{"z":1,"y":"x"}'],
+        ),
+        (
+            {"type": "object", "properties": {"a": TEXT}, "required": ["z"], "additionalProperties": True},
+            ['{"a":"x","z":[1]}'],
+            ['{"a":"x"}', '{"a":1,"z":1}'],
+        ),
         ({"type": "object", "propertyNames": TEXT, "additionalProperties": INTEGER}, ['{"a":1}'], ['{"a":"x"}']),
         (
             {"type": "object", "propertyNames": {"enum": ["p", "q"]}, "additionalProperties": INTEGER},
