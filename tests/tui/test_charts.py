@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.engine.events import Prefill
-from headrace.app.tui.decode.context import ContextSection, seconds_until_full
+from headrace.app.tui.decode.context import ContextSection, origins, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
 from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_line, colour, latency_chart
@@ -459,3 +459,13 @@ def test_the_legend_leaves_out_what_does_not_fit() -> None:
     assert section.lines(metrics, 60, 7)[-1].plain.endswith("• measured")
     assert section.lines(metrics, 40, 7)[-1].plain.rstrip().endswith("one token a step")
     assert section.lines(metrics, 24, 7)[-1].plain.rstrip().endswith("expected")
+
+
+def test_the_contexts_legend_is_in_the_order_of_its_bar() -> None:
+    """Where all parts fit. A narrower view has the largest."""
+    metrics = _answering()
+    assert [name for name, tokens in origins(metrics) if tokens] == ["new", "output"]
+    section = ContextSection(metrics)
+    assert section.lines(metrics, 60, 8)[2].plain == "█ new 20  █ output 199"
+    assert section.lines(metrics, 18, 8)[2].plain == "█new 20 █out 199"
+    assert section.lines(metrics, 14, 8)[2].plain == "█out 199"

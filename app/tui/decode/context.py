@@ -113,23 +113,34 @@ def _look(name: str) -> tuple[str, str]:
 
 
 def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
-    """Return the parts with their tokens, the largest first: in short names where long ones do not fit, then summed."""
-    shown = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
+    """Return the parts with their tokens in the order of the bar: in short names where long ones do not fit.
+
+    Where short ones do not fit either: the largest parts, then the sum of the others.
+    """
+    shown = [part for part in parts if part[1]]
     if not shown:
         return Content.styled("empty", "$faint")
-    pieces = [Content.assemble(_look(name), (f" {name} ", "$quiet"), (f"{tokens:,}", "bold")) for name, tokens in shown]
-    if sum(piece.cell_length + 2 for piece in pieces) - 2 <= width:
-        return Content("  ").join(pieces)
-    short = [
-        Content.assemble(_look(name), (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,}", "bold"))
-        for name, tokens in shown
-    ]
+    pieces = [_named(name, tokens, f" {name}") for name, tokens in shown]
+    line = Content("  ").join(pieces)
+    if line.cell_length <= width:
+        return line
+    short = [_named(name, tokens, _SHORT.get(name, name)) for name, tokens in shown]
+    line = Content(" ").join(short)
+    if line.cell_length <= width:
+        return line
+    shown.sort(key=lambda part: -part[1])
 
     def rest(count: int) -> Content:
         total = sum(tokens for _, tokens in shown[count:])
         return Content.assemble((f"+ {len(shown) - count} more ", "$quiet"), (f"{total:,}", "bold"))
 
-    return legend(short, rest, width, max_lines=1, gap=1)[0]
+    largest = [_named(name, tokens, _SHORT.get(name, name)) for name, tokens in shown]
+    return legend(largest, rest, width, max_lines=1, gap=1)[0]
+
+
+def _named(name: str, tokens: int, label: str) -> Content:
+    """Return a part of the legend: its mark, its label and its tokens."""
+    return Content.assemble(_look(name), (f"{label} ", "$quiet"), (f"{tokens:,}", "bold"))
 
 
 def _reuse(metrics: LiveMetrics, width: int) -> Content:
