@@ -30,15 +30,15 @@ class Outbox:
         self._opening = answer.prompt.opening  # sent with the first text
         self._parts: list[TextChunk | Completed] = []
         self._sent = float("-inf")
-        self._has_output = False
+        self._has_first = False  # the first output was added
 
     def add(self, part: TextChunk | Completed) -> None:
         """Add a step, or the end of the answer, and send if it is time."""
         if isinstance(part, Completed) and part.is_empty:
             return
         self._parts.append(part)
-        is_first = not self._has_output and bool(part.text or part.calls or part.call_deltas)
-        self._has_output = self._has_output or is_first
+        is_first = not self._has_first and self._answer.ttft_s is not None
+        self._has_first = self._has_first or is_first
         if is_first or part.calls or time.monotonic() - self._sent >= self.text_s:  # a delta ends with calls
             self.flush()
 

@@ -122,7 +122,7 @@ class Timeline:
             queue_s=self._admitted - self._submitted,
             prefill_s=self.prefill_s,
             first_step_s=first_s,
-            ttft_s=None if first_s is None else self._prefilled - self._submitted + first_s,
+            ttft_s=None,  # an `Answer` knows which step gave the first output
             step_latency=Percentiles.of(steps),
             step_s=decode_s / len(steps) if steps else None,
             itl=Percentiles.of(itl),

@@ -163,7 +163,7 @@ class Summary:
 
     queue_s: request submitted -> admitted, without tokenize_s.
     prefill_s: admitted -> end of prefill.
-    ttft_s: request submitted -> first token ready, without tokenisation.
+    ttft_s: prompt submitted -> first text or tool call; None without one, and of token ids alone.
     reused_tokens: prompt tokens found in the cache.
     prefill_tokens: computed before the first step, which computes the prompt's last token.
     steps: all, the one of the end-of-turn token included.
@@ -173,8 +173,7 @@ class Summary:
     proposed, accepted: draft tokens of all steps.
     busy: other programs slowed the steps down, so there is no mbu.
 
-    An `Answer` counts queue_s and ttft_s from its prompt's submission, ttft_s to the first text or tool call, and sets
-    tokenize_s, mbu and busy.
+    An `Answer` counts queue_s from its prompt's submission, and sets ttft_s, tokenize_s, mbu and busy.
     """
 
     prompt_tokens: int

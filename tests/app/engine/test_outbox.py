@@ -19,12 +19,13 @@ def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: st
     tokenizer: Any = SimpleNamespace(decode=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     text = AnswerText(tokenizer, Request([1]), thinks=bool(opening), has_kinds=thinks)
-    answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), ttft_s=0.5)
+    answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), ttft_s=None)
     sent: list[Any] = []
     outbox = Outbox(1, answer, sent.append, text_s=text_s)
     summary: Any = None
     for event in (*(Step((token,), RECORD) for token in range(len(pieces))), Finished("length", summary)):
         part: Any = text.part(event)
+        answer.ttft_s = 0.5 if part.text else answer.ttft_s
         outbox.add(part)
     outbox.flush()
     return sent

@@ -147,7 +147,7 @@ def test_cancel_before_the_first_token(network: Decoder) -> None:
     said, end = answer(watched, Request(LONG, cancel=cancel), context_limit=512)
     assert (said, end.reason) == ([], "cancelled")
     assert not watched.fed
-    assert (end.summary.ttft_s, end.summary.steps, end.summary.completion_tokens) == (None, 0, 0)
+    assert (end.summary.first_step_s, end.summary.steps, end.summary.completion_tokens) == (None, 0, 0)
     assert end.summary.prefill_tokens == 0
 
 

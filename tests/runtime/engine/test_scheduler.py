@@ -217,11 +217,11 @@ def test_queue_time_and_prefill_time_are_separate() -> None:
     cache: Any = SimpleNamespace(committed=9, committed_bytes=180, allocated_bytes=200)
     assert timeline.step_done(cache, PassFacts(3)).batch == 3
     summary = timeline.summary(cache, 1)
-    assert (summary.queue_s, summary.prefill_s, summary.first_step_s, summary.ttft_s) == (2.0, 3.0, 1.0, 6.0)
+    assert (summary.queue_s, summary.prefill_s, summary.first_step_s) == (2.0, 3.0, 1.0)
     assert (summary.reused_tokens, summary.prefill_tokens) == (3, 5)
 
 
 def test_a_request_that_never_ran_has_no_figures() -> None:
     timeline = Timeline(cost=COST, prompt_tokens=9, clock=iter(map(float, deque(range(9)))).__next__)
     summary = timeline.summary(None, 0)
-    assert (summary.steps, summary.ttft_s, summary.kv_cache_bytes, summary.prefill_tokens) == (0, None, 0, 0)
+    assert (summary.steps, summary.kv_cache_bytes, summary.prefill_tokens) == (0, 0, 0)

@@ -47,7 +47,6 @@ def test_figures_of_a_known_timeline() -> None:
     summary, records = run(100.0, 100.7, [101.0, 101.1, 101.3, 101.4, 101.8])
     assert summary.prefill_s == pytest.approx(0.7)
     assert summary.first_step_s == pytest.approx(0.3)
-    assert summary.ttft_s == pytest.approx(1.0)
     assert summary.prefill_tokens_per_second == pytest.approx(7 / 0.7)  # the first step feeds the eighth
     assert summary.tpot_s == pytest.approx(0.8 / 4)  # four intervals between five tokens
     assert summary.decode_tokens_per_second == pytest.approx(5.0)
@@ -110,9 +109,9 @@ def test_step_bytes_count_used_entries_up_to_the_window() -> None:
 
 def test_figures_that_need_more_steps_are_absent() -> None:
     none, _ = run(0.0, 1.0, [])
-    assert (none.ttft_s, none.first_step_s, none.itl, none.tpot_s, none.achieved_gb_s) == (None,) * 5
+    assert (none.first_step_s, none.itl, none.tpot_s, none.achieved_gb_s) == (None,) * 4
     one, _ = run(0.0, 1.0, [1.5])
-    assert (one.ttft_s, one.itl, one.tpot_s, one.decode_tokens_per_second) == (1.5, None, None, None)
+    assert (one.first_step_s, one.itl, one.tpot_s, one.decode_tokens_per_second) == (0.5, None, None, None)
 
 
 def test_equal_clock_readings_cause_no_division_by_zero() -> None:
