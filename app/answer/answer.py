@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
 from headrace.app.answer.repetition import Repetition
+from headrace.app.answer.usage import named_figures
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.machine.sensors import Sensors
-from headrace.runtime.metrics.telemetry import StepRecord, Summary, in_milliseconds
+from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.sampling.params import SamplingParams
 
 TextEvent = Part | Failed
@@ -207,14 +208,8 @@ class Answer:
 
     def timing(self) -> dict[str, object]:
         """Return the `timing` object of a result document."""
-        summary = self.end.summary
-        return {
-            "ttft_s": self.ttft_s,
-            "prefill_s": summary.prefill_s,
-            "itl_ms": in_milliseconds(summary.itl),
-            "decode_tokens_per_second": summary.decode_tokens_per_second,
-            "e2e_s": self.e2e_s,
-        }
+        timed = named_figures(self.end.summary, "ttft_s", "prefill_s", "itl_ms", "decode_tokens_per_second")
+        return {**timed, "e2e_s": self.e2e_s}
 
 
 def sampling_document(params: SamplingParams) -> dict[str, object]:

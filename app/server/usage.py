@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from headrace.app.answer.usage import openai_usage
-from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
+from headrace.app.answer.usage import named_figures, openai_usage
+from headrace.runtime.metrics.telemetry import Summary
 
 
 def request_usage(
@@ -25,18 +25,9 @@ def request_usage(
 
 
 def timings(summary: Summary) -> dict[str, object]:
-    """Return an answer's times and speeds, under the names of `run --json`."""
-    return {
-        "queue_s": summary.queue_s,
-        "tokenize_s": summary.tokenize_s,
-        "prefill_s": summary.prefill_s,
-        "ttft_s": summary.ttft_s,
-        "prefill_tokens_per_second": summary.prefill_tokens_per_second,
-        "decode_tokens_per_second": summary.decode_tokens_per_second,
-        "itl_ms": in_milliseconds(summary.itl),
-        "decode_steps": summary.steps,
-        "proposed_tokens": summary.proposed,
-        "accepted_tokens": summary.accepted,
-        "achieved_bandwidth_gb_s": summary.achieved_gb_s,
-        "mbu": summary.mbu,
-    }
+    """Return an answer's times and speeds."""
+    return named_figures(
+        summary,
+        *("queue_s", "tokenize_s", "prefill_s", "ttft_s", "prefill_tokens_per_second", "decode_tokens_per_second"),
+        *("itl_ms", "decode_steps", "proposed_tokens", "accepted_tokens", "achieved_bandwidth_gb_s", "mbu"),
+    )

@@ -15,6 +15,7 @@ from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
 from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase, sentence
+from headrace.app.answer.usage import named_figures
 from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import print_json, say
@@ -199,7 +200,7 @@ def run_trace(report: RunReport) -> dict[str, object]:
     """Return the trace-event document of the answer."""
     answer = report.answer
     summary = report.summary
-    tokenized = answer.prompt.tokenize_s
+    tokenized = summary.tokenize_s
     admitted = tokenized + summary.queue_s
     before = [Span("tokenize", 0.0, tokenized), Span("wait", tokenized, admitted)]
     start = admitted + summary.prefill_s
@@ -223,20 +224,13 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, object]:
         "prompt_tokens": summary.prompt_tokens,
         "cached_tokens": summary.reused_tokens,
         "completion_tokens": summary.completion_tokens,
-        "decode_steps": summary.steps,
-        "proposed_tokens": summary.proposed,
-        "accepted_tokens": summary.accepted,
+        **named_figures(summary, "decode_steps", "proposed_tokens", "accepted_tokens"),
         "context_limit": report.model.context_limit,
         "load_s": report.load_s,
-        "ttft_s": answer.ttft_s,
-        "tokenize_s": answer.prompt.tokenize_s,
-        "prefill_s": summary.prefill_s,
-        "first_step_s": summary.first_step_s,
-        "prefill_tokens_per_second": summary.prefill_tokens_per_second,
-        "tpot_s": summary.tpot_s,
-        "decode_tokens_per_second": summary.decode_tokens_per_second,
-        "itl_ms": in_milliseconds(summary.itl),
-        "step_ms": in_milliseconds(summary.step_latency),
+        **named_figures(
+            summary, "ttft_s", "tokenize_s", "prefill_s", "first_step_s", "prefill_tokens_per_second", "tpot_s"
+        ),
+        **named_figures(summary, "decode_tokens_per_second", "itl_ms", "step_ms"),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
         "kv_format": report.model.kv.name if report.model.kv else None,
         "activations": report.model.activations,
@@ -296,7 +290,7 @@ def summary_line(report: RunReport) -> str:
     shown = None if report.without_kernels else report.mbu.share
     busy = report.busy and not report.without_kernels
     rate = summary.decode_tokens_per_second
-    parts = phrases(summary.completion_tokens, rate, report.answer.ttft_s, shown, busy=busy)
+    parts = phrases(summary.completion_tokens, rate, summary.ttft_s, shown, busy=busy)
     if summary.accepted:
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
     elif shown is not None:  # there is no room for both
@@ -322,8 +316,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("prompt", f"{summary.prompt_tokens} tokens" + (f", {cached} cached" if cached else "")),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),
-        ("TTFT", report_seconds(answer.ttft_s)),
-        ("  tokenize", report_seconds(answer.prompt.tokenize_s)),
+        ("TTFT", report_seconds(summary.ttft_s)),
+        ("  tokenize", report_seconds(summary.tokenize_s)),
         ("  prefill", _prefill(report)),
         ("  first step", report_seconds(summary.first_step_s)),
         ("decode", f"{report_rate(summary.decode_tokens_per_second, 'tok/s')}, TPOT {report_seconds(summary.tpot_s)}"),
