@@ -16,7 +16,7 @@ from headrace.app.cli.answer_options import answer_options, as_object
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.load_for_answers import load_draft
-from headrace.app.cli.model_options import chosen_draft, chosen_hosts, model_options
+from headrace.app.cli.model_options import LoadArguments, model_options
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
@@ -45,16 +45,10 @@ class BatchArguments:
     model: str | None
     system: str | None
     options: AnswerOptions
-    draft: str | None
     raw: bool
     parallel: int
     in_order: bool
-    context: int | None
-    kv: str | None
-    activations: str | None
-    hosts: str | None
-    split: str | None
-    force: bool
+    load: LoadArguments
     as_json: bool
     quiet: bool
 
@@ -111,17 +105,16 @@ def batch(arguments: BatchArguments) -> int:
     from headrace.runtime.engine.request import CancelFlag
 
     settings = load_settings()
-    draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)
-    hosts = chosen_hosts(arguments.hosts, arguments.split)
+    draft = arguments.load.chosen_draft(settings, arguments.options.speculate)
+    load_options = arguments.load.options(settings)
     raw_lines = read_lines(arguments.source)
     cancel = CancelFlag()
-    context = arguments.context or settings.chat.context or None
     with ExitStack() as stack:
         file = None
         if arguments.output not in (None, STDOUT):
             file = stack.enter_context(closing(ResultFile(Path(str(arguments.output)))))
         resolved = resolved_model(chosen_model(arguments.model, settings), quiet=arguments.quiet)
-        lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, context))
+        lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, load_options["context"]))
         if file is not None:
             file.begin({line.digest: line.number for line in lines}, in_order=arguments.in_order)
             if file.replaced:
@@ -129,15 +122,11 @@ def batch(arguments: BatchArguments) -> int:
         remaining = [line for line in lines if file is None or line.digest not in file.answered]
         tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
         if remaining:
-            kv = arguments.kv or settings.chat.kv
-            rounding = arguments.activations or settings.chat.activations
             loaded = load_noted(
                 resolved,
-                context=context,
-                kv=kv,
-                activations=rounding,
-                force=arguments.force,
-                hosts=hosts,
+                **load_options,
+                force=arguments.load.force,
+                hosts=arguments.load.hosts,
                 quiet=arguments.quiet,
             )
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)

@@ -16,13 +16,13 @@ from headrace.app.cli.answer_options import answer_option, as_object, read_optio
 from headrace.app.cli.completion import session_ids
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import (
+    LoadArguments,
     activations_option,
     adapter_option,
-    chosen_draft,
-    chosen_hosts,
     draft_option,
     hosts_options,
     kv_option,
+    load_arguments,
     model_option,
 )
 from headrace.app.cli.say import say
@@ -48,14 +48,9 @@ class ChatOptions:
     system: str | None
     temperature: float | None
     seed: int | None
-    context: int | None
-    kv: str | None
-    activations: str | None
     speculate: str | None
     thinking: str | None
-    draft: str | None
-    hosts: str | None
-    split: str | None
+    load: LoadArguments
     connect: str | None
     api_key: str | None
     plain: bool
@@ -93,6 +88,7 @@ class ChatOptions:
 @click.option("--api-key", metavar="KEY", help="Key of that server [HEADRACE_API_KEY].")
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 @click.option("--inline", is_flag=True, help="Line by line, answers as rendered Markdown in the scrollback.")
+@load_arguments
 @as_object(ChatOptions)
 def chat(given: ChatOptions) -> int:
     """Chat in the terminal and watch the decode loop.
@@ -112,7 +108,7 @@ def chat(given: ChatOptions) -> int:
         os.environ["TERM"] = "dumb"  # for progress lines and questions, too
     _ = given.sampling  # checked first
     settings = load_settings()
-    draft = chosen_draft(given.draft, settings.chat.draft, given.speculate)
+    draft = given.load.chosen_draft(settings, given.speculate)
     agree_to_copy(draft)
     with store_for_chat() as store:
         try:
@@ -120,11 +116,7 @@ def chat(given: ChatOptions) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        load_options: ModelOptions = {
-            "context": given.context or settings.chat.context or None,
-            "kv": given.kv or settings.chat.kv,
-            "activations": given.activations or settings.chat.activations,
-        }
+        load_options = given.load.options(settings)
         if given.inline or os.environ["TERM"] == "dumb":
             return _line_chat(store, session, settings, _engine_of(given, draft), load_options)
         return _screen_chat(store, session, settings, _engine_of(given, draft), load_options)
@@ -134,10 +126,9 @@ def _engine_of(given: ChatOptions, draft: str | None) -> "Callable[[], ChatEngin
     """Return the maker of engines: on this machine, or on a server. Raises UsageError for an address that is none."""
     from headrace.app.engine.client import EngineClient
 
-    hosts = chosen_hosts(given.hosts, given.split)
     if given.connect is None:
-        return partial(EngineClient, draft, hosts)
-    if hosts is not None:
+        return partial(EngineClient, draft, given.load.hosts)
+    if given.load.hosts is not None:
         raise UsageError("--connect excludes --hosts", "the server's own --hosts divides its model")
     from headrace.app.engine.http_address import HTTPAddress
     from headrace.app.engine.remote import RemoteEngine

@@ -1,8 +1,9 @@
 """Options of commands that load a model: its name, adapter, draft model, context, K/V format, hosts, memory."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,7 +11,61 @@ from headrace.app.cli.completion import files, model_names
 from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice
 from headrace.runtime.errors import UsageError
 
+if TYPE_CHECKING:
+    from headrace.app.config.settings import Settings
+    from headrace.app.engine.commands import ModelOptions
+
 Command = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadArguments:
+    """Options of a command that loads a model; None: not given.
+
+    draft: the draft model's name.
+    context: limit in tokens.
+    kv: K/V format.
+    activations: bits of prompts' activations.
+    hosts: machines that share the model; None: this one alone.
+    force: go beyond the memory limit.
+    """
+
+    draft: str | None = None
+    context: int | None = None
+    kv: str | None = None
+    activations: str | None = None
+    hosts: HostsChoice | None = None
+    force: bool = False
+
+    def options(self, settings: "Settings") -> "ModelOptions":
+        """Return the options of loading: those given, else the settings'."""
+        return {
+            "context": self.context or settings.chat.context or None,
+            "kv": self.kv or settings.chat.kv,
+            "activations": self.activations or settings.chat.activations,
+        }
+
+    def chosen_draft(self, settings: "Settings", speculate: str | None) -> str | None:
+        """Return the draft model's name: the given one, else the settings'; None for none.
+
+        speculate: as given on the command line. Raises UsageError where both are given.
+        """
+        if self.draft is None:
+            return settings.chat.draft or None if speculate is None else None
+        if speculate is not None:
+            raise UsageError(f"--draft and --speculate {speculate} exclude each other")
+        return self.draft
+
+
+def load_arguments(command: Command) -> Command:
+    """Pass a click command its options of loading as one object, `load`."""
+
+    @wraps(command)
+    def collected(**arguments: Any) -> object:
+        names = [field.name for field in fields(LoadArguments) if field.name in arguments]
+        return command(load=LoadArguments(**{name: arguments.pop(name) for name in names}), **arguments)
+
+    return collected
 
 
 def model_option(command: Command) -> Command:
@@ -20,7 +75,11 @@ def model_option(command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """Add --draft, --context, --adapter, --kv, --activations, --hosts, --split and --force to a click command."""
+    """Add --draft, --context, --adapter, --kv, --activations, --hosts, --split and --force to a click command.
+
+    It receives all but the adapter as `load`.
+    """
+    command = load_arguments(command)
     context = click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
     force = click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
     # click shows the option first that was added last
@@ -66,7 +125,14 @@ def activations_option(command: Command) -> Command:
 
 
 def hosts_options(command: Command) -> Command:
-    """Add --hosts and --split to a click command."""
+    """Add --hosts and --split to a click command, which receives both as `hosts`, a `HostsChoice` or None."""
+
+    @wraps(command)
+    def with_choice(hosts: str | None, split: str | None, **arguments: Any) -> object:
+        if hosts is None and split is not None:
+            raise UsageError("--split needs --hosts")
+        return command(hosts=None if hosts is None else HostsChoice(hosts, split or "auto"), **arguments)
+
     split = click.option(
         "--split",
         type=click.Choice(SPLIT_NAMES),
@@ -79,27 +145,4 @@ def hosts_options(command: Command) -> Command:
         shell_complete=files,
         help="Machines that share the model: a hostfile of mlx.launch, or names for ssh: localhost,mac2.",
     )
-    return hosts(split(command))
-
-
-def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | None:
-    """Return the draft model's name: that of the command line, else the settings' `usual`; None for none.
-
-    speculate: as given on the command line. Raises UsageError where both are given.
-    """
-    if given is not None and speculate is not None:
-        raise UsageError(f"--draft and --speculate {speculate} exclude each other")
-    if speculate is not None:
-        return None
-    if given is not None:
-        return given
-    return usual or None
-
-
-def chosen_hosts(hosts: str | None, split: str | None) -> HostsChoice | None:
-    """Return the choice; None for this machine alone. Raises UsageError."""
-    if hosts is None:
-        if split is not None:
-            raise UsageError("--split needs --hosts")
-        return None
-    return HostsChoice(hosts, split or "auto")
+    return hosts(split(with_choice))

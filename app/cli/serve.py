@@ -14,7 +14,7 @@ import click
 
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.model_options import chosen_draft, chosen_hosts, model_option, model_options
+from headrace.app.cli.model_options import LoadArguments, model_option, model_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
@@ -43,13 +43,7 @@ class ServeArguments:
     queue: int
     grace: float
     idle_unload: float | None
-    draft: str | None
-    context: int | None
-    kv: str | None
-    activations: str | None
-    hosts: str | None
-    split: str | None
-    force: bool
+    load: LoadArguments
     quiet: bool
     parent: int | None
 
@@ -113,7 +107,7 @@ def serve(arguments: ServeArguments) -> int:
     if arguments.parent is not None:
         _end_with(arguments.parent)
     settings = load_settings()
-    draft = chosen_draft(arguments.draft, settings.chat.draft, None)
+    draft = arguments.load.chosen_draft(settings, None)
     model = arguments.first_model or chosen_model(None, settings)
     if arguments.models:
         _check_installed(name for name in arguments.models if name != model)
@@ -121,15 +115,13 @@ def serve(arguments: ServeArguments) -> int:
         agree_to_copy(name, quiet=arguments.quiet)
     spec = ModelSpec(
         model,
-        arguments.context or settings.chat.context or None,
-        arguments.kv or settings.chat.kv,
-        activations=arguments.activations or settings.chat.activations,
-        force=arguments.force,
+        **arguments.load.options(settings),
+        force=arguments.load.force,
         draft=draft,
         serving=True,
         max_running=arguments.parallel,
     )
-    client = EngineClient(hosts=chosen_hosts(arguments.hosts, arguments.split))
+    client = EngineClient(hosts=arguments.load.hosts)
     try:
         client.start(spec)  # before the imports below, which take a while
         from headrace.app.server.serve import ServerOptions, listening_socket

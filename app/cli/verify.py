@@ -8,7 +8,13 @@ import click
 
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.model_options import activations_option, chosen_hosts, hosts_options, kv_option
+from headrace.app.cli.model_options import (
+    LoadArguments,
+    activations_option,
+    hosts_options,
+    kv_option,
+    load_arguments,
+)
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 
@@ -22,12 +28,8 @@ class VerifyArguments:
     sequences: int
     seed: int
     server: bool
-    kv: str | None
-    activations: str | None
     as_json: bool
-    force: bool
-    hosts: str | None
-    split: str | None
+    load: LoadArguments
 
 
 @click.command()
@@ -43,6 +45,7 @@ class VerifyArguments:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--force", is_flag=True, help="Go beyond the memory limit.")
 @hosts_options
+@load_arguments
 @as_object(VerifyArguments)
 def verify(given: VerifyArguments) -> int:
     """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
@@ -58,16 +61,15 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.verify.run import verify_interfaces
 
     settings = load_settings()
-    hosts = chosen_hosts(given.hosts, given.split)
+    hosts = given.load.hosts
     here = None
     if hosts is not None and given.server:
         raise UsageError("--server compares programs on this machine", "leave out --hosts")
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
-    kv = given.kv or settings.chat.kv
-    rounding = given.activations or settings.chat.activations
-    load = partial(load_noted, resolved, context=None, kv=kv, activations=rounding, force=given.force)
+    options = given.load.options(settings)
+    options["context"] = None
+    load = partial(load_noted, resolved, **options, force=given.load.force)
     plan = Plan(given.tokens, given.sequences, given.seed)
-    options = {"kv": kv, "activations": rounding, "force": given.force}
     loaded = None if given.server else load(hosts=hosts)
     if hosts is not None:
         try:
@@ -75,7 +77,7 @@ def verify(given: VerifyArguments) -> int:
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
     if loaded is None:
-        document = verify_interfaces(load, plan, resolved.path, options)
+        document = verify_interfaces(load, plan, resolved.path, {**options, "force": given.load.force})
     else:
         document = run_checks(loaded, plan, here)
     if given.as_json:

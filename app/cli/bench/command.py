@@ -16,7 +16,6 @@ from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, typed_options
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import agree_to_copy
-from headrace.app.cli.model_options import chosen_hosts
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.document import json_text
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -50,8 +49,8 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
         return 0
     keep_awake()
     given = BenchOptions(**options)
-    hosts = chosen_hosts(given.hosts, given.split)
-    if hosts is not None and (given.quality or given.peers or given.profile or given.threads or len(given.models) > 1):
+    others = given.quality or given.peers or given.profile or given.threads or len(given.models) > 1
+    if given.hosts is not None and others:
         raise UsageError(
             "--hosts measures one model of headrace alone",
             "leave out --quality, --vs, --profile, other models, and --threads for HEADRACE_THREADS",
@@ -212,7 +211,7 @@ def _run_options(given: BenchOptions) -> "Options":
         kv=formats,
         activations=given.activations or settings.chat.activations,
         draft=given.draft,
-        hosts=chosen_hosts(given.hosts, given.split),
+        hosts=given.hosts,
     )
 
 

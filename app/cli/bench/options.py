@@ -9,7 +9,7 @@ import click
 
 from headrace.app.cli.completion import files, kv_names, model_names, workload_names
 from headrace.app.cli.model_options import hosts_options
-from headrace.app.config.load_options import ACTIVATION_NAMES
+from headrace.app.config.load_options import ACTIVATION_NAMES, HostsChoice
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class BenchOptions:
     quality: bool
     kv: str | None
     activations: str | None
-    hosts: str | None
-    split: str | None
+    hosts: HostsChoice | None
     against: tuple[str, ...]
     text: Path | None
     profile: bool

@@ -13,7 +13,6 @@ from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
-from headrace.app.cli.model_options import chosen_draft, chosen_hosts
 from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
 from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession
@@ -49,7 +48,7 @@ def run_answer(arguments: RunArguments) -> int:
         say(f"attached: {', '.join(names)}", err=True)  # files of a folder, a pattern or the prompt
     settings = load_settings()
     arguments.options.grammar_source()  # refused before a model is loaded
-    draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)
+    draft = arguments.load.chosen_draft(settings, arguments.options.speculate)
     session = RunSession(settings, arguments)
     started = time.perf_counter()
     requantize = None  # refused before anything is fetched
@@ -58,12 +57,10 @@ def run_answer(arguments: RunArguments) -> int:
     resolved = resolved_model(session.model, quiet=arguments.quiet, chat=not arguments.raw)
     loaded = load_noted(
         resolved,
-        context=arguments.context or settings.chat.context or None,
+        **arguments.load.options(settings),
         requantize=requantize,
-        kv=arguments.kv or settings.chat.kv,
-        activations=arguments.activations or settings.chat.activations,
-        force=arguments.force,
-        hosts=chosen_hosts(arguments.hosts, arguments.split),
+        force=arguments.load.force,
+        hosts=arguments.load.hosts,
         quiet=arguments.quiet,
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.cli.model_options import LoadArguments
 from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
 
@@ -24,15 +25,9 @@ class RunArguments:
     save: bool | None
     options: AnswerOptions
     samples: int | None
-    draft: str | None
-    context: int | None
-    kv: str | None
-    activations: str | None
-    hosts: str | None
-    split: str | None
+    load: LoadArguments
     quantize: int | None
     group_size: int | None
-    force: bool
     raw: bool
     as_json: bool
     with_steps: bool
@@ -72,7 +67,6 @@ class RunArguments:
         rules = (
             (report and not self.as_json, "--steps and --logprobs need --json"),
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
-            (self.hosts is None and self.split is not None, "--split needs --hosts"),
             (self.quiet and figures, "--quiet excludes --stats and --explain"),
             (
                 self.show_prompt and (self.samples is not None or self.reported),

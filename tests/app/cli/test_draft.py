@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.batch import batch
-from headrace.app.cli.model_options import chosen_draft
+from headrace.app.cli.model_options import LoadArguments
 from headrace.app.cli.run.command import run
+from headrace.app.config.settings import ChatSettings, Settings
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Delta
 from headrace.app.engine.host import EngineHost
@@ -100,12 +101,13 @@ def test_a_draft_of_other_tokens_is_one_clear_error(model: Path, other: Path) ->
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
-    assert chosen_draft(None, "", None) is None
-    assert chosen_draft(None, "small", None) == "small"
-    assert chosen_draft("tiny", "small", None) == "tiny"
-    assert chosen_draft(None, "small", "off") is None
+    small = Settings(chat=ChatSettings(draft="small"))
+    assert LoadArguments().chosen_draft(Settings(), None) is None
+    assert LoadArguments().chosen_draft(small, None) == "small"
+    assert LoadArguments(draft="tiny").chosen_draft(small, None) == "tiny"
+    assert LoadArguments().chosen_draft(small, "off") is None
     with pytest.raises(UsageError, match="--draft"):
-        chosen_draft("tiny", "", "ngram")
+        LoadArguments(draft="tiny").chosen_draft(Settings(), "ngram")
 
 
 def said(host: EngineHost, **options: Any) -> tuple[str, set[str | None]]:
