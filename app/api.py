@@ -26,7 +26,6 @@ from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.predict.targets import targets_for
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
@@ -341,7 +340,7 @@ def predict(
     if chip and len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError(f"chip {chip!r} has several variants: {names}", "name one of them, or give memory_gb")
-    return predict_shape(shape, targets[0], assumptions(ENGINE), context, batch)
+    return predict_shape(shape, targets[0], context, batch)
 
 
 def _prompt(given: str | Sequence[Message], *, raw: bool, name: str = "messages") -> str | Sequence[Message]:

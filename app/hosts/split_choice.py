@@ -10,7 +10,6 @@ from headrace.app.hosts.probe import Measured
 from headrace.app.predict.hosts import SPLITS, Way, best, predict_hosts, split_layers, tensor_shares, waits
 from headrace.app.predict.links import Link, links
 from headrace.app.predict.prediction import Target
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.cost.step_shape import StepShape
@@ -55,7 +54,7 @@ def _can_divide(checkpoint: Checkpoint, split: Split) -> bool:
 def predicted_way(shape: StepShape, targets: Sequence[Target], link: Link, ways: Sequence[Way]) -> str:
     """Return the fastest of these ways, of those that fit."""
     context = min(CONTEXT, shape.context_length - 1)
-    return best([predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way) for way in ways]).way
+    return best([predict_hosts(shape, targets, link, context, way=way) for way in ways]).way
 
 
 def link_seconds(shape: StepShape, split: Split, link: Link) -> float:

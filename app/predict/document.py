@@ -18,7 +18,6 @@ from headrace.app.predict.prediction import (
     summarise_assumptions,
     verifying_seconds,
 )
-from headrace.app.predict.published import ENGINE, Assumptions, assumptions
 from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
@@ -32,7 +31,6 @@ _NOTICEABLE = 0.005  # smaller gains round to 1.00
 
 def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
     """Predict one model on every target at every context, and the gain of each change on the first target."""
-    assumed = assumptions(ENGINE)
     first = targets[0]
     longest = max(contexts)
     return {
@@ -44,7 +42,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
                 "largest_context": largest_context(shape, target),
                 "predictions": [
                     {
-                        **asdict(predict(shape, target, assumed, context)),
+                        **asdict(predict(shape, target, context)),
                         "measured": _measured(name, shape, target, context),
                     }
                     for context in contexts
@@ -58,7 +56,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
             "as_is": _lever(shape, first, longest, 1),
             "changes": _improvements(shape, first, longest),
         },
-        "assumptions": [*summarise_assumptions(targets, assumed, shape.kv_format), f"sizes from {shape.source}"],
+        "assumptions": [*summarise_assumptions(targets, shape.kv_format), f"sizes from {shape.source}"],
     }
 
 
@@ -66,7 +64,6 @@ def users_prediction(
     name: str, shape: StepShape, targets: Sequence[Target], users: Sequence[int], context: int
 ) -> Document:
     """Predict one model for several users at a time, each with `context` tokens."""
-    assumed = assumptions(ENGINE)
     return {
         "model": described_model(name, shape),
         "context": context,
@@ -76,12 +73,12 @@ def users_prediction(
                 **_target(target),
                 "compute_tflop_s": target.flops / 1e12 if target.flops else None,
                 "most_users": most_sequences(shape, target, context),
-                "predictions": [_shared(predict(shape, target, assumed, context, count)) for count in users],
+                "predictions": [_shared(predict(shape, target, context, count)) for count in users],
             }
             for target in targets
         ],
         "assumptions": [
-            *summarise_assumptions(targets, assumed, shape.kv_format),
+            *summarise_assumptions(targets, shape.kv_format),
             "users decode together: a step reads the weights once and every user's K/V, for a token each",
             "users share no prefix",
             f"sizes from {shape.source}",
@@ -93,9 +90,8 @@ def acceptance_prediction(
     name: str, shape: StepShape, targets: Sequence[Target], context: int, chance: float
 ) -> Document:
     """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
-    assumed = assumptions(ENGINE)
     lines = [
-        *summarise_assumptions(targets, assumed, shape.kv_format),
+        *summarise_assumptions(targets, shape.kv_format),
         f"each draft token is accepted at a rate of {percent(chance)} if those before it were",
         "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
     ]
@@ -108,19 +104,19 @@ def acceptance_prediction(
         "model": described_model(name, shape),
         "context": context,
         "acceptance": chance,
-        "targets": [_speculating(shape, target, assumed, context, chance) for target in targets],
+        "targets": [_speculating(shape, target, context, chance) for target in targets],
         "assumptions": lines,
     }
 
 
-def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
+def _speculating(shape: StepShape, target: Target, context: int, chance: float) -> Document:
     """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays, None if unknown."""
-    alone, expected = verifying_seconds(shape, target, assumed, context, 0)
+    alone, expected = verifying_seconds(shape, target, context, 0)
     if target.flops is None:  # the arithmetic of draft tokens is no gift
         unknown = dict.fromkeys(("tokens_per_second_guessing", "gain", "best"))
         speed = {"compute_tflop_s": None, "is_expected": expected, "tokens_per_second": 1 / alone}
         return {**_target(target), **speed, **unknown, "guesses": []}
-    costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in DRAFT_LENGTHS}
+    costs = {count: verifying_seconds(shape, target, context, count)[0] / alone for count in DRAFT_LENGTHS}
     best, gain = best_draft(costs, chance)
     rows = [
         {
@@ -155,7 +151,6 @@ def _shared(prediction: Prediction) -> Document:
 
 def catalog_fit(target: Target, context: int) -> Document:
     """Predict every catalog model on one target, smallest first."""
-    assumed = assumptions(ENGINE)
     uses = uses_by_model(recommendations(target))
     rows = []
     for entry in load_catalog().values():
@@ -168,14 +163,14 @@ def catalog_fit(target: Target, context: int) -> Document:
                 "quantization": entry.quantization,
                 "largest_context": largest_context(shape, target),
                 "recommended_for": uses.get(entry.name, []),
-                **asdict(predict(shape, target, assumed, at)),
+                **asdict(predict(shape, target, at)),
             }
         )
     return {
         "target": _target(target),
         "context": context,
         "models": rows,
-        "assumptions": [*summarise_assumptions([target], assumed, FLOAT16), "sizes from the catalog"],
+        "assumptions": [*summarise_assumptions([target], FLOAT16), "sizes from the catalog"],
     }
 
 
@@ -275,7 +270,7 @@ def _improvements(shape: StepShape, target: Target, context: int) -> list[Docume
 
 
 def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Document:
-    prediction = predict(shape, target, assumptions(ENGINE), context, batch)
+    prediction = predict(shape, target, context, batch)
     return {
         "memory": prediction.memory,
         "fits": prediction.fits,

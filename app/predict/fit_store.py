@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from headrace.app.predict.step_cost_fit import StepCost, StepCostFit
+from headrace.app.predict.step_cost_fit import StepCost
 from headrace.runtime import ops
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -37,9 +37,9 @@ class MeasuredFit:
     quiet: bool
     points: int = 0
 
-    def seconds(self, nbytes: float) -> float:
-        """Return the expected time of a step that moves `nbytes`."""
-        return StepCostFit(self.fixed_s, self.bytes_per_second, ()).seconds(nbytes)
+    def seconds(self, nbytes: float, share: float = 1.0) -> float:
+        """Return the expected time of a step that moves `nbytes`. share: part of the layers that it runs."""
+        return self.fixed_s * share + nbytes / self.bytes_per_second
 
     @property
     def usable(self) -> bool:
@@ -59,8 +59,6 @@ def refusal(step_cost: StepCost, peak_gb_s: float | None, unsure: float | None) 
     rate = step_cost.effective_bandwidth_gb_s
     if peak_gb_s is not None and rate > peak_gb_s:
         return f"its {rate:.1f} GB/s exceed the measured peak of {peak_gb_s:.1f}"
-    if step_cost.fixed_ms < 0:
-        return "its fixed cost is negative"
     if step_cost.largest_residual > NOISE:
         return f"a point is {percent(step_cost.largest_residual)} off the line"
     if unsure is None:

@@ -9,12 +9,11 @@ is latency and bytes / bandwidth.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from headrace.app.predict.links import Link
-from headrace.app.predict.prediction import Target, step_seconds
-from headrace.app.predict.published import Assumptions
+from headrace.app.predict.prediction import Target, bounded_seconds
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape, total
 from headrace.runtime.metrics.cost import Matrix
@@ -72,7 +71,6 @@ def predict_hosts(
     shape: StepShape,
     targets: Sequence[Target],
     link: Link,
-    assumed: Assumptions,
     context: int,
     *,
     way: Way,
@@ -84,16 +82,16 @@ def predict_hosts(
     shares: Sequence[float]
     if way == "pipeline":
         layers = split_layers(shape, targets, context)
-        parts = [_pipeline_part(shape, target, assumed, context, layers, i) for i, target in enumerate(targets)]
+        parts = [_pipeline_part(shape, target, context, layers, i) for i, target in enumerate(targets)]
         compute = sum(part.seconds for part in parts)
         together = 1 / (max(part.seconds for part in parts) + link.send_s(hidden))
     else:
         layers = (shape.layers,) * ranks
         shares = tensor_shares(shape, targets)
-        parts = [_tensor_part(shape, t, assumed, context, share, 1) for t, share in zip(targets, shares, strict=True)]
+        parts = [_tensor_part(shape, t, context, share, 1) for t, share in zip(targets, shares, strict=True)]
         compute = max(part.seconds for part in parts)
         many = zip(targets, shares, strict=True)
-        batch = max(_tensor_part(shape, t, assumed, context, share, ranks).seconds for t, share in many)
+        batch = max(_tensor_part(shape, t, context, share, ranks).seconds for t, share in many)
         together = ranks / (batch + _tensor_waits(shape, link, ranks, ranks))
     on_link = waits(shape, link, ranks, way)
     prompt_waits = waits(shape, link, ranks, way, prompt)
@@ -202,9 +200,7 @@ def _share(matrix: Matrix, share: float) -> float:
     return share if matrix.divided else 1.0
 
 
-def _tensor_part(
-    shape: StepShape, target: Target, assumed: Assumptions, context: int, share: float, batch: int
-) -> _Part:
+def _tensor_part(shape: StepShape, target: Target, context: int, share: float, batch: int) -> _Part:
     cost = shape.cost
     kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
     read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
@@ -213,12 +209,10 @@ def _tensor_part(
         sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
     )
     memory = weight_bytes + _table(shape) * share + batch * kv_share * cost.kv_bytes(context)
-    return _part(shape, target, assumed, read + kv, memory)
+    return _part(shape, target, read + kv, memory)
 
 
-def _pipeline_part(
-    shape: StepShape, target: Target, assumed: Assumptions, context: int, layers: Sequence[int], rank: int
-) -> _Part:
+def _pipeline_part(shape: StepShape, target: Target, context: int, layers: Sequence[int], rank: int) -> _Part:
     """Return a machine's layers; the first has the embedding table and the output projection."""
     cost = shape.cost
     part = layers[rank] / shape.layers
@@ -227,20 +221,13 @@ def _pipeline_part(
     weight_bytes = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
     kv = cost.kv_bytes_read(context) + cost.kv_bytes_written()
     memory = part * (weight_bytes + cost.kv_bytes(context)) + output + (_table(shape) if rank == 0 else 0)
-    return _part(replace(shape, layers=layers[rank]), target, assumed, part * (read + kv) + output, memory, part)
+    return _part(shape, target, part * (read + kv) + output, memory, part)
 
 
-def _part(
-    shape: StepShape, target: Target, assumed: Assumptions, nbytes: float, memory: float, part: float = 1.0
-) -> _Part:
-    """Return a part of a step. part: of the layers, hence of a step's fixed cost."""
-    if target.fit is not None:
-        seconds: float | None = target.fit.fixed_s * part + nbytes / target.fit.bytes_per_second
-    else:
-        seconds = step_seconds(shape, target, assumed, nbytes)
-    least = nbytes / target.bandwidth
-    working = working_memory(shape, on_gpu=target.apple)
-    return _Part(nbytes, int(memory) + working, max(seconds or 0.0, least), seconds is not None)
+def _part(shape: StepShape, target: Target, nbytes: float, memory: float, share: float = 1.0) -> _Part:
+    """Return a part of a step. share: of the layers, hence of a step's fixed cost."""
+    seconds, is_expected = bounded_seconds(shape, target, nbytes, share)
+    return _Part(nbytes, int(memory) + working_memory(shape, on_gpu=target.apple), seconds, is_expected)
 
 
 def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:

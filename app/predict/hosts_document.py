@@ -6,10 +6,9 @@ from dataclasses import asdict
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_table
 from headrace.app.predict.document import described_model
-from headrace.app.predict.hosts import HostsPrediction, Way, allowed, best, predict_hosts
+from headrace.app.predict.hosts import HostsPrediction, allowed, best, predict_hosts
 from headrace.app.predict.links import Link, has_thunderbolt5, links
 from headrace.app.predict.prediction import Target, summarise_assumptions
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.predict.view import print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
@@ -40,10 +39,9 @@ def hosts_prediction(
     """
     if not (ways := allowed(shape, targets)):
         raise UsageError(f"{name} runs on one machine only", "docs/hosts.md lists models that several can share")
-    assumed = assumptions(ENGINE)
     first = over[0]
     each = list(dict.fromkeys(targets))
-    alone = [predict_hosts(shape, [target], first, assumed, context, way="alone", prompt=prompt) for target in each]
+    alone = [predict_hosts(shape, [target], first, context, way="alone", prompt=prompt) for target in each]
     single = best(alone)
     return {
         "model": described_model(name, shape),
@@ -55,12 +53,16 @@ def hosts_prediction(
         ],
         "alone": [asdict(prediction) for prediction in alone],
         "links": [
-            _over(link, [_together(shape, targets, link, context, prompt, way) for way in ways], single)
+            _over(
+                link,
+                [predict_hosts(shape, targets, link, context, way=way, prompt=prompt) for way in ways],
+                single,
+            )
             for link in over
         ],
         "assumptions": [
             "computed from shapes and published figures, not measured",
-            *summarise_assumptions(targets, assumed, shape.kv_format),
+            *summarise_assumptions(targets, shape.kv_format),
             "tensor: heads in proportion to bandwidth, two all_sums a layer; pipeline: layers in proportion to it",
             *(
                 f"{link.name}: {format_link(link.latency * 1e6, link.bandwidth / 1e9, digits=1)}; {link.source}"
@@ -104,12 +106,6 @@ def show_hosts(document: Document) -> None:
             *document["assumptions"],
         ]
     )
-
-
-def _together(
-    shape: StepShape, targets: Sequence[Target], link: Link, context: int, prompt: int, way: Way
-) -> HostsPrediction:
-    return predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way, prompt=prompt)
 
 
 def _over(link: Link, predictions: Sequence[HostsPrediction], single: HostsPrediction) -> Document:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.app.predict.fit_store import MeasuredFit
-from headrace.app.predict.published import Assumptions, error_line
+from headrace.app.predict.published import ENGINE, assumptions, error_line
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.metrics.limit import step_limit
@@ -73,7 +73,7 @@ class Prediction:
     busy: bool
 
 
-def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int, batch: int = 1) -> Prediction:
+def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> Prediction:
     """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""
     cost = shape.cost
     passes = batch if shape.takes_turns(on_gpu=target.apple) else 1
@@ -81,7 +81,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
     flops = batch * cost.step_flops(context)
     limit = step_limit(weights + kv, flops, target.bandwidth, target.flops)
-    seconds = step_seconds(shape, target, assumed, (weights + kv) / passes)
+    seconds = step_seconds(shape, target, (weights + kv) / passes)
     if seconds is not None:  # the roofline is an upper bound
         seconds = max(passes * seconds, limit.seconds)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
@@ -109,9 +109,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     )
 
 
-def verifying_seconds(
-    shape: StepShape, target: Target, assumed: Assumptions, context: int, drafts: int
-) -> tuple[float, bool]:
+def verifying_seconds(shape: StepShape, target: Target, context: int, drafts: int) -> tuple[float, bool]:
     """Return (time of a step that verifies so many draft tokens, whether it is expected rather than roofline).
 
     Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
@@ -123,21 +121,32 @@ def verifying_seconds(
     arithmetic_s = 0.0
     if target.flops:
         arithmetic_s = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops
-    seconds = step_seconds(shape, target, assumed, nbytes)
+    seconds, is_expected = bounded_seconds(shape, target, nbytes)
+    return seconds + arithmetic_s, is_expected
+
+
+def bounded_seconds(shape: StepShape, target: Target, nbytes: float, share: float = 1.0) -> tuple[float, bool]:
+    """Return (time of a step that moves `nbytes`, at least that of reading, whether it is expected rather than that).
+
+    share: part of the layers that the step runs.
+    """
     least = nbytes / target.bandwidth
-    if seconds is None:
-        return least + arithmetic_s, False
-    return max(seconds, least) + arithmetic_s, True
+    seconds = step_seconds(shape, target, nbytes, share)
+    return (least, False) if seconds is None else (max(seconds, least), True)
 
 
-def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
-    """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants."""
+def step_seconds(shape: StepShape, target: Target, nbytes: float, share: float = 1.0) -> float | None:
+    """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants.
+
+    share: see `bounded_seconds`.
+    """
     if target.fit is not None:
-        return target.fit.seconds(nbytes)
+        return target.fit.seconds(nbytes, share)
     if not target.apple:
         return None
     chip = target.chip or target.name
-    return assumed.seconds(nbytes, shape.layers, shape.family, chip, target.bandwidth, mixture=shape.mixture)
+    layers = round(share * shape.layers)
+    return assumptions(ENGINE).seconds(nbytes, layers, shape.family, chip, target.bandwidth, mixture=shape.mixture)
 
 
 def largest_context(shape: StepShape, target: Target) -> int | None:
@@ -191,8 +200,9 @@ def _eight_bits(shape: StepShape) -> list[KVFormat]:
     return [kind for kind in shape.kv_formats if kind.name == Q8.name]
 
 
-def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: KVFormat) -> list[str]:
+def summarise_assumptions(targets: Sequence[Target], kv: KVFormat) -> list[str]:
     """Return lines on the basis of the figures."""
+    assumed = assumptions(ENGINE)
     lines = [f"K/V stored as {kv.name}"] if kv.packed else []
     if fit := next((target.fit for target in targets if target.fit), None):
         lines.append(

@@ -120,6 +120,7 @@ class PublishedPoint:
         return "dense"
 
 
+@cache
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
     row = _file().engines[engine]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target, predict
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import Recommendation
 from headrace.models.registry.catalog import CatalogEntry, load_catalog, load_ranks
@@ -52,7 +51,7 @@ def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
 
 def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
     """Return the entry as a recommendation; None if it is too large or too slow."""
-    prediction = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
+    prediction = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
     speed = prediction.roofline if prediction.expected is None else prediction.expected
     fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory
     if not fits or speed < LEAST_TOKENS_PER_SECOND:

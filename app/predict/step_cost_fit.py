@@ -37,41 +37,11 @@ class StepCost(Struct, frozen=True, kw_only=True):
     effective_bandwidth_gb_s: float
     largest_residual: float
     points: list[FittedPoint]
-    notes: list[str]
+    notes: list[str] = []
 
 
-@dataclass(frozen=True, slots=True)
-class StepCostFit:
-    """A fitted line. A negative `fixed_s` contradicts the model; `step_cost` reports that."""
-
-    fixed_s: float
-    bytes_per_second: float
-    points: Sequence[Point]
-
-    def seconds(self, nbytes: float) -> float:
-        """Return the time of a step that moves `nbytes`."""
-        return self.fixed_s + nbytes / self.bytes_per_second
-
-    def residual(self, point: Point) -> float:
-        """Return measured over fitted, less one."""
-        return point.seconds / self.seconds(point.nbytes) - 1
-
-    def step_cost(self) -> StepCost:
-        """Return the fit as in the JSON document."""
-        notes = []
-        if self.fixed_s < 0:
-            notes.append("a negative fixed cost: more than the bytes differs between the steps")
-        return StepCost(
-            fixed_ms=self.fixed_s * 1e3,
-            effective_bandwidth_gb_s=self.bytes_per_second / 1e9,
-            largest_residual=max(abs(self.residual(point)) for point in self.points),
-            points=[FittedPoint(p.label, p.nbytes, p.seconds * 1e3, self.residual(p)) for p in self.points],
-            notes=notes,
-        )
-
-
-def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
-    """Fit a line to the points; None if they are too few, too close or falling."""
+def fit_step_cost(points: Sequence[Point]) -> StepCost | None:
+    """Fit a line to the points; None if they are too few, too close or falling, or if the line begins below zero."""
     if len(points) < 2 or max(p.nbytes for p in points) < SPREAD * min(p.nbytes for p in points):
         return None
     weights = [1 / p.seconds**2 for p in points]
@@ -81,4 +51,13 @@ def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
     covariance = sum(w * (p.nbytes - mean_b) * (p.seconds - mean_t) for w, p in zip(weights, points, strict=True))
     variance = sum(w * (p.nbytes - mean_b) ** 2 for w, p in zip(weights, points, strict=True))
     slope = covariance / variance
-    return StepCostFit(mean_t - slope * mean_b, 1 / slope, list(points)) if slope > 0 else None
+    fixed_s = mean_t - slope * mean_b
+    if slope <= 0 or fixed_s < 0:  # by noise: no step costs less than nothing
+        return None
+    residuals = [p.seconds / (fixed_s + slope * p.nbytes) - 1 for p in points]
+    return StepCost(
+        fixed_ms=fixed_s * 1e3,
+        effective_bandwidth_gb_s=1e-9 / slope,
+        largest_residual=max(map(abs, residuals)),
+        points=[FittedPoint(p.label, p.nbytes, p.seconds * 1e3, r) for p, r in zip(points, residuals, strict=True)],
+    )

@@ -1,5 +1,7 @@
 """Prediction targets: named chips, or this machine as measured."""
 
+from dataclasses import replace
+
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
 from headrace.app.predict.fit_store import remembered
 from headrace.app.predict.prediction import Target
@@ -7,7 +9,7 @@ from headrace.runtime.machine.bandwidth import known_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.memory import budget
-from headrace.runtime.machine.peaks import cached_peak
+from headrace.runtime.machine.peaks import Peak, cached_peak
 
 
 def targets_for(
@@ -31,7 +33,10 @@ def known_target(host: Machine, usable: int | None) -> Target | None:
 
     usable: bytes available to a model; None if unknown.
     """
-    peak = cached_peak(host)
+    return _target(host, cached_peak(host), usable)
+
+
+def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | None:
     nominal = host.nominal_bandwidth if host.backend == "metal" else None
     bandwidth = nominal or (peak.bytes_per_second if peak is not None else None)
     if bandwidth is None:
@@ -52,21 +57,8 @@ def _this_machine(memory: int | None, *, compute: bool) -> Target:
     host = machine()
     room = budget(host)
     peak = known_peak(host)
-    apple = host.backend == "metal" and host.nominal_bandwidth is not None
-    bandwidth = peak.bytes_per_second
-    if apple and host.nominal_bandwidth:
-        bandwidth = host.nominal_bandwidth
-    usable = room.usable if room else None
-    if memory:
-        usable = usable_bytes(memory, apple=apple)
-    return Target(
-        name="this machine",
-        bandwidth=bandwidth,
-        memory=usable,
-        apple=apple,
-        fit=remembered(host),
-        measured=not apple,
-        busy=peak.busy,
-        flops=cached_compute() or (measure_compute() if compute else None),
-        chip=host.device_name,
-    )
+    target = _target(host, peak, room.usable if room else None)
+    assert target is not None, "its bandwidth is measured"
+    flops = cached_compute() or (measure_compute() if compute else None)
+    usable = usable_bytes(memory, apple=target.apple) if memory else target.memory
+    return replace(target, memory=usable, busy=peak.busy, flops=flops)

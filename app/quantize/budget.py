@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from headrace.app.model_info.report import MEMORY_CONTEXT
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target, step_seconds
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
@@ -69,7 +68,7 @@ def predicted_speed(shape: StepShape, target: Target, weight_bytes: int) -> tupl
     context = min(DEFAULT_CONTEXT, shape.context_length - 1)
     nbytes = weight_bytes + cost.kv_bytes_read(context) + cost.kv_bytes_written()
     least = step_limit(nbytes, cost.step_flops(context), target.bandwidth, target.flops).seconds
-    seconds = step_seconds(shape, target, assumptions(ENGINE), nbytes)
+    seconds = step_seconds(shape, target, nbytes)
     if seconds is None:
         return 1 / least, False
     return 1 / max(seconds, least), True

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.predict.chip_names import chip_targets, machine_targets
-from headrace.app.predict.document import ENGINE
 from headrace.app.predict.hosts import SPLITS, HostsPrediction, best, predict_hosts
 from headrace.app.predict.links import Link, links
-from headrace.app.predict.published import assumptions
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import find
@@ -76,12 +74,12 @@ def published() -> Iterator[str]:
 
 def computed(row: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return (tok/s from the shape alone, tok/s with computing scaled to the published speed of one machine)."""
-    targets, read, assumed = machine_targets(row["machines"]), shape(row["model"], row["bits"]), assumptions(ENGINE)
+    targets, read = machine_targets(row["machines"]), shape(row["model"], row["bits"])
     link = replace(links()[row["link"]], gathers=False)  # as those engines sum
-    found = predict_hosts(read, targets, link, assumed, row["depth"], way=row["way"])
+    found = predict_hosts(read, targets, link, row["depth"], way=row["way"])
     if "alone" not in row:
         return found.speed, None
-    each = [predict_hosts(read, [one], link, assumed, row["depth"], way="alone").speed for one in targets]
+    each = [predict_hosts(read, [one], link, row["depth"], way="alone").speed for one in targets]
     waits = found.link_share / found.speed
     return found.speed, 1 / ((1 / found.speed - waits) * max(each) / row["alone"] + waits)
 
@@ -93,7 +91,7 @@ def _error(speed: float | None, row: Mapping[str, Any]) -> str:
 def _fastest(read: StepShape, chip: str, memory: int, count: int, link: Link) -> HostsPrediction:
     targets = chip_targets(chip, memory)[-1:] * count
     ways: Sequence[Any] = SPLITS if count > 1 else ("alone",)
-    return best([predict_hosts(read, targets, link, assumptions(ENGINE), CONTEXT, way=way) for way in ways])
+    return best([predict_hosts(read, targets, link, CONTEXT, way=way) for way in ways])
 
 
 def _cell(found: HostsPrediction) -> str:

@@ -7,7 +7,6 @@ import pytest
 from headrace.app.answer.sentence import sentence
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target, predict
-from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.tui.decode.context_speed import expected_rate
 from headrace.app.tui.metrics.facts import with_peaks
 from headrace.app.tui.metrics.feed import facts
@@ -75,7 +74,7 @@ def test_f5_and_fit_name_the_same_limit() -> None:
     target = Target("this machine", 54e9, None, flops=2e12, apple=False)
     rows = {row.name: row.tokens_per_second for row in model_rows(card, machine)}
     for name, entry in load_catalog().items():
-        predicted = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
+        predicted = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
         assert rows[name] == pytest.approx(predicted.roofline)
 
 

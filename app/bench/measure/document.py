@@ -74,7 +74,7 @@ def document(run: Run) -> RunDocument:
     engines = sorted({entry.engine for entry in results} - {"headrace"})
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
     packed = {setup.model for setup in run.setups if setup.settings.get("kv_type") in PACKED}
-    fit = fit_step_cost(points_of([entry for entry in results if entry.model not in packed]))
+    step_cost = fit_step_cost(points_of([entry for entry in results if entry.model not in packed]))
     device = replace(device_facts(run.host, run.memory), measured_compute_gflop_s=run.compute_gflop_s)
     return RunDocument(
         schema=SCHEMA,
@@ -88,8 +88,7 @@ def document(run: Run) -> RunDocument:
         engines=list(run.setups),
         versions=versions(),
         results=list(results),
-        # Noise can give the line a negative begin, which is no cost of a step.
-        step_cost=fit.step_cost() if fit is not None and fit.fixed_s >= 0 else None,
+        step_cost=step_cost,
         ratios=[ratio for engine in engines for ratio in ratios(results, engine)],
         scaling=scaling(results),
         kv_ratios=list(run.kv_ratios),

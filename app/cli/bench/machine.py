@@ -127,14 +127,12 @@ class _Report:
 def _fitting() -> list[str]:
     """Return the models that fit into this machine's memory with their longest test."""
     from headrace.app.predict.prediction import predict
-    from headrace.app.predict.published import ENGINE, assumptions
     from headrace.app.predict.targets import targets_for
     from headrace.models.registry.catalog import find
 
     [here] = targets_for((), None, others=False)
     tokens = max(DEPTHS) + PROMPT + GENERATE
-    assumed = assumptions(ENGINE)
-    return [name for name in MODELS if predict(find(name).step_shape, here, assumed, tokens).fits is not False]
+    return [name for name in MODELS if predict(find(name).step_shape, here, tokens).fits is not False]
 
 
 def _agreed(names: Sequence[str]) -> Sequence[str]:

@@ -169,9 +169,9 @@ def test_the_step_cost_model_finds_the_line_it_came_from() -> None:
     points = [Point(str(nbytes), nbytes, 0.00226 + nbytes / 497e9) for nbytes in (2.3e9, 2.7e9, 4.5e9, 8.3e9)]
     fit = fit_step_cost(points)
     assert fit is not None
-    assert fit.fixed_s == pytest.approx(0.00226)
-    assert fit.bytes_per_second == pytest.approx(497e9)
-    assert fit.step_cost().largest_residual < 1e-9
+    assert fit.fixed_ms == pytest.approx(2.26)
+    assert fit.effective_bandwidth_gb_s == pytest.approx(497)
+    assert fit.largest_residual < 1e-9
 
 
 def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
@@ -181,9 +181,9 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
     own = [p for p in points() if (p.chip, p.engine, p.model) == ("Apple M4 Max", "mlx-lm", "qwen3-4b")]
     fit = fit_step_cost([Point(p.stored_as, p.nbytes, 1 / p.tokens_per_second) for p in own])
     assert fit is not None
-    assert fit.fixed_s == pytest.approx(2.26e-3, rel=0.1)
-    assert fit.bytes_per_second == pytest.approx(497e9, rel=0.03)
-    assert fit.step_cost().largest_residual < 0.02
+    assert fit.fixed_ms == pytest.approx(2.26, rel=0.1)
+    assert fit.effective_bandwidth_gb_s == pytest.approx(497, rel=0.03)
+    assert fit.largest_residual < 0.02
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,7 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
         [Point("a", 1e9, 1.0)],
         [Point("a", 1e9, 1.0), Point("b", 1.1e9, 2.0)],
         [Point("a", 1e9, 2.0), Point("b", 2e9, 1.0)],
+        [Point("a", 1e9, 1.0), Point("b", 2e9, 3.0)],
     ],
 )
 def test_no_line_where_the_points_carry_none(points: list[Point]) -> None:
@@ -212,5 +213,5 @@ def test_a_line_through_two_points_claims_no_accuracy() -> None:
 
     fit = fit_step_cost([Point("a", 1e9, 0.01), Point("b", 2e9, 0.02)])
     assert fit is not None
-    assert "2 points" in step_cost_line(fit.step_cost())
-    assert "%" not in step_cost_line(fit.step_cost())
+    assert "2 points" in step_cost_line(fit)
+    assert "%" not in step_cost_line(fit)

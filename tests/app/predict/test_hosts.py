@@ -16,20 +16,19 @@ from headrace.app.predict.hosts_document import hosts_prediction, links_between
 from headrace.app.predict.links import links
 from headrace.app.predict.prediction import Target
 from headrace.app.predict.prediction import predict as predict_one
-from headrace.app.predict.published import assumptions
+from headrace.models.cost.costs import working_memory
 from headrace.models.registry.catalog import find
 from headrace.runtime.errors import UsageError
 from tests.test_house import ROOT
 
 SHAPE = find("qwen2.5-32b").step_shape
-ASSUMED = assumptions("mlx-lm")
 TB5 = links()["tb5"]
 IDEAL = replace(TB5, latency=0.0, bandwidth=1e18)
 TWO = machine_targets("2x M4 Max 128 GB")
 
 
 def computed(targets: list[Target], way: Any, link: Any = IDEAL) -> HostsPrediction:
-    return predict_hosts(SHAPE, targets, link, ASSUMED, 1000, way=way)
+    return predict_hosts(SHAPE, targets, link, 1000, way=way)
 
 
 def test_collectives_by_hand() -> None:
@@ -47,7 +46,7 @@ def test_collectives_by_hand() -> None:
 
 
 def test_one_machine_is_the_prediction_of_one_machine() -> None:
-    alone = predict_one(SHAPE, TWO[0], ASSUMED, 1000)
+    alone = predict_one(SHAPE, TWO[0], 1000)
     assert computed(TWO[:1], "alone").speed == pytest.approx(alone.expected)
     assert computed(TWO[:1], "alone").memory == pytest.approx((alone.memory,), rel=1e-6)
 
@@ -96,11 +95,19 @@ def test_layers_follow_memory_where_it_is_short() -> None:
     layers = split_layers(SHAPE, small, 1000)
     assert sum(layers) == SHAPE.layers
     assert layers[0] < layers[1]
-    found = predict_hosts(SHAPE, small, IDEAL, ASSUMED, 1000, way="pipeline")
+    found = predict_hosts(SHAPE, small, IDEAL, 1000, way="pipeline")
     assert found.fits is True
     tiny = [replace(TWO[0], memory=5 << 30) for _ in range(2)]
-    assert predict_hosts(SHAPE, tiny, IDEAL, ASSUMED, 1000, way="pipeline").fits is False
+    assert predict_hosts(SHAPE, tiny, IDEAL, 1000, way="pipeline").fits is False
     assert sum(split_layers(SHAPE, tiny, 1000)) == SHAPE.layers
+
+
+def test_working_memory_of_a_pipeline_does_not_grow_with_fewer_layers() -> None:
+    shape = find("qwen3-30b-a3b").step_shape
+    found = predict_hosts(shape, TWO, IDEAL, 0, way="pipeline")
+    weights = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
+    own_weights = found.layers[1] / shape.layers * weights
+    assert found.memory[1] - own_weights == pytest.approx(working_memory(shape, on_gpu=True), rel=1e-6)
 
 
 def test_machine_lists() -> None:

@@ -138,10 +138,12 @@ def test_layers_take_longer_with_experts_and_on_older_chips() -> None:
     mixture = find("qwen3-30b-a3b").step_shape
 
     def seconds(chip: str, assumed: Assumptions) -> float:
-        found = predict(mixture, replace(target, chip=chip), assumed, 2112).expected
-        assert found is not None
-        return 1 / found
+        nbytes = mixture.cost.step_bytes(2112)
+        return assumed.seconds(
+            nbytes, mixture.layers, mixture.family, chip or target.name, target.bandwidth, mixture=True
+        )
 
+    assert predict(mixture, target, 2112).expected == pytest.approx(1 / seconds("", assumed))
     plain = replace(assumed, mixture=1.0)
     layers = 48 * 19 * assumed.kernel_s * assumed.per_generation**3
     assert seconds("", assumed) - seconds("", plain) == pytest.approx(layers * (assumed.mixture - 1))
@@ -163,9 +165,11 @@ def test_families_have_their_kernels(family: str, kernels: int) -> None:
     assert assumptions("mlx-lm").kernels_of(family) == kernels
 
 
-def test_roofline_memory_and_context_by_hand() -> None:
+def test_roofline_memory_and_context_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("chip", 100e9, 10 * 2**30, apple=True)
-    found = predict(SHAPE, target, Assumptions("x", 0.5, 1e-4), 1000)
+    assumed = Assumptions("x", 0.5, 1e-4)
+    monkeypatch.setattr("headrace.app.predict.prediction.assumptions", lambda _: assumed)
+    found = predict(SHAPE, target, 1000)
     step = SHAPE.cost.weight_bytes + 1001 * 131072 + 131072
     assert found.step_bytes == step
     assert found.roofline == pytest.approx(100e9 / step)
@@ -174,8 +178,8 @@ def test_roofline_memory_and_context_by_hand() -> None:
     assert found.fits is True
     longest = largest_context(SHAPE, target)
     assert longest == (10 * 2**30 - SHAPE.resident_bytes - working_memory(SHAPE, on_gpu=True)) // 131072
-    assert predict(SHAPE, target, assumptions("mlx-lm"), longest).fits
-    assert not predict(SHAPE, target, assumptions("mlx-lm"), longest + 1).fits
+    assert predict(SHAPE, target, longest).fits
+    assert not predict(SHAPE, target, longest + 1).fits
 
 
 def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
@@ -183,7 +187,7 @@ def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
     usual = SHAPE
     packed = SHAPE.with_kv(Q8)
     assert packed.with_kv(Q4) == SHAPE.with_kv(Q4)  # of whatever it was before
-    a, b = (predict(shape, target, assumptions("mlx-lm"), 8192) for shape in (usual, packed))
+    a, b = (predict(shape, target, 8192) for shape in (usual, packed))
     assert b.weight_bytes == a.weight_bytes
     assert b.kv_bytes * 32 == a.kv_bytes * 17
     longest = [largest_context(SHAPE.with_kv(kind), target) or 0 for kind in FORMATS]
@@ -203,26 +207,26 @@ def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
 def test_a_fit_of_this_machine_goes_before_published_constants() -> None:
     fit = MeasuredFit(0.001, 20e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench -d 0,2048", quiet=True)
     target = Target("here", 50e9, None, apple=False, fit=fit)
-    found = predict(SHAPE, target, assumptions("mlx-lm"), 0)
+    found = predict(SHAPE, target, 0)
     assert found.expected == pytest.approx(1 / fit.seconds(found.step_bytes))
     assert found.fits is None
-    lines = summarise_assumptions([target], assumptions("mlx-lm"), FLOAT16)
+    lines = summarise_assumptions([target], FLOAT16)
     assert "2026-01-02T03:04:05Z by `headrace bench -d 0,2048`" in lines[0]
     assert not any("busy" in line for line in lines)
-    busy = summarise_assumptions([replace(target, fit=replace(fit, quiet=False))], assumptions("mlx-lm"), FLOAT16)
+    busy = summarise_assumptions([replace(target, fit=replace(fit, quiet=False))], FLOAT16)
     assert any("busy" in line for line in busy)
     assert largest_context(SHAPE, target) is None
 
 
 def test_where_nothing_supports_an_expectation_there_is_none() -> None:
-    assert predict(SHAPE, chip_target("RTX 4090"), assumptions("mlx-lm"), 0).expected is None
+    assert predict(SHAPE, chip_target("RTX 4090"), 0).expected is None
 
 
 def test_nothing_is_expected_above_the_roofline() -> None:
     fit = MeasuredFit(0.0, 78.9e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench", quiet=True)
     target = Target("here", 13.6e9, None, apple=False, fit=fit)
     for context in (0, 100, 1000):
-        found = predict(SHAPE, target, assumptions("mlx-lm"), context)
+        found = predict(SHAPE, target, context)
         assert found.expected == pytest.approx(found.roofline)
 
 
@@ -230,7 +234,7 @@ def test_nothing_is_expected_above_the_roofline() -> None:
 def test_sequences_that_take_turns_read_the_weights_each(changes: dict[str, int]) -> None:
     """Those of mlx-lm's classes, and on a GPU of all models with recurrent state."""
     target = chip_target("M1", 64)
-    one, four = (predict(replace(SHAPE, **changes), target, assumptions("mlx-lm"), 0, batch) for batch in (1, 4))
+    one, four = (predict(replace(SHAPE, **changes), target, 0, batch) for batch in (1, 4))
     assert four.weight_bytes == 4 * one.weight_bytes
     assert four.roofline == pytest.approx(one.roofline)
     assert four.expected == pytest.approx(one.expected)
@@ -238,22 +242,22 @@ def test_sequences_that_take_turns_read_the_weights_each(changes: dict[str, int]
 
 def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
     target = Target("chip", 100e9, 16 * 2**30, apple=True, flops=10e12)
-    one, many, far = (predict(SHAPE, target, assumptions("mlx-lm"), *asked) for asked in ((0, 1), (0, 8), (60_000, 2)))
+    one, many, far = (predict(SHAPE, target, *asked) for asked in ((0, 1), (0, 8), (60_000, 2)))
     assert (one.weight_bytes, many.weight_bytes) == (SHAPE.cost.weight_bytes, SHAPE.cost.weight_bytes)
     assert many.kv_bytes == 8 * one.kv_bytes
     assert (one.bound, far.bound) == ("weights", "K/V")
     assert one.expected is not None
     assert many.expected is not None
     assert 4 < many.expected / one.expected < 8
-    slow = predict(SHAPE, replace(target, flops=1e12), assumptions("mlx-lm"), 0, 64)
+    slow = predict(SHAPE, replace(target, flops=1e12), 0, 64)
     assert slow.bound == "compute"
     assert slow.roofline == pytest.approx(1e12 / SHAPE.cost.step_flops(0))
     assert slow.expected is not None
     assert slow.expected <= slow.roofline
     most = most_sequences(SHAPE, target, 1000)
     assert most
-    assert predict(SHAPE, target, assumptions("mlx-lm"), 1000, most).fits
-    assert not predict(SHAPE, target, assumptions("mlx-lm"), 1000, most + 1).fits
+    assert predict(SHAPE, target, 1000, most).fits
+    assert not predict(SHAPE, target, 1000, most + 1).fits
     assert most_sequences(SHAPE, Target("small", 1e9, 2**30, apple=True), 1000) == 0
     assert most_sequences(SHAPE, Target("unknown", 1e9, None, apple=True), 1000) is None
 
@@ -272,10 +276,8 @@ def test_a_model_that_does_not_fit_has_no_context() -> None:
 
 def test_changes_move_the_speed_in_the_expected_direction() -> None:
     target = chip_target("M4 Max (40-core)")
-    base = predict(SHAPE, target, assumptions("mlx-lm"), 8192)
-    found = {
-        lever.name: predict(lever.shape, target, assumptions("mlx-lm"), 8192, lever.batch) for lever in levers(SHAPE)
-    }
+    base = predict(SHAPE, target, 8192)
+    found = {lever.name: predict(lever.shape, target, 8192, lever.batch) for lever in levers(SHAPE)}
     assert base.expected is not None
     speeds = {name: value.expected / base.expected for name, value in found.items() if value.expected}
     assert speeds["weights at 8 bits"] < 1
@@ -348,7 +350,7 @@ def test_documents() -> None:
 def test_a_model_that_does_not_fit_has_no_speed_but_changes_that_make_it_fit() -> None:
     target = Target("chip", 100e9, 6 * 2**30, apple=True)
     shape = SHAPE.stored_at(8)
-    found = predict(shape, target, assumptions("mlx-lm"), 1000)
+    found = predict(shape, target, 1000)
     assert (found.fits, found.expected) == (False, None)
     document = prediction("llama", shape, [target], [1000])
     (change,) = document["levers"]["changes"]
@@ -372,9 +374,9 @@ def test_a_bandwidth_measured_under_load_is_noted(monkeypatch: pytest.MonkeyPatc
     for busy in (False, True):
         monkeypatch.setattr(targets, "known_peak", lambda _, busy=busy: replace(PEAK, busy=busy))
         found = targets.targets_for((), None, others=False)
-        lines = summarise_assumptions(found, assumptions("mlx-lm"), FLOAT16)
+        lines = summarise_assumptions(found, FLOAT16)
         assert any("other programs" in line for line in lines) is (busy and found[0].measured)
-        assert predict(SHAPE, found[0], assumptions("mlx-lm"), 1000).busy is (busy and found[0].measured)
+        assert predict(SHAPE, found[0], 1000).busy is (busy and found[0].measured)
 
 
 def test_the_catalogs_weight_bytes_are_read_in_every_step() -> None:
