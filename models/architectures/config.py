@@ -70,9 +70,12 @@ class ExpertsConfig:
 
     Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
     its number), shared_at (the expert that all tokens use, of size `shared`; 0 without), shared_gate (see
-    `LayerWeights.down_gate`). correction: tensor there; correction_lost: conversions may lack it in all layers. branch:
-    added to the layer's dense feed-forward, each behind a norm of its own (Gemma 4). best, shares_first: as in
-    `Mixture`.
+    `LayerWeights.down_gate`).
+
+    correction: tensor there.
+    correction_lost: conversions may lack it in all layers.
+    branch: added to the layer's dense feed-forward, each behind a norm of its own (Gemma 4).
+    best, shares_first: as in `Mixture`.
     """
 
     count: int
@@ -103,10 +106,12 @@ ExpertLayers = list[ExpertsConfig | None]
 class MixerConfig:
     """A layer's mixer; see `runtime.ops.MixerSpec`.
 
-    eps: of its own norm. steps: least and most step size. norm_parts: parts that are normalized by themselves, with
-    "ssm"; 0: no norm. by_key_head: "delta" has its projections joined, with the rows of each key head together
-    (Qwen3-Next). apart: all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear). rank: size of the
-    first of two products that lead to gates and to decays, with "kda".
+    eps: of its own norm.
+    steps: least and most step size.
+    norm_parts: parts that are normalized by themselves, with "ssm"; 0: no norm.
+    by_key_head: "delta" has its projections joined, with the rows of each key head together (Qwen3-Next).
+    apart: all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear).
+    rank: size of the first of two products that lead to gates and to decays, with "kda".
     """
 
     sizes: "MixerSizes"
@@ -148,9 +153,11 @@ class LatentConfig:
 class LayerConfig:
     """Properties that vary by layer: rotation (None: no position information), attention window and experts.
 
-    mixer: recurrent mixing, in place of attention unless the layer `attends`. feeds: it has a feed-forward. kv_heads,
-    head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`. source: layer whose K/V this one
-    reads, None for its own. projects, growth, chunked: see `AttentionSpec`.
+    mixer: recurrent mixing, in place of attention unless the layer `attends`.
+    feeds: it has a feed-forward.
+    kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
+    source: layer whose K/V this one reads, None for its own.
+    projects, growth, chunked: see `AttentionSpec`.
     """
 
     rope: RopeConfig | None

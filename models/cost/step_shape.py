@@ -39,12 +39,18 @@ class Operation:
 class StepShape:
     """The matrices and K/V that a decode step reads.
 
-    source: origin of the shapes. vector_bytes: norms and other small weights read once per step. kv: as in `StepCost`.
-    resident_bytes: all weights in memory. head_bytes: those of a prediction head, which a step reads only to draft.
-    kv_format: format of `kv`. kv_formats: supported formats, largest first.
-    stock: only mlx-lm's classes run it. state_bytes: as in `StepCost`. splits: ways in which ranks can divide it, on
-    native kernels and on a GPU. joint_norms: norms a token that tensor parallel adds sums for. family: its model_type,
-    or the catalog's name.
+    source: origin of the shapes.
+    vector_bytes: norms and other small weights read once per step.
+    kv: as in `StepCost`.
+    resident_bytes: all weights in memory.
+    head_bytes: those of a prediction head, which a step reads only to draft.
+    kv_format: format of `kv`.
+    kv_formats: supported formats, largest first.
+    stock: only mlx-lm's classes run it.
+    state_bytes: as in `StepCost`.
+    splits: ways in which ranks can divide it, on native kernels and on a GPU.
+    joint_norms: norms a token that tensor parallel adds sums for.
+    family: its model_type, or the catalog's name.
     """
 
     source: str

@@ -17,10 +17,14 @@ FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_g
 class Target:
     """Destination of a tensor.
 
-    shape: of the tensor, in elements. rows: row of the tensor for each row in the network (matrices: second axis from
-    the end). columns: block of columns for each block in the network. values: "minus_one" subtracts 1, "log" takes the
-    logarithm of the negative. stored: shape of an unquantized tensor in the network, if another. plain: never
-    quantized. below: tensor of the same shape whose rows follow; empty for none. index: of the matrix in a stack.
+    shape: of the tensor, in elements.
+    rows: row of the tensor for each row in the network (matrices: second axis from the end).
+    columns: block of columns for each block in the network.
+    values: "minus_one" subtracts 1, "log" takes the logarithm of the negative.
+    stored: shape of an unquantized tensor in the network, if another.
+    plain: never quantized.
+    below: tensor of the same shape whose rows follow; empty for none.
+    index: of the matrix in a stack.
     """
 
     source: str

@@ -58,7 +58,8 @@ def module_bytes(prepared: Iterable[PreparedModules]) -> Counter[str]:
 class Parameters:
     """Tensors of the text part by module path. requantize: quantization of plain matrices.
 
-    take: returns a rank's part of tensors. read: reads the checkpoint's; parts of files are read one after the other.
+    take: returns a rank's part of tensors.
+    read: reads the checkpoint's; parts of files are read one after the other.
     part: of the checkpoint, if not its text.
     """
 

@@ -26,11 +26,14 @@ class TokenReport:
 class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
-    step: without the tokens after a stop string. thinking, content: the text by its kind, without tags and without line
-    ends next to them; text that may be half a tag comes here later than in `text`. pieces: the text that each of its
-    tokens completed; they join to `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it
-    completed; their markup is not in the text. call_deltas: arguments of calls, where they can be told before a call is
-    complete. reports: of its tokens, if log probabilities were requested.
+    step: without the tokens after a stop string.
+    thinking, content: the text by its kind, without tags and without line ends next to them; text that may be half a
+        tag comes here later than in `text`.
+    pieces: the text that each of its tokens completed; they join to `text`.
+    rejected: the texts of its rejected draft tokens.
+    calls: tool calls that it completed; their markup is not in the text.
+    call_deltas: arguments of calls, where they can be told before a call is complete.
+    reports: of its tokens, if log probabilities were requested.
     """
 
     text: str

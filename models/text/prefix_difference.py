@@ -16,8 +16,10 @@ _BEFORE, _BEHIND = 12, 8  # tokens of the text around a difference
 class PrefixDifference:
     """Place and text of a difference.
 
-    position: number of equal tokens before it. before: text of the last of them. earlier, prompt: text of either side
-    from the difference on, control tokens included. earlier_token, prompt_token: the tokens that differ, as text.
+    position: number of equal tokens before it.
+    before: text of the last of them.
+    earlier, prompt: text of either side from the difference on, control tokens included.
+    earlier_token, prompt_token: the tokens that differ, as text.
     """
 
     position: int

@@ -31,8 +31,11 @@ IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 class JsonState:
     """State of a scan of JSON. It is immutable: drafts go on from it.
 
-    levels: the keys of each open object so far, None for a list. key: text of the key that is being written; None:
-    elsewhere. in_text: in a key or another text. is_value: the next text is no key. digits: that came last, in a row.
+    levels: the keys of each open object so far, None for a list.
+    key: text of the key that is being written; None: elsewhere.
+    in_text: in a key or another text.
+    is_value: the next text is no key.
+    digits: that came last, in a row.
     breaks: the bytes that led here ended a key that its object has already, or escaped a character without need.
     """
 

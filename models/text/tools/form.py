@@ -42,9 +42,11 @@ class Marks:
 class ToolForm(ABC):
     """A family's tool calls.
 
-    begins: texts that begin calls, anywhere in an answer. rule_begin: the markup, as the model writes it, from which a
-    call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup. head: text
-    before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are not JSON.
+    begins: texts that begin calls, anywhere in an answer.
+    rule_begin: the markup, as the model writes it, from which a call is constrained; "" for none.
+    bare: an answer that begins with JSON may be a call without markup.
+    head: text before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are
+        not JSON.
     separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`.
     parallel: a forced answer may have several calls.
     markup: the texts around the parts of calls; None if they are JSON objects alone.
