@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.app.engine.model_card import ModelCard
+from headrace.models.architectures.fields import text_section
 from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.resolve import find_source
 from headrace.models.registry.source import LocalDirectory, LocalGGUF
@@ -86,7 +87,7 @@ def _local(name: str) -> InstalledModel | None:
 def _context(directory: Path) -> int | None:
     try:
         config = json.loads((directory / "config.json").read_bytes())
-        length = config.get("text_config", config).get("max_position_embeddings")
+        length = text_section(config).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return length if isinstance(length, int) else None

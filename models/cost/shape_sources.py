@@ -144,12 +144,12 @@ def shape_of_gguf(container: "Container") -> StepShape:
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
     config = normalized(config | quantization_section(settings), tensors)
     try:
-        found = shape_of_checkpoint(Checkpoint(file, config, [], tensors))
+        step_shape = shape_of_checkpoint(Checkpoint(file, config, [], tensors))
     except UnsupportedModelError:
         from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 
-        found = shape_of_mlx_lm_config(config)
-    return replace(found, source=f"GGUF headers, {', '.join(kinds)}")
+        step_shape = shape_of_mlx_lm_config(config)
+    return replace(step_shape, source=f"GGUF headers, {', '.join(kinds)}")
 
 
 def shape_of_decoder(

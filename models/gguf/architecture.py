@@ -15,7 +15,10 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import LongFactors
 from headrace.models.gguf.target import Order, Values
 
-Config = dict[str, Any]
+Config = Mapping[str, Any]
+Entries = dict[str, Any]
+"""Entries of a config that is being made."""
+
 Sizes = Mapping[str, int]
 OrderOf = Callable[[Config], Order]
 """Order of rows or of blocks of columns, from the text part of the config."""
@@ -43,9 +46,13 @@ class Contents(NamedTuple):
 class Part:
     """Destination of one tensor of a layer.
 
-    shape: names of the sizes in the file, slowest axis first. leaf: parameter of the module. rows, columns: their order
-    in the network, None for that of the file; blocks of columns. values: change of the numbers. stored: shape of an
-    unquantized tensor in the network, if another. plain: never quantized in the network. optional: some files lack it.
+    shape: names of the sizes in the file, slowest axis first.
+    leaf: parameter of the module.
+    rows, columns: their order in the network, None for that of the file; blocks of columns.
+    values: change of the numbers.
+    stored: shape of an unquantized tensor in the network, if another.
+    plain: never quantized in the network.
+    optional: some files lack it.
     source: the tensor's name, if it is not the key.
     """
 
@@ -108,9 +115,9 @@ class Architecture:
     # Entries of config.json
     keys: tuple[str, ...] = ("intermediate_size",)  # values of the metadata, see `keys.KEYS`
     experts: tuple[str, str, str] | None = None  # entries for experts: their number, those for each token, their width
-    constants: Config = field(default_factory=dict)  # entries that no file states
+    constants: Entries = field(default_factory=dict)  # entries that no file states
     by_tensor: Mapping[str, str] = field(default_factory=dict)  # entry -> tensor: whether layers have it
-    entries: Callable[[Metadata, Contents, Config], Config] = lambda *_: {}  # further ones, from those so far
+    entries: Callable[[Metadata, Contents, Entries], Entries] = lambda *_: {}  # further ones, from those so far
     epsilon: str = "rms_norm_eps"  # entry for the epsilon of norms
     attends: bool = True  # False: no layer has attention
     head_counts: bool = False  # layers differ in their number of heads; the largest is the entry

@@ -3,7 +3,7 @@
 Key names follow gguf-py's constants and llama.cpp's converter. `architectures` has the entries of each architecture.
 """
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.header import Value
 from headrace.models.gguf.keys import (
@@ -69,7 +69,7 @@ _NEUTRAL: dict[str, tuple[Value, ...]] = {
 }
 
 
-def model_config(metadata: Metadata, file: Contents) -> Config:
+def model_config(metadata: Metadata, file: Contents) -> Entries:
     """Return `config.json` without its quantization section.
 
     Raises UnsupportedModelError for an unsupported architecture or feature.
@@ -94,7 +94,7 @@ def model_config(metadata: Metadata, file: Contents) -> Config:
     return {"architectures": [row.model_class], "model_type": row.wrapped, "text_config": config, **tied}
 
 
-def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Config:
+def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Entries:
     """Return the entries of any model."""
     count = layers_of(metadata)
     kind = next((kind for kind in _EPSILONS if metadata.has(f"{{arch}}.attention.{kind}")), _EPSILONS[0])
@@ -110,7 +110,7 @@ def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Config:
     }
 
 
-def _attention(metadata: Metadata, row: Architecture, file: Contents, sizes: Config) -> Config:
+def _attention(metadata: Metadata, row: Architecture, file: Contents, sizes: Config) -> Entries:
     """Return the entries of attention and of its positions."""
     heads = _heads(metadata, row, "{arch}.attention.head_count")
     kv_heads = _heads(metadata, row, "{arch}.attention.head_count_kv", heads)
@@ -121,7 +121,7 @@ def _attention(metadata: Metadata, row: Architecture, file: Contents, sizes: Con
     rotated = rotated_part(metadata, head_dim) if row.rotates_part else head_dim
     if rotated % 2:
         raise CheckpointError(f"a head size of {rotated} cannot be rotated")
-    config: Config = {
+    config: Entries = {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -159,7 +159,7 @@ def _refuse_other(metadata: Metadata, row: Architecture, config: Config) -> None
 
 def generation_config(metadata: Metadata, special: SpecialIds) -> dict[str, object]:
     """Return end-of-turn ids and the recommended sampling settings."""
-    config: Config = {"bos_token_id": special.bos, "eos_token_id": special.ends, "pad_token_id": special.pad}
+    config: Entries = {"bos_token_id": special.bos, "eos_token_id": special.ends, "pad_token_id": special.pad}
     config = {key: value for key, value in config.items() if value not in (None, [])}
     for name, key in _SAMPLING.items():
         if metadata.has(key):

@@ -20,7 +20,7 @@ from gguf.quants import dequantize, quantize
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.gguf.affine import Affine, Array
-from headrace.models.gguf.architecture import Config, Contents, Vector
+from headrace.models.gguf.architecture import Contents, Entries, Vector
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
@@ -78,7 +78,7 @@ class Layout:
 
     container: Container
     metadata: Metadata
-    config: Config
+    config: Entries
     targets: list[Target]
 
     def described(self, target: Target) -> Description:
@@ -128,7 +128,7 @@ def convert_gguf(
     *,
     progress: Callable[[int, int], None] | None = None,
     sha256: str | None = None,
-    groups_of_16: Callable[[Config], bool] = lambda _: True,
+    groups_of_16: Callable[[Entries], bool] = lambda _: True,
 ) -> None:
     """Convert the GGUF file `source`, or that of a plan, into the empty directory `target`.
 
@@ -240,7 +240,7 @@ def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout
     return Layout(container, metadata, config, wanted)
 
 
-def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Config:
+def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Entries:
     """Return `config.json` without its quantization section. vocab_size: None for the rows of the embedding table."""
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     if vocab_size is None:
@@ -342,7 +342,7 @@ def _write_weights(
 def made_vectors(layout: Layout) -> Mapping[str, Vector]:
     """Return the vectors that the network has and the file lacks."""
     row = architecture_of(layout.metadata)
-    return row.made(layout.metadata, layout.config.get("text_config", layout.config))
+    return row.made(layout.metadata, text_section(layout.config))
 
 
 def _source(container: Container, target: Target) -> RawTensor:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.models.gguf.architecture import Config
+from headrace.models.gguf.architecture import Config, Entries
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import UnsupportedModelError
@@ -128,7 +128,7 @@ def layers_of(metadata: Metadata) -> int:
     return metadata.integer("{arch}.block_count", minimum=1, maximum=4096)
 
 
-def mixture(metadata: Metadata, names: tuple[str, str, str]) -> Config:
+def mixture(metadata: Metadata, names: tuple[str, str, str]) -> Entries:
     """Return the entries `names` for the number of experts, those for each token, and their width."""
     count, active, width = names
     experts = metadata.integer("{arch}.expert_count", minimum=1, maximum=_EXPERTS)
@@ -169,7 +169,7 @@ def require_whole_heads(config: Config) -> None:
         raise UnsupportedModelError(f"heads of {config['head_dim']} are not supported in a {config['model_type']}")
 
 
-def windows(metadata: Metadata, layers: int, period: int) -> Config:
+def windows(metadata: Metadata, layers: int, period: int) -> Entries:
     """Return the entries for windows in `layers` layers, of which every n-th sees everything."""
     flags = window_flags(metadata, layers_of(metadata), period)
     return {

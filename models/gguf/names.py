@@ -6,6 +6,7 @@ Sizes of axes are products of named sizes: `heads*head`.
 from collections.abc import Iterator
 from math import prod
 
+from headrace.models.architectures.fields import text_section
 from headrace.models.architectures.read import biased_modules
 from headrace.models.gguf.architecture import Architecture, Config, OrderOf, Part, Parts, Shapes, Sizes
 from headrace.models.gguf.sizes import sizes_of
@@ -21,7 +22,7 @@ def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
     present: shapes of the file's tensors. Raises CheckpointError for a missing tensor, UnsupportedModelError for an
     unknown one.
     """
-    text = config.get("text_config", config)
+    text = text_section(config)
     wanted = list(_Names(row, text, present).targets())
     used = {source for target in wanted for source in target.sources}
     unknown = {name for name in present.keys() - used if not _is_ignored(row, name, text)}

@@ -76,7 +76,7 @@ class GgufPart:
 
     take: returns the whole array.
     kind: type in MLX, where numpy has none.
-    kept: an array of this part's shape that takes no memory.
+    example: an array of this part's shape that takes no memory.
     cut: cuts the part out of the whole array.
     """
 
@@ -85,7 +85,7 @@ class GgufPart:
     ) -> None:
         self._take = take
         self._kind = kind
-        self._kept = example
+        self._example = example
         self._cut = cut
         self.shape = example.shape
         self.ndim = example.ndim
@@ -113,8 +113,11 @@ class GgufPart:
         shape = list(self.shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
         cuts = [part._cut for part in parts]
-        kept = _empty(tuple(shape), self._kept.dtype)
-        return GgufPart(self._take, self._kind, kept, lambda array: np.concatenate([cut(array) for cut in cuts], axis))
+
+        def cut_all(whole: Array) -> Array:
+            return np.concatenate([cut(whole) for cut in cuts], axis)
+
+        return GgufPart(self._take, self._kind, _empty(tuple(shape), self._example.dtype), cut_all)
 
     def read(self) -> mx.array:
         """Convert the tensor and return the part. Raises CheckpointError for values that no format holds."""
@@ -123,7 +126,7 @@ class GgufPart:
 
     def _changed(self, change: Callable[[Array], Array]) -> "GgufPart":
         cut = self._cut
-        return GgufPart(self._take, self._kind, change(self._kept), lambda array: change(cut(array)))
+        return GgufPart(self._take, self._kind, change(self._example), lambda array: change(cut(array)))
 
 
 def _empty(shape: tuple[int, ...], kind: npt.DTypeLike) -> Array:

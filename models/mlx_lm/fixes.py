@@ -161,8 +161,7 @@ def _refuse_norms_by_groups(config: Config) -> None:
 
 
 def _refuse_capped_logits(config: Config) -> None:
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
+    if text_section(config).get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
 
 

@@ -137,7 +137,7 @@ def read_layers(
 def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> DecoderConfig:
     """Return the config without corrections of routers, if the checkpoint has none and its conversion may lack them."""
     mixtures = {i: layer.experts for i, layer in enumerate(config.layers) if layer.experts is not None}
-    names = [f"model.layers.{i}.mlp.{own.correction}" for i, own in mixtures.items() if own.correction_lost]
+    names = [f"model.layers.{i}.mlp.{each.correction}" for i, each in mixtures.items() if each.correction_lost]
     if not names or any(name in parameters for name in names):
         return config
     layers = (

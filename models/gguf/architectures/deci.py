@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Parts
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts
 from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables
 from headrace.models.gguf.keys import WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
@@ -15,7 +15,7 @@ _FFN_STEP = 256
 """The class rounds feed-forward widths up to a multiple of it."""
 
 
-def _deci(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _deci(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return the sizes of each layer."""
     count = layers_of(metadata)
     heads = config["num_attention_heads"]
@@ -33,7 +33,7 @@ def _deci(metadata: Metadata, _file: Contents, config: Config) -> Config:
     }
 
 
-def _attention(heads: int, queries: int, keys: int, inner: int) -> Config:
+def _attention(heads: int, queries: int, keys: int, inner: int) -> Entries:
     if queries not in (0, heads) or (queries and not inner):  # llama.cpp drops attention without a feed-forward
         raise UnsupportedModelError(f"a layer of DeciLM with {queries} heads and width {inner} is not supported")
     if keys and heads % keys:
@@ -45,7 +45,7 @@ def _attention(heads: int, queries: int, keys: int, inner: int) -> Config:
     }
 
 
-def _feed_forward(inner: int, hidden: int) -> Config:
+def _feed_forward(inner: int, hidden: int) -> Entries:
     if inner % _FFN_STEP:
         raise UnsupportedModelError(f"a DeciLM with feed-forwards of {inner} is not supported")
     # The class takes two thirds of this multiple of the model's width, rounded up: half a step less is safe.

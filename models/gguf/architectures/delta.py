@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Entries, Part
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
     LATENTS,
@@ -33,7 +33,7 @@ _SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
 _DELTA = "linear_attn"
 
 
-def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
     keys = config["linear_num_key_heads"]
     values = config["linear_num_value_heads"]
@@ -156,7 +156,7 @@ _QWEN35_MOE = replace(
 )  # fmt: skip
 
 
-def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=HEADS)
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=HEADS)

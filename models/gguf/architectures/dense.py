@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Vector
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Vector
 from headrace.models.gguf.architectures.blocks import (
     FUSED_MLP,
     NORMS,
@@ -36,20 +36,20 @@ _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 GRANITE_KEYS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 
 
-def granite(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
     return {"attention_multiplier": metadata.positive("{arch}.attention.scale", config["head_dim"] ** -0.5)}
 
 
-def _phi3(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _phi3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     if config["partial_rotary_factor"] == 1:
         config.pop("partial_rotary_factor")
     window = metadata.integer("{arch}.attention.sliding_window", 0)
     return {"sliding_window": window} if window else {}
 
 
-def _olmo2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _olmo2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return the entries of OLMo 3, if there is a window."""
     if not metadata.integer("{arch}.attention.sliding_window", 0):
         return {}
@@ -57,7 +57,7 @@ def _olmo2(metadata: Metadata, _file: Contents, config: Config) -> Config:
     return olmo3 | windows(metadata, config["num_hidden_layers"], 4)
 
 
-def _ministral(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _ministral(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     """Return the nested RoPE section that Ministral 3's class reads."""
     yarn = config.pop("rope_scaling", None)
     if yarn is None or yarn["rope_type"] != "yarn":
@@ -71,11 +71,11 @@ def _ministral(metadata: Metadata, _file: Contents, config: Config) -> Config:
     }  # fmt: skip
 
 
-def _cohere2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _cohere2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], 4)}
 
 
-def _exaone4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _exaone4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return the windows of EXAONE 4: llama.cpp gives one to its size of 64 layers alone."""
     layers = config["num_hidden_layers"]
     if layers != _EXAONE4_WINDOWED:

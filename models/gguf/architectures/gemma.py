@@ -8,7 +8,7 @@ beside attention; the file states the sparsity of activations in standard deviat
 
 import math
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
 from headrace.models.gguf.architectures.blocks import (
     NORMS,
     SANDWICH_NORMS,
@@ -35,7 +35,7 @@ _SLIDING = layer_type(True)
 _FULL = layer_type(False)
 
 
-def _gemma2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _gemma2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     layers = config["num_hidden_layers"]
     if layers > 1 and window_period(metadata, layers, 2) != 2:
         raise UnsupportedModelError("Gemma 2 without a window in every second layer is not supported")
@@ -45,7 +45,7 @@ def _gemma2(metadata: Metadata, _file: Contents, config: Config) -> Config:
     }
 
 
-def _gemma3(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _gemma3(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     layers = config["num_hidden_layers"]
     return {
         "query_pre_attn_scalar": _query_scale(config, layers == _GEMMA3_WIDE),
@@ -59,7 +59,7 @@ def _query_scale(config: Config, wide: bool) -> int:
     return size
 
 
-def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     kinds = [layer_type(slides) for slides in windowed]
@@ -73,8 +73,8 @@ def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Config:
         raise UnsupportedModelError("a Gemma 4 with other sizes in each layer is not supported")
     if inner[-1] != inner[0] * (2 if double else 1):
         raise UnsupportedModelError(f"a Gemma 4 with feed-forwards of {inner[0]} and {inner[-1]} is not supported")
-    own = next((layer for layer, kind in enumerate(kinds[: count - shared]) if kind == _FULL), None)
-    keys_are_values = own is not None and f"blk.{own}.attn_v.weight" not in file.shapes
+    first_full = next((layer for layer, kind in enumerate(kinds[: count - shared]) if kind == _FULL), None)
+    keys_are_values = first_full is not None and f"blk.{first_full}.attn_v.weight" not in file.shapes
     full = next(iter(heads[_FULL]), kv_heads[0])
     sliding = next(iter(heads[_SLIDING]), full)
     if not keys_are_values and full != sliding:
@@ -193,7 +193,7 @@ _CLIP = 120.0  # of the coefficients of updates, which the file does not state
 _STREAMS = 4
 
 
-def _gemma3n(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _gemma3n(metadata: Metadata, file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     scales = metadata.numbers("{arch}.activation_sparsity_scale", count, infinite=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
 from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order
@@ -14,13 +14,13 @@ _ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
 _FINAL_BIAS = {"output_norm.bias": tables()["output_norm"].bias}
 
 
-def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Config:
+def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
     if file.has("attn_q_norm.weight"):
         raise UnsupportedModelError("a StableLM with norms of heads is not supported")
     return {"use_parallel_residual": not file.has("ffn_norm.weight")}
 
 
-def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     scaling = config.get("rope_scaling")
     if scaling is None:
         return {}
@@ -29,7 +29,7 @@ def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Config:
     return {"rope_scaling": scaling | {"type": "linear"}}
 
 
-def _neox(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _neox(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     _check_inner(config)
     return {
         "rotary_emb_base": config["rope_theta"],
@@ -38,7 +38,7 @@ def _neox(metadata: Metadata, _file: Contents, config: Config) -> Config:
     }
 
 
-def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     _check_inner(config)
     positions = config["max_position_embeddings"]
     return {

@@ -1,20 +1,20 @@
 """LFM2, dense or with experts: short convolutions between layers of attention."""
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
 from headrace.models.gguf.architectures.blocks import attention, experts, head_norms, mlp
 from headrace.models.gguf.keys import layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
 
-def _lfm2(metadata: Metadata, _file: Contents, _config: Config) -> Config:
+def _lfm2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
     if metadata.integer("{arch}.attention.sliding_window", 0):
         raise UnsupportedModelError("an LFM2 with a sliding window is not supported")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     return {"layer_types": ["full_attention" if count else "conv" for count in kv_heads]}
 
 
-def _dense(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _dense(metadata: Metadata, file: Contents, config: Config) -> Entries:
     sizes = {"block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"]}
     return _lfm2(metadata, file, config) | sizes
 

@@ -4,7 +4,7 @@ The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. At
 no positions, so its interleaved rows of Q and K need no order.
 """
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
 from headrace.models.gguf.architectures.blocks import NORMS, attention, experts, mlp, tables, ungated_mlp
 from headrace.models.gguf.architectures.dense import GRANITE_KEYS
 from headrace.models.gguf.keys import KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
@@ -58,7 +58,7 @@ def _mamba_sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _granite(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     if metadata.flag("{arch}.rope.scaling.finetuned", True):  # llama.cpp's default
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
@@ -95,7 +95,7 @@ _GRANITE_HYBRID = Architecture(
 )  # fmt: skip
 
 
-def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
@@ -168,7 +168,7 @@ _NEMOTRON_H = Architecture(
 )  # fmt: skip
 
 
-def _falcon(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _falcon(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if config["mamba_rms_norm"] and config["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
     size = _head_size(metadata, config)
@@ -205,7 +205,7 @@ def _check_epsilon(config: Config) -> None:
         raise UnsupportedModelError(f"a {config['model_type']} with norms of epsilon {epsilon} is not supported")
 
 
-def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     _check_epsilon(config)
     if config["n_groups"] != 1:
         raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
@@ -222,7 +222,7 @@ _MAMBA2 = Architecture(
 )  # fmt: skip
 
 
-def _jamba(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _jamba(metadata: Metadata, file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
     if inner % config["hidden_size"]:
@@ -291,7 +291,7 @@ _JAMBA = Architecture(
 )  # fmt: skip
 
 
-def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     _check_epsilon(config)
     return {
         "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH),

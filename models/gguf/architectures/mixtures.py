@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Part, Parts, Vector
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts, Vector
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
     LATENTS,
@@ -51,13 +51,13 @@ _GATE = {
 }  # fmt: skip
 
 
-def _gpt_oss(_metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _gpt_oss(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if "rope_scaling" in config:
         config["rope_scaling"]["truncate"] = False
     return {}
 
 
-def _deepseek2(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _deepseek2(metadata: Metadata, file: Contents, config: Entries) -> Entries:
     gating = gating_of(metadata, SIGMOID if file.has("exp_probs_b.bias") else SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
@@ -70,7 +70,7 @@ def _deepseek2(metadata: Metadata, file: Contents, config: Config) -> Config:
     return {"model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
 
 
-def _latent_attention(metadata: Metadata, config: Config) -> Config:
+def _latent_attention(metadata: Metadata, config: Entries) -> Entries:
     """Return the entries of attention over latents, and take the size of a head out of `config`, which has several."""
     mla = metadata.has("{arch}.attention.key_length_mla")
     metadata.ignore("{arch}.attention.value_length")  # with `mla`, of an entry of K/V
@@ -90,7 +90,7 @@ def _latent_attention(metadata: Metadata, config: Config) -> Config:
     }  # fmt: skip
 
 
-def _mistral4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     config |= _latent_attention(metadata, config)
     scaling = config.pop("rope_scaling")
     is_yarn = scaling is not None and scaling["rope_type"] == "yarn"
@@ -108,30 +108,30 @@ def _latent_kinds(config: Config) -> list[tuple[str, ...]]:
     return [("layer", queries, "k_b", "sparse")] * config["num_hidden_layers"]
 
 
-def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"rotary_dim": rotated_part(metadata, config["head_dim"])}
 
 
-def _exaone(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _exaone(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     dense = metadata.integer("{arch}.leading_dense_block_count", 0)
     return {"is_moe_layer": [layer >= dense for layer in range(config["num_hidden_layers"])]}
 
 
-def _bailing2(metadata: Metadata, _file: Contents, _config: Config) -> Config:
+def _bailing2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
     gating = gating_of(metadata, SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("a Ling with experts chosen neither by softmax nor by sigmoid is not supported")
     return {"score_function": "softmax" if gating == SOFTMAX else "sigmoid"}
 
 
-def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if not config["tie_word_embeddings"] or not metadata.flag("{arch}.expert_weights_norm", True):
         raise UnsupportedModelError("this variant of GGUF architecture 'hunyuan-moe' is not supported")
     shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=WIDTH)
     return {"intermediate_size": shared}
 
 
-def _mellum(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     theta = config.pop("rope_theta")
     full = {"rope_type": "default", "rope_theta": theta, **config.pop("rope_scaling", {})}
     local = metadata.positive("{arch}.rope.freq_base_swa", theta)
@@ -143,7 +143,7 @@ def _mellum(metadata: Metadata, _file: Contents, config: Config) -> Config:
     }  # fmt: skip
 
 
-def _step(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
     count = layers_of(metadata)
     slides = window_flags(metadata, count, 4)
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
@@ -194,7 +194,7 @@ def _step_attention(local: str = "") -> dict[str, Part]:
     }
 
 
-def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Config:
+def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Entries:
     shared = config["moe_num_shared_experts"]
     stacked = file.shapes.get(f"blk.{config['num_hidden_layers'] - 1}.ffn_gate_shexp.weight")
     if stacked is not None and stacked[0] != shared * config["moe_intermediate_size"]:
@@ -202,7 +202,7 @@ def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Config:
     return {}
 
 
-def _ling(metadata: Metadata, file: Contents, config: Config) -> Config:
+def _ling(metadata: Metadata, file: Contents, config: Config) -> Entries:
     if not metadata.flag("{arch}.expert_weights_norm", False):
         raise UnsupportedModelError("a Ling 1 without normalized weights of experts is not supported")
     return _ernie(metadata, file, config)
@@ -221,7 +221,7 @@ _CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
 _EVERY = 4  # every fourth layer attends to everything
 
 
-def _llama4(metadata: Metadata, _file: Contents, config: Config) -> Config:
+def _llama4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if metadata.integer("{arch}.attention.sliding_window", _CHUNK) == 0:
         raise UnsupportedModelError("a Llama 4 without windows is not supported")
     count = config["num_hidden_layers"]
