@@ -1,4 +1,4 @@
-"""DeepSeek, Kimi K2, Mistral 4, dots.llm1, Ling: mixtures with shared experts; attention over latents in most."""
+"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from headrace.models.architectures.experts import (
     several_experts,
 )
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.latent import latent_config
+from headrace.models.architectures.latent import latent_config, latent_with_eps
 from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import growing_queries
 from headrace.runtime.errors import UnsupportedModelError
@@ -141,6 +141,15 @@ ROWS = (
         experts=_mistral4_experts,
         latent=latent_config,
         complete=growing_queries,
+    ),
+    Architecture(
+        "youtu_llm",
+        Family(interleaved=True),
+        tied=True,
+        theta=1.6e6,
+        rotated=1.0,
+        latent=latent_with_eps,
+        runs=lambda fields: not fields.section("rope_scaling"),  # its class does not sharpen scores
     ),
     Architecture(
         "bailing_moe",

@@ -1,4 +1,4 @@
-"""Gemma 2, 3 and 4.
+"""Gemma 1 to 4.
 
 Gemma 4 has two head sizes, K/V of earlier layers, rotation of a part of a head, experts next to a dense feed-forward,
 and inputs of single layers. Missing keys have the defaults of mlx-lm's class.
@@ -182,7 +182,7 @@ def _full_attention_keys(config: Config) -> None:
 
 
 ROWS = (
-    Architecture("gemma", context=8192),
+    Architecture("gemma", Family(activation="gelu"), context=8192, tied=True, activation_key=None, complete=_gemma),
     Architecture(
         "gemma2",
         Family(_AROUND, activation="gelu"),

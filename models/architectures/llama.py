@@ -104,6 +104,8 @@ ROWS = (
         sliding="all",
         experts=_mixtral_experts,
     ),
+    Architecture("telechat3", Family()),
+    Architecture("helium", Family(interleaved=True), biases={**BIASES, "attention_bias": QKV}),
     Architecture("smollm3", Family(), position_free="listed"),
     Architecture(
         "seed_oss",

@@ -186,6 +186,38 @@ def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConf
     return rope, rope
 
 
+def _hunyuan_experts(fields: Fields, layers: int) -> ExpertLayers:
+    if fields.values.get("num_experts") == 1:
+        return [None] * layers
+    return [_experts_of(_of_layer(fields, layer)) for layer in range(layers)]
+
+
+def _of_layer(fields: Fields, layer: int) -> Fields:
+    """Return the values of one layer, where a config lists one for each."""
+    listed = {key: value for key in _HUNYUAN_LISTS if isinstance(value := fields.values.get(key), list)}
+    if any(layer >= len(value) for value in listed.values()):
+        raise CheckpointError(f"config.json: {', '.join(listed)} must have an entry for each layer")
+    return Fields({**fields.values, **{key: value[layer] for key, value in listed.items()}})
+
+
+def _experts_of(fields: Fields) -> ExpertsConfig:
+    shares = fields.values.get("use_mixed_mlp_moe")
+    inner = fields.count("intermediate_size")
+    return ExpertsConfig(
+        *count_experts(fields, "num_experts", "moe_topk"),
+        size=fields.count("moe_intermediate_size", default=inner),
+        normalized=True,
+        router="gate.wg",
+        shared=inner * fields.count("num_shared_expert") if shares else 0,
+        shared_at="shared_mlp",
+    )
+
+
+def _hunyuan_runs(fields: Fields) -> bool:
+    """Return False for layers that read the keys of earlier ones before they are normalized."""
+    return not fields.values.get("use_cla")
+
+
 # MiniMax M1 and M2
 def _minimax_keys(config: Config) -> None:
     share = config.get("partial_rotary_factor") or 1.0
@@ -243,6 +275,8 @@ def _minicpm3_keys(config: Config) -> None:
         config["rope_scaling"] = {"type": "longrope", "rope_type": "longrope", **factors}
 
 
+_HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
+_HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
 _HUNYUAN_MOE = {
     "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
     "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
@@ -329,8 +363,17 @@ ROWS = (
     Architecture(
         "hunyuan_v1_dense",
         Family(qk_norm="head", norm_last=True),
-        tensor_names=((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
+        tensor_names=_HUNYUAN_NAMES,
         ropes=_hunyuan_ropes,
+    ),
+    Architecture(
+        "hunyuan",
+        Family(qk_norm="head", norm_last=True),
+        tensor_names=_HUNYUAN_NAMES,
+        tied=True,
+        ropes=_hunyuan_ropes,
+        experts=_hunyuan_experts,
+        runs=_hunyuan_runs,
     ),
     Architecture(
         "minimax",

@@ -73,6 +73,13 @@ def _centred_norms(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, norm_weight_offset=1.0)
 
 
+# A stack of gates and ups that is stored as one; its layout shows in its shape (`models.network.stacks`).
+_JOINED_EXPERTS = (
+    (".experts.gate_up_proj", ".switch_mlp.gate_up_proj"),
+    (".experts.down_proj", ".switch_mlp.down_proj"),
+)
+
+
 def _vl_experts(config: Config) -> None:
     if "num_local_experts" in config:
         config.setdefault("num_experts", config["num_local_experts"])
@@ -99,6 +106,7 @@ ROWS = (
         window_switches=_WINDOWS,
         older_keys={"num_experts": "num_local_experts"},
         states_head_dim=True,
+        tensor_names=_JOINED_EXPERTS,
         experts=_experts,
     ),
     Architecture(
@@ -145,7 +153,10 @@ ROWS = (
     ),
     Architecture("qwen3_vl", nests=True),
     Architecture("qwen3_vl_text", layers_of="qwen3", nested_defaults=_VL3),
-    Architecture("qwen3_vl_moe_text", constants={"norm_topk_prob": True}, add_keys=_vl_experts),
+    Architecture("qwen3_vl_moe", nests=True),
+    Architecture(
+        "qwen3_vl_moe_text", layers_of="qwen3_moe", constants={"norm_topk_prob": True}, add_keys=_vl_experts
+    ),
     Architecture("qwen2_5_vl", nests=True),
     Architecture("qwen2_5_vl_text", layers_of="qwen2", nested_defaults=_VL25),
     Architecture("qwen2_vl", nests=True),

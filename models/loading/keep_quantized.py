@@ -12,10 +12,10 @@ import mlx.core as mx
 from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.checkpoint.quantization import Quantization, weighs_experts
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.models.network.mtp import head_tensors
+from headrace.models.network.stacks import inputs_first
 from headrace.models.network.weight_arrays import shard_arrays
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
@@ -75,16 +75,17 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
     kept_names = _kept(checkpoint)
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
+    shapes = {name: checkpoint.tensors[stored].shape for stored, name in here.items()}
     total = sum(checkpoint.tensors[name].nbytes for name in kept_names)
     for number, arrays in enumerate(shard_arrays(checkpoint)):
         written: dict[str, mx.array] = {}
         for name in kept_names & arrays.keys():
             array = arrays[name]
-            info = checkpoint.tensors[name]
             called = name
             if name.endswith(_JOINED) and ".switch_mlp." in here.get(name, ""):  # named as matrices of quantized models
                 called = name.replace(".experts.", ".switch_mlp.").replace("gate_up_proj", "input_linear") + ".weight"
-            written |= _quantized(called, array, kind) if _is_matrix(info, called, kind) else {called: array}
+                array = mx.contiguous(array.swapaxes(1, 2)) if inputs_first(here[name], shapes) else array
+            written |= _quantized(called, array, kind) if _is_matrix(array, called, kind) else {called: array}
             mx.eval(list(written.values())[-3:])
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
@@ -98,9 +99,9 @@ def _kept(checkpoint: Checkpoint) -> set[str]:
     return names if head is None else names | set(head.renamed)
 
 
-def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:
+def _is_matrix(array: mx.array, name: str, kind: Quantization) -> bool:
     module, _, part = name.rpartition(".")
-    return part == "weight" and len(info.shape) >= 2 and kind.fits(info.shape[-1]) and not weighs_experts(module)
+    return part == "weight" and array.ndim >= 2 and kind.fits(array.shape[-1]) and not weighs_experts(module)
 
 
 def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:

@@ -6,13 +6,15 @@ Three layouts are converted (X = experts, E = width, F = inner width, G = groups
               experts.gate_up_proj_scales (X, 2 F, G)         a byte for each group
               experts.gate_up_proj_bias   (X, 2 F)
               experts.gate_up_proj        (X, E, 2 F)         plain: columns alternate
-    Llama 4   switch_mlp.gate_up_proj     (X, E, 2 F)         columns of gate, then of up
+    Llama 4   switch_mlp.gate_up_proj     (X, E, 2 F)         columns of gate, then of up; Qwen 3 VL's, too, which
+                                                              transformers 5 writes as the others'
     others    switch_mlp.input_linear     (X, 2 F, E)         rows of gate, then of up
 
 `down_proj` of the first two is likewise, with one part. `models.checkpoint.text_part` makes the names of `switch_mlp`.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.runtime.errors import CheckpointError
@@ -37,12 +39,25 @@ def stacks_of(name: str) -> list[str]:
     return [f"{experts}.{module}.{_PARTS[part]}" for module in modules]
 
 
+def inputs_first(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether the tensor `name` has experts as (X, inputs, outputs) in Llama 4's layout.
+
+    shapes: of all tensors. Qwen 3 VL's are stored either way: gates and ups are twice the inputs of `down_proj`..
+    """
+    if (match := _LLAMA4.fullmatch(name)) is None:
+        return False
+    gate_up = shapes.get(f"{match[1]}.gate_up_proj")
+    down = shapes.get(f"{match[1]}.down_proj")
+    return gate_up is None or down is None or gate_up[-1] == 2 * down[1]
+
+
 def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays, or parts of files, lazily, with tensors of these layouts as stacks (X, N, ...).
 
     Raises CheckpointError for halves of different sizes.
     """
     result: dict[str, Any] = {}
+    shapes = {name: array.shape for name, array in arrays.items() if _LLAMA4.fullmatch(name)}
     for name, array in arrays.items():
         stacks = stacks_of(name)
         if not stacks:
@@ -51,7 +66,7 @@ def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
             rows = _gpt_oss_rows(name, array)
             result |= {stack: rows[:, i :: len(stacks)] for i, stack in enumerate(stacks)}
         else:
-            rows = array if _JOINED in name else array.swapaxes(1, 2)
+            rows = array.swapaxes(1, 2) if inputs_first(name, shapes) else array
             size, rest = divmod(rows.shape[1], len(stacks))
             if rest:
                 raise CheckpointError(f"tensor {name} has no two halves of {rows.shape[1]} rows")

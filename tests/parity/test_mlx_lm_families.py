@@ -99,8 +99,10 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
     assert decoder.pages == (ops is not reference)
     ours = logits_of(decoder, PROMPT)
     theirs = logits_of_class(stock(directory), PROMPT)
-    halved = quantized and kind_of(directory) == "deepseek_v2"  # one half of its K/V projections has half precision
-    assert difference(ours, theirs) < max(tolerance(ops), 5e-4 * halved)
+    kind = kind_of(directory)
+    # One half of K/V projections has half precision; the class of Gemma 1 computes another GELU than transformers.
+    rounds = kind == "gemma" or (quantized and kind in ("deepseek_v2", "youtu_llm"))
+    assert difference(ours, theirs) < max(tolerance(ops), 5e-4 * rounds)
 
 
 def answer_of(peer: Any, prompt: list[int], answer: list[int]) -> list[int]:
@@ -151,7 +153,7 @@ _LLAMA3 = {
 # Fields that mlx-lm's class ignores, and transformers' class does not.
 _IGNORED = {
     ("kimi_linear", "rope_scaling"),  # it rotates nothing
-    *((kind, "rope_scaling") for kind in ("cohere", "phi", "stablelm", "starcoder2")),
+    *((kind, "rope_scaling") for kind in ("cohere", "helium", "phi", "stablelm", "starcoder2")),
     ("deepseek", "rope_scaling"),  # of other kinds than linear
     ("minicpm", "tie_word_embeddings"),  # tied logits are not scaled
     ("bailing_moe", "num_experts_per_tok"),  # one expert a token ends the process in MLX 0.32
@@ -161,8 +163,12 @@ _IGNORED = {
     ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
     ("solar_open", "tie_word_embeddings"),
     ("qwen2_moe", "tie_word_embeddings"),
+    ("helium", "head_dim"),
+    ("hunyuan", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
 }
+# Their classes take the arguments of another one, or have another activation.
+_ELSEWHERE = ("qwen3.5", "qwen3.5-moe", "qwen3-vl-moe", "ministral3", "gemma")
 _FIRST = {config_of(name)["model_type"]: name for name in reversed(MODELS)}
 
 
@@ -191,7 +197,7 @@ def changes_of(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", [name for name in _FIRST.values() if not name.startswith(("qwen3.5", "ministral3"))])
+@pytest.mark.parametrize("name", [name for name in _FIRST.values() if name not in _ELSEWHERE])
 def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str) -> None:
     compared = 0
     for number, change in enumerate(changes_of(name)):
@@ -205,7 +211,7 @@ def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str
                 continue  # mlx-lm's class runs it
             directory = write_mlx_lm_model(tmp_path / str(number), config)
             theirs = logits_of_class(stock(directory), PROMPT)
-        except (CheckpointError, UnsupportedModelError, ValueError, AssertionError):
+        except (CheckpointError, UnsupportedModelError, ValueError, AssertionError, KeyError):
             continue  # one of them refuses it
         ours = logits_of(load_decoder(directory, KERNELS[-1] if is_recurrent(directory) else reference), PROMPT)
         assert difference(ours, theirs) < 2e-5, change

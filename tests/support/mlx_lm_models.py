@@ -170,6 +170,12 @@ _STABLELM = {
     "model_type": "stablelm", "head_dim": 16, "layer_norm_eps": 1e-2, "partial_rotary_factor": 0.5,
     "use_qkv_bias": False,
 }  # fmt: skip
+_HUNYUAN = {
+    "model_type": "hunyuan", "head_dim": 16, "attention_bias": False, "moe_topk": 3, "num_experts": 6,
+    "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False, "cla_share_factor": 2,
+    "moe_intermediate_size": 48, "rope_scaling": {"type": "dynamic", "alpha": 40.0, "factor": 1.0},
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -351,6 +357,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "nemotron": {
         "model_type": "nemotron", "head_dim": 16, "norm_eps": 1e-2, "hidden_act": "relu2", "partial_rotary_factor": 0.5,
     },
+    "qwen3-vl-moe": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {**_SHARED_GATE, "model_type": "qwen3_vl_moe_text", "norm_topk_prob": True},
+    },
+    "hunyuan-moe": _HUNYUAN,
+    "hunyuan-moe-lists": {
+        **_HUNYUAN, "moe_topk": [1, 3], "num_shared_expert": [1, 2], "moe_intermediate_size": [48, 32],
+        "attention_bias": True, "use_qk_norm": False,
+    },
+    "youtu": {
+        "model_type": "youtu_llm", "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": None,
+        "tie_word_embeddings": True,
+    },
+    "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
+    "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
+    "gemma": {"model_type": "gemma", "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
     "nemotron-biased": {
         "model_type": "nemotron", "norm_eps": 1e-2, "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
         "partial_rotary_factor": 1.0, "tie_word_embeddings": True,

@@ -126,7 +126,18 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["apertus", "llama4", "llama4-maverick", "llama4-dense", "deepseek-v2", "deepseek-v2-lite"]
+    "name",
+    [
+        "apertus",
+        "llama4",
+        "llama4-maverick",
+        "llama4-dense",
+        "deepseek-v2",
+        "deepseek-v2-lite",
+        "qwen3-vl-moe",
+        "hunyuan-moe-lists",
+        "youtu",
+    ],
 )
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_costs_from_headers_equal_those_of_the_loaded_model(tmp_path: Path, name: str, quantized: bool) -> None:

@@ -14,7 +14,7 @@ from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UnsupportedModelError
-from headrace.runtime.ops import native
+from headrace.runtime.ops import native, reference
 from tests.support.alone import new_cache
 from tests.support.kernels import KERNELS, name_of
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
@@ -123,6 +123,22 @@ def test_joined_halves(tmp_path: Path, name: str, apart: str, joined: str, down:
     assert mx.array_equal(logits(stored, native), logits(plain, native))
     shapes = [shape_of_checkpoint(open_checkpoint(directory)) for directory in (stored, plain)]
     assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes == load_decoder(stored).cost.weight_bytes
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("inputs_first", [True, False], ids=["as-released", "as-transformers-5"])
+def test_experts_of_qwen_3_vl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs_first: bool) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    plain = write_mlx_lm_model(tmp_path / "plain", config_of("qwen3-vl-moe"))
+    names = ("mlp.switch_mlp", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    stored = write_joined(plain, tmp_path / "joined", *names)
+    tensors = load(stored)
+    if inputs_first:
+        turned = {name: mx.contiguous(a.swapaxes(1, 2)) for name, a in tensors.items() if ".mlp.experts." in name}
+        mx.save_safetensors(str(stored / "model.safetensors"), tensors | turned)
+    assert mx.array_equal(logits(stored, reference), logits(plain, reference))
+    ours, wanted = (keep_quantized(resolve(str(each)), Quantization(4, 32)).path for each in (stored, plain))
+    assert mx.array_equal(logits(ours, reference), logits(wanted, reference))
 
 
 def write_joined(plain: Path, target: Path, apart: str, joined: str, down: str) -> Path:
