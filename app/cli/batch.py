@@ -226,8 +226,7 @@ def _report(
 
 def _summarise(report: "BatchReport", *, as_json: bool) -> None:
     from headrace.app.batch.summary import document, sentences, waits_table
-    from headrace.app.output.tables import print_lines, table_lines
-    from headrace.app.output.terminal import table_width
+    from headrace.app.output.tables import print_table
 
     if as_json:
         print_json(document(report))
@@ -236,4 +235,4 @@ def _summarise(report: "BatchReport", *, as_json: bool) -> None:
         say(line, err=True)
     columns = waits_table(report)
     if columns:
-        print_lines(table_lines(columns, table_width(sys.stderr), rule=False), stderr=True)
+        print_table(columns, rule=False, stderr=True)

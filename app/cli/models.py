@@ -30,8 +30,8 @@ from headrace.app.model_info.report import (
 from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.terminal import may_style, table_width
+from headrace.app.output.tables import Column, print_table
+from headrace.app.output.terminal import may_style
 from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import STAR, legend
@@ -94,7 +94,7 @@ def list_models(filter: str | None, as_json: bool) -> None:
         if rows:
             click.echo()
         click.echo("OF OTHER PROGRAMS, run by these names:")
-        print_lines(table_lines(_foreign_columns(foreign), table_width(sys.stdout), rule=False))
+        print_table(_foreign_columns(foreign), rule=False)
 
 
 def _recommended_uses() -> dict[str, list[str]]:
@@ -104,7 +104,7 @@ def _recommended_uses() -> dict[str, list[str]]:
 
 
 def _print_overview(rows: list[Document]) -> None:
-    print_lines(table_lines(_columns(rows), table_width(sys.stdout), rule=False))
+    print_table(_columns(rows), rule=False)
     for row in rows:
         if problem := row.get("problem"):
             click.echo(_clean(f"{row['name']}: {problem}"))

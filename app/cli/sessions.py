@@ -18,8 +18,7 @@ from headrace.app.cli.say import confirm, print_json
 from headrace.app.output.document import json_text
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.terminal import table_width
+from headrace.app.output.tables import Column, print_table
 from headrace.app.sessions.examine import Examination, examine
 from headrace.app.sessions.export import page, to_document
 from headrace.app.sessions.kv_cache import delete_kv_cache
@@ -57,7 +56,7 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
         Column("", [_one_line(entry.title) for entry in entries], right=False, least=16),
         Column("", [_one_line(entry.session.model or "") for entry in entries], leaves=1, right=False),
     ]
-    print_lines(table_lines(columns, table_width(sys.stdout), header=False))
+    print_table(columns, header=False)
 
 
 @sessions.command()

@@ -72,11 +72,17 @@ def table_lines(
     return [*head, *body] if header else body
 
 
-def print_table(*columns: Column) -> None:
-    """Print a table at the terminal's width, between empty lines."""
-    from rich.text import Text
+def print_table(columns: Sequence[Column], *, header: bool = True, rule: bool = True, stderr: bool = False) -> None:
+    """Print a table at the terminal's width."""
+    width = table_width(sys.stderr if stderr else sys.stdout)
+    print_lines(table_lines(columns, width, header=header, rule=rule), stderr=stderr)
 
-    print_lines([Text(), *table_lines(columns, table_width(sys.stdout)), Text()])
+
+def print_apart(*columns: Column) -> None:
+    """Print a table between empty lines."""
+    print()
+    print_table(columns)
+    print()
 
 
 def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from headrace.app.output.document import Document
-from headrace.app.output.tables import Column, print_table
+from headrace.app.output.tables import Column, print_apart
 from headrace.app.predict.document import described_model
 from headrace.app.predict.hosts import HostsPrediction, allowed, best, predict_hosts
 from headrace.app.predict.links import Link, has_thunderbolt5, links
@@ -82,7 +82,7 @@ def show_hosts(document: Document) -> None:
         for prediction in link["predictions"]
     ]
     print_head(document["model"])
-    print_table(
+    print_apart(
         Column("link", [link for link, _, _ in rows], right=False),
         Column("split", [_split(prediction) for _, prediction, _ in rows], right=False),
         Column("fits", [_FITS[prediction["fits"]] for _, prediction, _ in rows], right=False),

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.app.output.document import Document
-from headrace.app.output.tables import Column, print_table
+from headrace.app.output.tables import Column, print_apart
 from headrace.app.output.terminal import console
 from headrace.app.predict.uses import STAR, legend
 from headrace.runtime.metrics.units import format_bytes, percent, speed_text
@@ -30,7 +30,7 @@ def show_prediction(document: Document) -> None:
         if any(predictions[number]["measured"] for predictions in by_target):
             speeds.append(Column(f"measured{at}", [_measured(predictions[number]) for predictions in by_target]))
     print_head(model)
-    print_table(
+    print_apart(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("GB/s", [f"{target['bandwidth_gb_s']:.0f}" for target in targets], leaves=3),
         *speeds,
@@ -64,7 +64,7 @@ def show_users(document: Document) -> None:
     rows = [(target, prediction) for target in document["targets"] for prediction in target["predictions"]]
     print_head(document["model"])
     names = [target["name"] if prediction is target["predictions"][0] else "" for target, prediction in rows]
-    print_table(
+    print_apart(
         Column("chip", [_chip(name) for name in names], right=False),
         Column("users", [str(prediction["batch"]) for _, prediction in rows]),
         Column("memory", [format_bytes(prediction["memory"]) for _, prediction in rows], leaves=2),
@@ -97,7 +97,7 @@ def show_acceptance(document: Document) -> None:
     targets = document["targets"]
     best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
     print_head(document["model"])
-    print_table(
+    print_apart(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
         Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
@@ -150,7 +150,7 @@ def show_fit(document: Document) -> None:
         cells = [Text(cell(row), style="dim" if row["fits"] is False else "") for row in rows]
         return Column(name, cells, leaves, right=name != "model")
 
-    print_table(
+    print_apart(
         column("model", lambda row: f"{row['model']} {STAR}" if row["recommended_for"] else str(row["model"])),
         column("bits", lambda row: str(row["quantization"]), 4),
         column("memory", lambda row: format_bytes(row["memory"]), 2),
@@ -166,7 +166,7 @@ def show_fit(document: Document) -> None:
 
 def show_chips(chips: list[Document]) -> None:
     """Print a row per chip."""
-    print_table(
+    print_apart(
         Column("chip", [chip["name"] for chip in chips], right=False),
         Column("GPU cores", [" / ".join(map(str, chip["gpu_cores"])) for chip in chips], leaves=1),
         Column("GB/s", [f"{chip['bandwidth_gb_s']:,.0f}" for chip in chips]),
@@ -216,7 +216,7 @@ def _cost_table(title: str, costs: Document) -> None:
     rows = costs["operations"]
     total = {"nbytes": costs["total_bytes"], "flops": costs["total_flops"], "intensity": costs["intensity"]}
     _title(title)
-    print_table(
+    print_apart(
         Column("read", [*(row["name"] for row in rows), "total"], right=False),
         Column("×", [*(str(row["count"]) for row in rows), ""]),
         Column("shape", [*(row["shape"] for row in rows), ""], leaves=2),
@@ -234,7 +234,7 @@ def _show_levers(document: Document) -> None:
     rows = [{"name": "as it is", **document["as_is"]}, *document["changes"]]
     gains = "Possible gains" if fits else "Changes that make it fit"
     _title(f"{gains} on {document['target']}")
-    print_table(
+    print_apart(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
         Column("roofline", [speed_text(row["roofline"]) for row in rows], leaves=1),

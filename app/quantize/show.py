@@ -1,6 +1,5 @@
 """The result of `headrace quantize` for people."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -8,8 +7,7 @@ import click
 
 from headrace.app.bench.quality.figures import Figure
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.terminal import table_width
+from headrace.app.output.tables import Column, print_table
 from headrace.app.quantize.run import FormatCount, Quantized, QuantizedHere
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
@@ -24,7 +22,7 @@ def show(quantized: Quantized) -> None:
         Column.of(rows, "PARTS", lambda row: str(row.parts)),
         Column.of(rows, "WEIGHTS", lambda row: f"{row.weights:,}"),
     ]
-    print_lines(table_lines(columns, table_width(sys.stdout), rule=False))
+    print_table(columns, rule=False)
     click.echo()
     for label, text in figure_rows(quantized.figures):
         click.echo(f"{label.ljust(_LABEL)}{text}")

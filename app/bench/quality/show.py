@@ -12,19 +12,19 @@ from headrace.app.bench.quality.run import QualityDocument, QualityResult
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
 from headrace.app.output.document import csv_table, flat, markdown_table
-from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.tables import Column, print_lines, print_table
 from headrace.runtime.metrics.units import format_bytes, percent
 
 _Cell = Callable[[QualityResult], str]
 
 
-def show(document: QualityDocument, width: int | None) -> None:
-    """Print a table of at most `width` cells and the circumstances."""
+def show(document: QualityDocument) -> None:
+    """Print a table and the circumstances."""
     results = document.results
     columns = [
         Column.of(results, name, cell, leaves, right=name not in ("", "at")) for name, leaves, cell in _columns()
     ]
-    print_lines(table_lines(columns, width))
+    print_table(columns)
     print_lines([Text(line) for line in circumstances(document)])
 
 

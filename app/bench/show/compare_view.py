@@ -6,7 +6,7 @@ from rich.text import Text
 
 from headrace.app.bench.compare.documents import ComparedTest, Comparison
 from headrace.app.bench.show.phrases import label
-from headrace.app.output.tables import Column, print_table, table_lines
+from headrace.app.output.tables import Column, print_apart, table_lines
 from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import speed_text
 
@@ -16,7 +16,7 @@ _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": 
 def show(comparison: Comparison) -> None:
     """Print it on standard output."""
     screen = console()
-    print_table(*_columns(comparison))
+    print_apart(*_columns(comparison))
     for line in _notes(comparison):
         screen.print(Text(line, style="yellow"))
     screen.print(Text(_conclusion(comparison), style="bold"))

@@ -8,7 +8,7 @@ from rich.text import Text
 from headrace.app.bench.compare.history import History, SavedRun
 from headrace.app.bench.measure.records import RunDocument
 from headrace.app.bench.show.phrases import label
-from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.tables import Column, print_lines, print_table, table_lines
 from headrace.app.output.terminal import console, table_width
 from headrace.runtime.metrics.units import percent, speed_text
 
@@ -39,7 +39,7 @@ def show_history(history: History) -> None:
     if series:
         screen.print()
         screen.print(Text("Speed over the saved runs, from zero; the change is from first to last.", style="dim"))
-        print_lines(table_lines(_series_columns(series), width, header=False))
+        print_table(_series_columns(series), header=False)
 
 
 def _columns(runs: Sequence[SavedRun]) -> list[Column]:

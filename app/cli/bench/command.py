@@ -298,7 +298,6 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     from headrace.app.bench.quality.run import Options, run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.config.settings import chosen_model, load_settings
-    from headrace.app.output.terminal import table_width
 
     typed = typed_options(ctx)
     others = [typed[name] for name in sorted(typed.keys() - _WITH_QUALITY)]
@@ -326,7 +325,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
         )
     )
     writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
-    _print(measured, given.chosen_form, lambda document: show.show(document, table_width(sys.stdout)), writers)
+    _print(measured, given.chosen_form, show.show, writers)
     return 130 if measured.interrupted else 0
 
 

@@ -243,10 +243,10 @@ def doctor_hosts(hosts: str, model: str | None, *, as_json: bool) -> None:
 
 
 def _show_hosts(document: dict[str, Any]) -> None:
-    from headrace.app.output.tables import Column, print_table
+    from headrace.app.output.tables import Column, print_apart
 
     rows = document["hosts"]
-    print_table(
+    print_apart(
         Column("rank", [str(row["rank"]) for row in rows]),
         Column("host", [row["name"] for row in rows], right=False, least=8),
         Column("address", [row["address"] for row in rows], leaves=5, right=False),

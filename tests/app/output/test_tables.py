@@ -62,8 +62,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def shown(width: int, command: click.Command, *arguments: str) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width))
-        for name in ("output.tables", "cli.models", "cli.sessions"):
-            monkeypatch.setattr(f"headrace.app.{name}.table_width", lambda _: width)
+        monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
         done = CliRunner().invoke(command, arguments, catch_exceptions=False)
         return str(done.stdout).splitlines()
 
@@ -148,6 +147,7 @@ def test_history_keeps_every_speed(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(history_view, "table_width", lambda _: width)
+    monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with History() as kept:
         kept.add(DOCUMENT)
