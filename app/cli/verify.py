@@ -1,6 +1,5 @@
 """`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,7 +53,6 @@ def verify(given: VerifyArguments) -> int:
     """
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
-    from headrace.app.output.terminal import table_width
     from headrace.app.verify.checks import Plan
     from headrace.app.verify.report import show
     from headrace.app.verify.run import verify as run_checks
@@ -83,7 +81,7 @@ def verify(given: VerifyArguments) -> int:
     if given.as_json:
         print_json(document)
     else:
-        show(document, table_width(sys.stdout))
+        show(document)
     if document.interrupted:
         return 130
     if document.passed:

@@ -5,15 +5,17 @@ Each check serves the same requests in another way and compares tokens, logits a
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
-from headrace.app.verify.trace import TOP, Comparison, Trace, compare
+from headrace.app.verify.trace import TOP, Comparison, Flip, Trace, compare
 from headrace.models.loading.load import LoadedModel
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError
@@ -42,32 +44,34 @@ class Plan:
 
 
 class KVChange(Struct, frozen=True):
+    """The first changed entry of a sequence."""
+
     sequence: int
     position: int
 
 
-@dataclass(slots=True)
-class Row:
-    """One check and its result.
+class CheckResult(Struct, frozen=True, kw_only=True):
+    """An entry of `checks`, see docs/verify.md.
 
-    verdict: `equal` (every bit), `close` (tokens equal, log probabilities within tolerance), `near ties` (only nearly
-    equally likely tokens flipped), `differs`. comparisons: one per sequence.
+    result: `equal` (every bit), `close` (tokens equal, log probabilities within tolerance), `near ties` (only nearly
+    equally likely tokens flipped), `differs`.
     """
 
     name: str
-    verdict: str
+    result: str
+    sequences: int
+    tokens: int
+    missing_tokens: int
+    kv_entries: int
+    changed_kv_entries: int
+    largest_gap: float
+    flips: list[Flip]
+    kv_changes: list[KVChange]
     note: str
-    comparisons: list[Comparison] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return self.verdict != "differs"
-
-    @property
-    def kv_changes(self) -> list[KVChange]:
-        """The first changed entry of every sequence that has one."""
-        numbered = enumerate(self.comparisons)
-        return [KVChange(number, comparison.changed[0]) for number, comparison in numbered if comparison.changed]
+        return self.result != "differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Verification:
             return Request(prompt, max_tokens=plan.tokens, sampling=sampling, logprobs=TOP)
 
         self._expected = expected
+        self._tokenizer = loaded.tokenizer
         self._plan = plan
         prompts = [tokens(LENGTHS[number % len(LENGTHS)]) for number in range(plan.sequences)]
         requests = [request(prompt, number) for number, prompt in enumerate(prompts)]
@@ -125,7 +130,7 @@ class Verification:
         self._here = None if here is None else Serving(here.network, requests[:SHARERS], limit, tick)
         self._stores = self._few.in_blocks and not loaded.ranks
 
-    def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
+    def run(self, begin: Begin = lambda *_: None) -> Iterator[CheckResult]:
         """Run every check; `begin(number, of, name)` is called before each."""
         names = [check.name for check in self._checks([], [], [])]
         begin(0, len(names), "each alone")
@@ -134,9 +139,8 @@ class Verification:
             begin(number, len(names), check.name)
             traces, note = check.serve()
             pairs = enumerate(zip(check.expected, traces, strict=True))
-            yield judged(
-                self._expected, check.name, [compare(index, *pair, cut=check.cut) for index, pair in pairs], note
-            )
+            compared = [compare(index, *pair, cut=check.cut) for index, pair in pairs]
+            yield judged(self._expected, check.name, compared, self._tokenizer, note)
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
         max_running = self._plan.sequences
@@ -180,11 +184,34 @@ class Verification:
             native.set_threads(before or 0)
 
 
-def judged(expected: Expectation, name: str, comparisons: list[Comparison], note: str = "") -> Row:
-    """Return the result of a check."""
-    verdicts = {_verdict(expected, comparison) for comparison in comparisons}
-    worst = next(verdict for verdict in ("differs", "near ties", "close", "equal") if verdict in verdicts)
-    return Row(name, worst, note, comparisons)
+def judged(
+    expected: Expectation, name: str, compared: list[Comparison], tokenizer: Tokenizer, note: str = ""
+) -> CheckResult:
+    """Return the result of a check. compared: one per sequence. tokenizer: for the text of flipped tokens."""
+    verdicts = {_verdict(expected, comparison) for comparison in compared}
+
+    def text(token: int) -> str:
+        return tokenizer.decode([token], skip_special=False) if token >= 0 else "?"
+
+    return CheckResult(
+        name=name,
+        result=next(verdict for verdict in ("differs", "near ties", "close", "equal") if verdict in verdicts),
+        sequences=len(compared),
+        tokens=sum(comparison.tokens for comparison in compared),
+        missing_tokens=sum(comparison.missing for comparison in compared),
+        kv_entries=sum(comparison.entries for comparison in compared),
+        changed_kv_entries=sum(len(comparison.changed) for comparison in compared),
+        largest_gap=max((comparison.gap for comparison in compared), default=0.0),
+        flips=[
+            replace(flip, expected_text=text(flip.expected), got_text=text(flip.got))
+            for comparison in compared
+            if (flip := comparison.flip) is not None
+        ],
+        kv_changes=[
+            KVChange(number, comparison.changed[0]) for number, comparison in enumerate(compared) if comparison.changed
+        ],
+        note=note,
+    )
 
 
 def _verdict(expected: Expectation, comparison: Comparison) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.app.api import Model, load
 from headrace.app.engine.http_address import HTTPAddress
-from headrace.app.verify.checks import Begin, Plan, Row, judged
+from headrace.app.verify.checks import Begin, CheckResult, Plan, judged
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP, Trace, compare
 from headrace.models.loading.load import LoadedModel
@@ -41,6 +41,7 @@ class Interfaces:
         self._expected = expected
         self._path = str(path)
         self._load_options = options
+        self._tokenizer = loaded.tokenizer
         self._text_of = loaded.tokenizer.token_text
         self._load = ["-m", self._path, *_flags(options)]
         self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: min(MOST, plan.sequences)]]
@@ -57,7 +58,7 @@ class Interfaces:
             "frequency_penalty": 0.0,
         }
 
-    def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
+    def run(self, begin: Begin = lambda *_: None) -> Iterator[CheckResult]:
         """Run every check; `begin(number, of, name)` is called before each."""
         begin(0, 6, "Python API")
         with load(self._path, **self._load_options) as model:
@@ -67,7 +68,8 @@ class Interfaces:
         for number, ((name, how), serve) in enumerate(self._ways(by_api, expected), 1):
             begin(number, 6, f"{name}, {how}")
             pairs = enumerate(zip(expected, serve(), strict=True))
-            yield judged(self._expected, f"{name}, {how}", [compare(index, *pair) for index, pair in pairs])
+            compared = [compare(index, *pair) for index, pair in pairs]
+            yield judged(self._expected, f"{name}, {how}", compared, self._tokenizer)
 
     def _ways(self, by_api: Sequence[list[Trace]], expected: Sequence[Trace]) -> Iterator[tuple[tuple[str, str], Way]]:
         hows = {"alone": 1, f"{len(expected)} at once": len(expected)}

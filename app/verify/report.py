@@ -1,61 +1,18 @@
 """A verification as table and as JSON document."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-
 from msgspec import Struct
 from rich.text import Text
 
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.verify.checks import KVChange, Plan, Row
+from headrace.app.output.tables import Column, print_lines, print_table
+from headrace.app.verify.checks import CheckResult, Plan
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP, Flip
-from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 
 SCHEMA = "headrace-verify/1"
 _FLIPS = 10  # shown in the table's notes
 _STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """The subject of a verification. between_interfaces: answers are compared with those of `run`."""
-
-    model: str
-    tokenizer: Tokenizer
-    expected: Expectation
-    plan: Plan
-    between_interfaces: bool = False
-
-
-class FlipWithText(Struct, frozen=True, kw_only=True):
-    """A `Flip`, with the text of its tokens."""
-
-    sequence: int
-    position: int
-    expected: int
-    got: int
-    margin: float | None
-    expected_text: str
-    got_text: str
-
-
-class CheckResult(Struct, frozen=True, kw_only=True):
-    """An entry of `checks`, see docs/verify.md."""
-
-    name: str
-    result: str
-    sequences: int
-    tokens: int
-    missing_tokens: int
-    kv_entries: int
-    changed_kv_entries: int
-    largest_gap: float
-    flips: list[FlipWithText]
-    kv_changes: list[KVChange]
-    note: str
 
 
 class VerifyDocument(Struct, frozen=True, kw_only=True):
@@ -79,53 +36,29 @@ class VerifyDocument(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def document(about: About, rows: Sequence[Row], *, interrupted: bool) -> VerifyDocument:
-    """Return the document. Flipped tokens come with their text."""
+def document(model: str, expected: Expectation, plan: Plan, *, interfaces: bool = False) -> VerifyDocument:
+    """Return the document before any check. interfaces: answers are compared with those of `run`."""
     from headrace.app.versions import versions
 
     return VerifyDocument(
-        model=about.model,
-        passed=all(row.passed for row in rows) and not interrupted,
-        interrupted=interrupted,
-        exact_expected=about.expected.exact,
-        tolerance=about.expected.tolerance,
-        expectation=about.expected.reason,
-        tokens=about.plan.tokens,
-        sequences=about.plan.sequences,
-        seed=about.plan.seed,
-        interfaces=about.between_interfaces,
+        model=model,
+        passed=False,
+        interrupted=False,
+        exact_expected=expected.exact,
+        tolerance=expected.tolerance,
+        expectation=expected.reason,
+        tokens=plan.tokens,
+        sequences=plan.sequences,
+        seed=plan.seed,
+        interfaces=interfaces,
         kernels=ops.describe(),
         threads=native.status().threads,
-        checks=[_result(row, about.tokenizer) for row in rows],
+        checks=[],
         versions=versions(),
     )
 
 
-def _result(row: Row, tokenizer: Tokenizer) -> CheckResult:
-    compared = row.comparisons
-    return CheckResult(
-        name=row.name,
-        result=row.verdict,
-        sequences=len(compared),
-        tokens=sum(comparison.tokens for comparison in compared),
-        missing_tokens=sum(comparison.missing for comparison in compared),
-        kv_entries=sum(comparison.entries for comparison in compared),
-        changed_kv_entries=sum(len(comparison.changed) for comparison in compared),
-        largest_gap=max((comparison.gap for comparison in compared), default=0.0),
-        flips=[_with_text(comparison.flip, tokenizer) for comparison in compared if comparison.flip is not None],
-        kv_changes=row.kv_changes,
-        note=row.note,
-    )
-
-
-def _with_text(flip: Flip, tokenizer: Tokenizer) -> FlipWithText:
-    def text(token: int) -> str:
-        return tokenizer.decode([token], skip_special=False) if token >= 0 else "?"
-
-    return FlipWithText(**asdict(flip), expected_text=text(flip.expected), got_text=text(flip.got))
-
-
-def show(document: VerifyDocument, width: int | None) -> None:
+def show(document: VerifyDocument) -> None:
     """Print a line per check on standard output, then the summary."""
     checks = document.checks
     columns = [
@@ -138,7 +71,7 @@ def show(document: VerifyDocument, width: int | None) -> None:
         Column("", [check.note for check in checks], 4, right=False),
     ]
     if checks:
-        print_lines(table_lines(columns, width))
+        print_table(columns)
     print_lines([Text(line) for line in summary(document)])
 
 
@@ -179,7 +112,7 @@ def _change_line(check: CheckResult) -> str:
     )
 
 
-def _flip_line(check: CheckResult, flip: FlipWithText) -> str:
+def _flip_line(check: CheckResult, flip: Flip) -> str:
     margin = f"not among the {TOP} most likely" if flip.margin is None else f"less likely by {gap_text(flip.margin)}"
     return (
         f"{check.name}: sequence {flip.sequence + 1}, token {flip.position + 1}: {flip.got_text!r} "

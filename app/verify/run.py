@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from headrace.app.output.progress import NumberedStages, drawn_progress
-from headrace.app.verify.checks import Plan, Row, Verification
+from headrace.app.verify.checks import CheckResult, Plan, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.interfaces import Interfaces
-from headrace.app.verify.report import About, VerifyDocument, document
+from headrace.app.verify.report import VerifyDocument, document
 from headrace.models.loading.load import LoadedModel
 
 
@@ -17,8 +19,8 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
     Raises UsageError for too short a context, and the engine's errors.
     """
     expected = expectation(loaded)
-    about = About(loaded.name, loaded.tokenizer, expected, plan)
-    return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
+    begun = document(loaded.name, expected, plan)
+    return _checked(begun, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
 
 
 def verify_interfaces(
@@ -27,19 +29,20 @@ def verify_interfaces(
     """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before the checks load it."""
     loaded = load()
     expected = expectation(loaded)
-    about = About(loaded.name, loaded.tokenizer, expected, plan, between_interfaces=True)
+    begun = document(loaded.name, expected, plan, interfaces=True)
     checks = Interfaces(loaded, expected, plan, path, options)
     del loaded
-    return _document(about, lambda stages: checks.run(stages.begin))
+    return _checked(begun, lambda stages: checks.run(stages.begin))
 
 
-def _document(about: About, run: Callable[[NumberedStages], Iterator[Row]]) -> VerifyDocument:
-    rows = list[Row]()
+def _checked(begun: VerifyDocument, run: Callable[[NumberedStages], Iterator[CheckResult]]) -> VerifyDocument:
+    checks = list[CheckResult]()
     interrupted = False
     try:
         with drawn_progress() as progress:
-            for row in run(NumberedStages("check", progress)):
-                rows.append(row)
+            for check in run(NumberedStages("check", progress)):
+                checks.append(check)
     except KeyboardInterrupt:
         interrupted = True
-    return document(about, rows, interrupted=interrupted)
+    passed = all(check.passed for check in checks) and not interrupted
+    return replace(begun, passed=passed, interrupted=interrupted, checks=checks)

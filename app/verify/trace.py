@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from msgspec import Struct
 
 from headrace.runtime.engine.request import Event, Failed, Step, TokenLogprobs
 from headrace.runtime.kv.block_table import BlockTable
@@ -59,8 +60,7 @@ def _rows(entries: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.array(rows.view(mx.uint8))
 
 
-@dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(Struct, frozen=True):
     """A position where another token was chosen. margin: in nats; None if the token is not among the TOP."""
 
     sequence: int
@@ -68,6 +68,8 @@ class Flip:
     expected: int
     got: int
     margin: float | None
+    expected_text: str = ""
+    got_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
