@@ -14,9 +14,9 @@ import click
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
 from headrace.app.cli.answer_options import answer_options, as_object
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.completion import files, model_names
+from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import load_draft
-from headrace.app.cli.model_options import LoadArguments, model_options
+from headrace.app.cli.model_options import LoadArguments, model_options, named_model_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
@@ -69,13 +69,7 @@ class BatchArguments:
     shell_complete=files,
     help="File of results; an interrupted batch resumes there.",
 )
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=model_names,
-    help="Model, as for run. Given here, it answers every line, whatever model a line names.",
-)
+@named_model_option("Model, as for run. Given here, it answers every line, whatever model a line names.")
 @click.option("-s", "--system", metavar="TEXT", help="System message of lines that have none.")
 @answer_options
 @click.option("--raw", is_flag=True, help="No chat template: prompts are continued as they are.")

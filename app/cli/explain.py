@@ -6,6 +6,7 @@ from textwrap import fill
 import click
 from click.shell_completion import CompletionItem
 
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.explanations import FIELDS, Explanation, explanation, explanations
 
@@ -19,7 +20,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 
 @click.command()
 @click.argument("name", nargs=-1, shell_complete=_names)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def explain(name: tuple[str, ...], as_json: bool) -> None:
     """Explain the figure NAME: its meaning, formula and good values. Without NAME, lists the figures."""
     explained = [explanation(" ".join(name))] if name else list(explanations())

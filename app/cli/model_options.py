@@ -68,10 +68,33 @@ def load_arguments(command: Command) -> Command:
     return collected
 
 
-def model_option(command: Command) -> Command:
-    """Add --model to a click command."""
-    help = "Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings]."
-    return click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help=help)(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+
+
+def named_model_option(help: str) -> Callable[[Command], Command]:
+    """Return an option --model with this help text."""
+    return click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help=help)
+
+
+model_option = named_model_option("Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings].")
+draft_option = click.option(
+    "--draft",
+    metavar="MODEL",
+    shell_complete=model_names,
+    help="Draft model: a smaller model of the same vocabulary; the answer is the same.",
+)
+kv_option = click.option(
+    "--kv",
+    type=click.Choice(KV_NAMES),
+    metavar="FORMAT",
+    help=f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings'].",
+)
+activations_option = click.option(
+    "--activations",
+    type=click.Choice(ACTIVATION_NAMES),
+    metavar="|".join(ACTIVATION_NAMES),
+    help="Bits of prompts' activations on the CPU kernels; auto: 8 if that changes little [16, or the settings'].",
+)
 
 
 def model_options(command: Command) -> Command:
@@ -86,12 +109,6 @@ def model_options(command: Command) -> Command:
     for option in (force, hosts_options, activations_option, kv_option, adapter_option, context, draft_option):
         command = option(command)
     return command
-
-
-def draft_option(command: Command) -> Command:
-    """Add --draft to a click command."""
-    help = "Draft model: a smaller model of the same vocabulary; the answer is the same."
-    return click.option("--draft", metavar="MODEL", shell_complete=model_names, help=help)(command)
 
 
 def adapter_option(command: Command) -> Command:
@@ -109,19 +126,6 @@ def adapter_option(command: Command) -> Command:
 
     help = "LoRA adapter of the model: a folder, hub id or .gguf file; -m MODEL+ADAPTER is the same."
     return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
-
-
-def kv_option(command: Command) -> Command:
-    """Add --kv to a click command."""
-    help = f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings']."
-    return click.option("--kv", type=click.Choice(KV_NAMES), metavar="FORMAT", help=help)(command)
-
-
-def activations_option(command: Command) -> Command:
-    """Add --activations to a click command."""
-    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if that changes little [16, or the settings']."
-    choices = click.Choice(ACTIVATION_NAMES)
-    return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
 
 
 def hosts_options(command: Command) -> Command:

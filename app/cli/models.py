@@ -15,6 +15,7 @@ from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import confirm, print_json, say
 from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
@@ -60,7 +61,6 @@ _SPECULATION = {
 _HEAD = ", with a multi-token prediction head"
 _UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
 T = TypeVar("T")
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
 @click.group(cls=AliasedGroup, aliases={"info": "show", "delete": "rm", "remove": "rm", "ls": "list", "fetch": "pull"})
@@ -70,7 +70,7 @@ def models() -> None:
 
 @models.command("list")
 @click.argument("filter", metavar="[FILTER]", required=False, shell_complete=model_names)
-@_json_option
+@json_option
 def list_models(filter: str | None, as_json: bool) -> None:
     """List installed models, the catalog, with memory needs, and models of Ollama and LM Studio.
 
@@ -182,7 +182,7 @@ def _size(row: Document) -> str:
 @click.option("--group-size", type=int, metavar="N", help="Weights per scale for --quantize: 32, 64 or 128 [64].")
 @click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of the quantized copy [NAME and the bits].")
 @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
-@_json_option
+@json_option
 def pull(
     name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, quiet: bool, as_json: bool
 ) -> None:
@@ -205,7 +205,7 @@ def pull(
 
 @models.command()
 @click.argument("name", required=False, shell_complete=model_names)
-@_json_option
+@json_option
 def show(name: str | None, as_json: bool) -> None:
     """Show NAME's format, size and cost per step.
 
@@ -409,7 +409,7 @@ def _clean(text: str) -> str:
 
 @models.command()
 @click.argument("name", required=False, shell_complete=installed_names)
-@_json_option
+@json_option
 def verify(name: str | None, as_json: bool) -> None:
     """Compare installed files with their checksums.
 

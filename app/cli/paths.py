@@ -2,6 +2,7 @@
 
 import click
 
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json
 from headrace.app.config.presets import presets_path
 from headrace.app.config.settings import settings_path, write_default
@@ -14,7 +15,7 @@ from headrace.runtime.metrics.units import format_bytes
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @click.option("--write-settings", is_flag=True, help="New settings file with every setting documented.")
 def paths(as_json: bool, write_settings: bool) -> None:
     """Show the locations of headrace's files. HEADRACE_HOME=DIR moves all of them to one folder."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.cli.answer_options import as_object
-from headrace.app.cli.completion import chip_names, model_names
-from headrace.app.cli.model_options import kv_option
+from headrace.app.cli.completion import chip_names
+from headrace.app.cli.model_options import json_option, kv_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
@@ -16,6 +16,11 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.app.predict.prediction import Target
     from headrace.models.cost.step_shape import StepShape
+
+
+_memory_option = click.option(
+    "--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory [this machine's, or the largest sold]."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +43,7 @@ class PredictOptions:
 
 
 @click.command()
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=model_names,
-    help="Model, as for run; no weights are fetched.",
-)
+@named_model_option("Model, as for run; no weights are fetched.")
 @click.option(
     *("--chip", "chips"),
     multiple=True,
@@ -55,12 +54,7 @@ class PredictOptions:
 @click.option("--hosts", metavar="CHIP,...", help='Machines that share the model: "M4 Max,2x M3 Ultra 256 GB".')
 @click.option("--link", metavar="KIND", help="Link of --hosts: tb5-rdma, tb5, 10gbe or wifi [all].")
 @click.option("--list-chips", is_flag=True, help="List of known chips.")
-@click.option(
-    "--memory",
-    type=click.IntRange(1, 4096),
-    metavar="GB",
-    help="Memory [this machine's, or the largest sold].",
-)
+@_memory_option
 @click.option(
     "--context",
     "contexts",
@@ -77,7 +71,7 @@ class PredictOptions:
 @click.option(
     "--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prompt length for --explain and --hosts [512]."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @as_object(PredictOptions)
 def predict(given: PredictOptions) -> None:
     """Predict decode speed, its limit and possible gains, on this machine or other chips."""
@@ -193,12 +187,7 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
 
 @click.command()
 @click.option("--chip", metavar="CHIP", shell_complete=chip_names, help="Chip to fit [this machine].")
-@click.option(
-    "--memory",
-    type=click.IntRange(1, 4096),
-    metavar="GB",
-    help="Memory [this machine's, or the largest sold].",
-)
+@_memory_option
 @click.option(
     "--context",
     type=click.IntRange(0),
@@ -206,7 +195,7 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
     metavar="N",
     help=f"Tokens in the cache [{DEFAULT_CONTEXT}].",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> None:
     """List the catalog models that fit this machine, with the predicted speed of each."""
     from headrace.app.predict.document import catalog_fit

@@ -7,6 +7,7 @@ import click
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import chip_names, model_names
 from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 
 
@@ -24,7 +25,7 @@ from headrace.app.cli.say import print_json, say
     "--text", type=click.Path(path_type=Path), metavar="FILE", help="Text of the measurements [a built-in one]."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def quantize(
     model: str,
     bits: float | None,

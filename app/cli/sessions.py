@@ -14,6 +14,7 @@ import click
 
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import session_ids
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import confirm, print_json
 from headrace.app.output.document import json_text
 from headrace.app.output.output_file import write_output
@@ -28,8 +29,6 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.metrics.units import counted
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-
 
 @click.group(cls=AliasedGroup, aliases={"delete": "rm", "remove": "rm", "ls": "list", "find": "search"})
 def sessions() -> None:
@@ -38,7 +37,7 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Maximum number of conversations [all].")
-@_json_option
+@json_option
 def list_sessions(limit: int | None, as_json: bool) -> None:
     """List conversations, most recently used first."""
     with _store() as store:
@@ -61,7 +60,7 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("session", shell_complete=session_ids)
-@_json_option
+@json_option
 def show(session: str, as_json: bool) -> None:
     """Print the conversation SESSION as Markdown."""
     _export(session, "json" if as_json else "markdown", None)
@@ -94,7 +93,7 @@ def export(session: str, form: str, output: Path | None, force: bool, as_json: b
 @sessions.command()
 @click.argument("session", shell_complete=session_ids)
 @click.argument("title")
-@_json_option
+@json_option
 def rename(session: str, title: str, as_json: bool) -> None:
     """Set SESSION's title to TITLE."""
     with _store() as store:
@@ -108,7 +107,7 @@ def rename(session: str, title: str, as_json: bool) -> None:
 @sessions.command()
 @click.argument("session", shell_complete=session_ids)
 @click.option("--yes", is_flag=True, help="Delete without asking.")
-@_json_option
+@json_option
 def rm(session: str, yes: bool, as_json: bool) -> None:
     """Delete SESSION with all branches. Exit code 1 if declined."""
     with _store() as store:
@@ -128,7 +127,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, help="Maximum number of messages [50].")
-@_json_option
+@json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find messages that contain all WORDS.
 
@@ -153,7 +152,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     metavar="FILE",
     help="New file for everything readable.",
 )
-@_json_option
+@json_option
 def doctor(output: Path | None, as_json: bool) -> None:
     """List damaged conversations, and export readable ones as JSON. Changes nothing.
 

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.model_options import json_option, named_model_option
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import counted
@@ -13,11 +13,9 @@ from headrace.runtime.metrics.units import counted
 
 @click.command()
 @click.argument("text", required=False)
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Model, as for run [HEADRACE_MODEL or settings]."
-)
+@named_model_option("Model, as for run [HEADRACE_MODEL or settings].")
 @click.option("--special", is_flag=True, help="Written-out control tokens as control tokens.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def tokenize(text: str | None, model: str | None, special: bool, as_json: bool) -> None:
     """Print id and text of each token of TEXT, or of piped text. Reads the tokenizer alone, no weights."""
     from headrace.app.cli.load_for_answers import resolved_model

@@ -6,13 +6,14 @@ from functools import partial
 import click
 
 from headrace.app.cli.answer_options import as_object
-from headrace.app.cli.completion import model_names
 from headrace.app.cli.model_options import (
     LoadArguments,
     activations_option,
     hosts_options,
+    json_option,
     kv_option,
     load_arguments,
+    named_model_option,
 )
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
@@ -32,16 +33,14 @@ class VerifyArguments:
 
 
 @click.command()
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Model, as for run [HEADRACE_MODEL or settings]."
-)
+@named_model_option("Model, as for run [HEADRACE_MODEL or settings].")
 @click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Tokens per answer [24].")
 @click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Sequences in a batch [16].")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of prompts and joining times [0].")
 @click.option("--server", is_flag=True, help="Compare run, batch, Python API and server instead.")
 @kv_option
 @activations_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @click.option("--force", is_flag=True, help="Go beyond the memory limit.")
 @hosts_options
 @load_arguments

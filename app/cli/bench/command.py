@@ -16,6 +16,7 @@ from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, typed_options
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.document import json_text
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -84,7 +85,7 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
 @bench.command()
 @click.argument("a", shell_complete=files)
 @click.argument("b", shell_complete=files)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def compare(a: str, b: str, as_json: bool) -> int:
     """List the tests in which B differs significantly from A. Exit code 1 if any test of B is slower.
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from headrace.app.cli.completion import files, model_names
+from headrace.app.cli.completion import files
 from headrace.app.cli.doctor.diagnosis import Finding, Report, findings, gather
+from headrace.app.cli.model_options import json_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
@@ -37,16 +38,14 @@ Rows = list[tuple[str, str]]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @click.option(
     "--hosts",
     metavar="FILE|NAME,...",
     shell_complete=files,
     help="Check of the machines for `run --hosts`, and no other.",
 )
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="With --hosts: model that they must have."
-)
+@named_model_option("With --hosts: model that they must have.")
 @click.option("--calibrate", is_flag=True, help="New measurement of the memory bandwidth (about a second).")
 def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None) -> None:
     """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
