@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
+from headrace.app.answer.openai_form import finish_reason
 from headrace.app.answer.repetition import Repetition
 from headrace.app.answer.usage import named_figures
 from headrace.models.text.answer import AnswerText
@@ -98,6 +99,7 @@ class Answer:
         """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
         self._repetition = Repetition()
         self._pieces: list[str] = []
+        self._thinking: list[str] = []
         self._content: list[str] = []
 
     def take(self, event: Event) -> Part:
@@ -115,6 +117,8 @@ class Answer:
             self.calls += part.calls
             if part.text:
                 self._pieces.append(part.text)
+            if part.thinking:
+                self._thinking.append(part.thinking)
             if part.content:
                 self._content.append(part.content)
             if isinstance(part, TextChunk):
@@ -150,6 +154,16 @@ class Answer:
         return "".join(self._pieces)
 
     @property
+    def thinking(self) -> str:
+        """The thinking so far, without tags."""
+        return "".join(self._thinking)
+
+    @property
+    def content(self) -> str:
+        """The text so far, without thinking."""
+        return "".join(self._content)
+
+    @property
     def constrained(self) -> bool:
         """True if its text has to fit a schema, a regular expression or a grammar."""
         return self.request.grammar is not None
@@ -157,7 +171,7 @@ class Answer:
     @property
     def result(self) -> str:
         """The content so far, after any thinking section, with the text that the prompt ends with."""
-        return self.prompt.begun + "".join(self._content)
+        return self.prompt.begun + self.content
 
     def check_whole(self) -> None:
         """Raise EngineError for a constrained answer that ended before its text was whole."""
@@ -188,8 +202,8 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """The reason of its end as OpenAI names it: stop, length, cancelled or tool_calls."""
-        return "tool_calls" if self.calls and self.end.reason == "stop" else self.end.reason
+        """The reason of its end as OpenAI names it (`openai_form`)."""
+        return finish_reason(self.end, self.calls)
 
     @property
     def records(self) -> list[StepRecord]:

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens: the request for them, and OpenAI's form of the reports."""
+"""Log probabilities of tokens: the request for them, and OpenAI's forms of the reports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +30,20 @@ def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
             for token in tokens
         ],
         "refusal": None,
+    }
+
+
+def text_logprobs(tokens: Sequence[TokenReport], position: int = 0) -> dict[str, object]:
+    """Return the `logprobs` object of a completion. position: of the first token in the text, in characters."""
+    offsets = []
+    for token in tokens:
+        offsets.append(position)
+        position += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [dict(token.top) for token in tokens],
+        "text_offset": offsets,
     }
 
 

@@ -1,12 +1,39 @@
-"""OpenAI's `tools` and `tool_choice` as the tools of an answer."""
+"""OpenAI's `tools` and `tool_choice` as the tools of an answer.
 
+Tools that a service runs itself (web search, code interpreters) are ignored: a client offers them, and nothing here
+calls them. A custom tool, which takes one text, is a function with one parameter, and so is each of a namespace.
+"""
+
+import json
 from collections.abc import Mapping
+from typing import Any
 
+from headrace.app.answer.fields import Body, items, mapping
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
+MAX_TOOLS = 512
 _CHOICES = ("auto", "none", "required")
+_INPUT = "input"  # the parameter of a custom tool
+
+
+def openai_tools(body: Body) -> ToolUse | None:
+    """Return the functions, custom tools and namespaces among the tools of a request. Raises UsageError."""
+    tools: list[dict[str, object]] = []
+    for tool in items(body, "tools", MAX_TOOLS):
+        match tool_kind(tool):
+            case "function" | None:
+                tools.append(_nested(tool))
+            case "custom":
+                tools.append(_of_custom(tool))
+            case "namespace":
+                space = str(tool.get("name"))
+                tools += [_in_namespace(space, function) for function in _functions(tool)]
+    tools, choice = _allowed(tools, body.get("tool_choice"))
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        choice = {"type": "function", "name": _custom(choice).get("name")}
+    return read_tools(tools, choice, body.get("parallel_tool_calls"))
 
 
 def read_tools(tools: object, choice: object = None, parallel: object = None) -> ToolUse | None:
@@ -28,6 +55,44 @@ def read_tools(tools: object, choice: object = None, parallel: object = None) ->
         raise UsageError(str(error)) from None
 
 
+def custom_names(body: Body) -> frozenset[str]:
+    """Return the names of tools that take one text instead of JSON arguments."""
+    return frozenset(
+        str(_custom(tool).get("name")) for tool in items(body, "tools", MAX_TOOLS) if tool_kind(tool) == "custom"
+    )
+
+
+def namespaces(body: Body) -> dict[str, tuple[str, str]]:
+    """Return the namespace and name of each function in a namespace, by its name as the model sees it."""
+    names = {}
+    for tool in items(body, "tools", MAX_TOOLS):
+        if tool_kind(tool) == "namespace":
+            space = str(tool.get("name"))
+            for function in _functions(tool):
+                name = str(function["function"].get("name"))
+                names[name_in(space, name)] = (space, name)
+    return names
+
+
+def name_in(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a function of a namespace."""
+    return f"{namespace}__{name}"
+
+
+def custom_arguments(text: str) -> str:
+    """Return the text that a custom tool takes as JSON arguments of a function."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool; the arguments themselves if a limit cut them."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return str(value.get(_INPUT, "")) if isinstance(value, dict) else arguments
+
+
 def _choice(choice: object) -> str:
     match choice:
         case None:
@@ -43,3 +108,62 @@ def _choice(choice: object) -> str:
         case Mapping() | str():
             pass
     raise UsageError(f"tool_choice must be auto, none, required or a function, not {shown(choice)}")
+
+
+def _allowed(tools: list[Any], choice: object) -> tuple[list[Any], object]:
+    """Return the tools that a `tool_choice` of type allowed_tools leaves, and its mode; else both as they are.
+
+    Both of OpenAI's forms: the list stands within the choice, or in an object of its own.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    given = mapping(choice, "allowed_tools") if "allowed_tools" in choice else choice
+    wanted = [tool for tool in items(given, "tools", MAX_TOOLS) if tool_kind(tool) in (None, "function")]
+    names = {str(tool.get("name") or mapping(tool, "function").get("name")) for tool in wanted}
+    functions = (tool for tool in tools if tool_kind(tool) in (None, "function"))
+    left = [tool for tool in functions if str(mapping(tool, "function").get("name")) in names]
+    if given.get("mode") not in ("auto", "required") or len(left) < len(names):
+        raise UsageError("tool_choice: allowed_tools needs a mode, auto or required, and names of tools")
+    return left, given["mode"]
+
+
+def tool_kind(tool: object) -> object:
+    """Return the type of a tool. Raises UsageError for one that is no object."""
+    if not isinstance(tool, dict):
+        raise UsageError(f"tools must have objects, not {shown(tool)}")
+    return tool.get("type")
+
+
+def _functions(namespace: Body) -> list[dict[str, Any]]:
+    functions = items(namespace, "tools", MAX_TOOLS)
+    for function in functions:
+        tool_kind(function)
+    return [_nested(function) for function in functions]
+
+
+def _nested(tool: Body) -> dict[str, Any]:
+    """Return a function in the form of chat completions; that of responses has its fields at the top."""
+    function = mapping(tool, "function") if "function" in tool else tool
+    fields = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: function[name] for name in fields if function.get(name) is not None}}
+
+
+def _in_namespace(namespace: str, tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    return {**tool, "function": {**function, "name": name_in(namespace, str(function.get("name")))}}
+
+
+def _custom(tool: Body) -> Body:
+    return mapping(tool, "custom") if "custom" in tool else tool
+
+
+def _of_custom(tool: Body) -> dict[str, object]:
+    """Return a tool that takes a text as a function with one parameter. A grammar of its text is described only."""
+    custom = _custom(tool)
+    about = [str(custom.get("description") or "")]
+    grammar = mapping(custom, "format").get("definition")
+    if isinstance(grammar, str):
+        about.append(f"The input follows this grammar:\n{grammar}")
+    parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+    function = {"name": custom.get("name"), "description": "\n\n".join(filter(None, about)), "parameters": parameters}
+    return {"type": "function", "function": function}

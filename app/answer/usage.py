@@ -1,7 +1,8 @@
 """Token counts and times of answers for result documents, among them OpenAI's `usage` object."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
 
 _OTHER_NAMES: Mapping[str, str] = {
@@ -20,9 +21,26 @@ def token_counts(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def openai_usage(prompt: int, completion: int, cached: int) -> dict[str, object]:
-    """Return OpenAI's `usage` object. cached: prompt tokens that were in the cache."""
-    return {**token_counts(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+def openai_usage(ends: Sequence[Finished], count: int = 1) -> dict[str, object]:
+    """Return the `usage` of a request's answers, with the `timings` of the first. count: answers to each prompt."""
+    summaries = [end.summary for end in ends]
+    prompt = sum(summary.prompt_tokens for summary in summaries[::count])  # each prompt counts once
+    completion = sum(summary.completion_tokens for summary in summaries)
+    return {
+        **token_counts(prompt, completion),
+        "prompt_tokens_details": {"cached_tokens": summaries[0].reused_tokens if summaries else 0},
+        "completion_tokens_details": {"reasoning_tokens": sum(end.thinking_tokens for end in ends)},
+        **({"timings": timings(summaries[0])} if summaries else {}),
+    }
+
+
+def timings(summary: Summary) -> dict[str, object]:
+    """Return an answer's times and speeds."""
+    return named_figures(
+        summary,
+        *("queue_s", "tokenize_s", "prefill_s", "ttft_s", "prefill_tokens_per_second", "decode_tokens_per_second"),
+        *("itl_ms", "decode_steps", "proposed_tokens", "accepted_tokens", "achieved_bandwidth_gb_s", "mbu"),
+    )
 
 
 def named_figures(summary: Summary, *names: str) -> dict[str, object]:

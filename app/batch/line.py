@@ -1,11 +1,11 @@
-"""Requests of a batch: one shape for every form of a line."""
+"""Lines of a batch: requests in any form, and lines that have none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.app.answer.call import Call
 from headrace.app.answer.options import AnswerOptions
-from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import HeadraceError
 
 Form = Literal["plain", "chat.completion", "text_completion"]
@@ -34,36 +34,20 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The request of a line.
-
-    prompt: a conversation, or a text to continue as it is.
-    options: the line's own.
-    tools: that the model may call.
-    logprobs: best tokens reported with each token; None: off.
-    """
-
-    prompt: Sequence[Mapping[str, object]] | str
-    options: AnswerOptions
-    tools: ToolUse | None = None
-    logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """A request. number: of the line, from 1. name: its own `id` or `custom_id`. options: over the defaults."""
 
     number: int
     name: str | int | None
     form: Form
-    asked: Asked
+    call: Call
     options: AnswerOptions
     digest: str
 
     @property
     def prompt(self) -> Sequence[Mapping[str, object]] | str:
         """A conversation, or a text to continue as it is."""
-        return self.asked.prompt
+        return self.call.prompts[0] if self.call.prompts else self.call.messages
 
 
 @dataclass(frozen=True, slots=True)

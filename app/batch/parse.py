@@ -15,17 +15,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from headrace.app.answer.options import OPTIONS
-from headrace.app.batch.fields import (
-    TOOLS,
-    conversation,
-    line_tools,
-    prompt_text,
-    read_options,
-    refuse_unknown,
-    system_message,
-)
-from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
+from headrace.app.answer.call import Call
+from headrace.app.answer.fields import read
+from headrace.app.answer.messages import read_messages
+from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.tools import custom_names, openai_tools
+from headrace.app.batch.fields import refuse_unknown, with_system
+from headrace.app.batch.line import BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import unique_keys
@@ -33,7 +29,8 @@ from headrace.runtime.config.value_types import Flag, Text, read_value, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 
 STDIN = "-"
-_PLAIN = OPTIONS.keys() | TOOLS | {"id", "prompt", "messages", "system", "raw"}
+_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_PLAIN = frozenset({*OPTIONS, *_TOOLS, "id", "prompt", "messages", "system", "raw"})
 
 
 def read_lines(source: str | None) -> list[bytes]:
@@ -73,18 +70,17 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             form = form_of(given)
             if name is None:
                 raise UsageError("a request in the OpenAI batch form needs a custom_id")
-            asked = read_body(given, form, defaults)
+            call = read_body(given, form, defaults)
         else:
             name = _name(given, "id")
-            asked = read_plain(given, defaults)
+            call = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
-    own_options = asked.options
-    prompt = asked.prompt
+    own_options = call.options
     options = own_options.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
-    messages = None if isinstance(prompt, str) else prompt
-    text = prompt if isinstance(prompt, str) else ""
+    messages = None if call.prompts else call.messages
+    text = call.prompts[0] if call.prompts else ""
     values = options.given() | {key: value for key, value in defaults.written.items() if key not in own_options.given()}
     with_recommended = {**defaults.recommended, **values}
     if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
@@ -92,11 +88,10 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     if isinstance(values.get("schema"), Mapping):  # the order of its properties decides the answer
         values["schema"] = json.dumps(values["schema"])
     identity: list[object] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
-    if asked.tools is not None:  # their definitions stand in the prompt, in their order
-        identity.append([json.dumps(asked.tools.definitions), asked.tools.choice, asked.tools.parallel])
-    if asked.logprobs is not None:
-        identity.append(asked.logprobs)
-    return Line(number, name, form, asked, options, _digest(identity))
+    if call.tools is not None:  # their definitions stand in the prompt, in their order
+        identity.append([json.dumps(call.tools.definitions), call.tools.choice, call.tools.parallel])
+    identity += [part for part in (call.logprobs, call.effort, call.budget) if part is not None]
+    return Line(number, name, form, call, options, _digest(identity))
 
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:
@@ -136,23 +131,26 @@ def _digest(identity: object) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read_plain(given: Mapping[str, object], defaults: Defaults) -> Asked:
+def read_plain(given: Mapping[str, object], defaults: Defaults) -> Call:
     """Return a line's request. Raises UsageError."""
-    refuse_unknown(given, frozenset(_PLAIN))
+    refuse_unknown(given, _PLAIN)
     given = {key: value for key, value in given.items() if value is not None}
-    options = read_options(given)
+    options = AnswerOptions.read({key: value for key, value in given.items() if key in OPTIONS})
     if ("prompt" in given) == ("messages" in given):
         raise UsageError("a line needs a prompt or messages, one of them")
-    system = read_value(Text(), "system", given["system"]) if "system" in given else None
-    raw = read_value(Flag(), "raw", given["raw"]) if "raw" in given else defaults.raw
+    system = read(given, "system", Text())
+    raw = read(given, "raw", Flag())
     if "messages" in given:
-        if system is not None or given.get("raw"):
+        if system is not None or raw:
             raise UsageError("system and raw go with a prompt, not with messages")
-        return Asked(conversation(given["messages"], defaults.system), options, line_tools(given))
-    prompt = prompt_text(given["prompt"])
-    if raw:
-        if system is not None or options.thinking is not None or given.keys() & TOOLS:
-            raise UsageError("raw excludes a system message, thinking and tools")
-        return Asked(prompt, options)
-    first = system_message(defaults.system if system is None else system)
-    return Asked([*first, {"role": "user", "content": prompt}], options, line_tools(given))
+        messages = with_system(read_messages(given["messages"], strict=True), defaults.system)
+    else:
+        prompt = read_value(Text(), "prompt", given["prompt"])
+        if not prompt.strip():
+            raise UsageError("prompt must not be empty")
+        if defaults.raw if raw is None else raw:
+            if system is not None or options.thinking is not None or given.keys() & _TOOLS:
+                raise UsageError("raw excludes a system message, thinking and tools")
+            return Call(prompts=[prompt], options=options)
+        messages = with_system([{"role": "user", "content": prompt}], defaults.system if system is None else system)
+    return Call(messages=messages, options=options, tools=openai_tools(given), custom=custom_names(given))

@@ -6,8 +6,7 @@ Every result names its request by digest, so that an interrupted batch can be re
 import time
 
 from headrace.app.answer.answer import Answer
-from headrace.app.answer.messages import tool_call
-from headrace.app.answer.token_reports import chat_logprobs
+from headrace.app.answer.openai_form import chat_choice, text_choice, written_call
 from headrace.app.answer.usage import openai_usage, token_counts
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.openai_form import PREFIX, response
@@ -33,31 +32,30 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, object]:
         "timing": answer.timing(),
     }
     details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
-    reason = answer.finish_reason
+    call = line.call
     calls = [
-        tool_call(f"call_{line.digest[:16]}_{n}", call.name, call.arguments) for n, call in enumerate(answer.calls)
+        written_call(f"call_{line.digest[:16]}_{n}", made.name, made.arguments, call.custom)
+        for n, made in enumerate(answer.calls)
     ]
     if line.form == "plain":
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
         counts = token_counts(summary.prompt_tokens, summary.completion_tokens)
         usage = {**counts, "cached_tokens": summary.reused_tokens}
-        tool_calls = {"tool_calls": calls} if line.asked.tools is not None else {}
-        text = {"text": answer.text, **tool_calls, "finish_reason": reason}
+        tool_calls = {"tool_calls": calls} if call.tools is not None else {}
+        text = {"text": answer.text, **tool_calls, "finish_reason": answer.finish_reason}
         return {**request, **text, "usage": usage, **details, "error": None}
-    chat = line.form == "chat.completion"
-    message: dict[str, object] = {"role": "assistant", "content": answer.text}
-    message |= {"content": answer.text or None, "tool_calls": calls} if calls else {}
-    content: dict[str, object] = {"message": message} if chat else {"text": answer.text}
-    reports = answer.reports
+    reports = answer.reports if call.logprobs is not None else None
+    if line.form == "chat.completion":
+        choice = chat_choice(0, answer.end, answer.content, thinking=answer.thinking, calls=calls, reports=reports)
+    else:
+        choice = text_choice(0, answer.end, answer.text, reports)
     body = {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{line.digest}",
+        "id": f"{'chatcmpl' if line.form == 'chat.completion' else 'cmpl'}-{line.digest}",
         "object": line.form,
         "created": int(time.time()),
         "model": model.name,
-        "choices": [
-            {"index": 0, **content, "logprobs": chat_logprobs(reports) if reports else None, "finish_reason": reason}
-        ],
-        "usage": openai_usage(summary.prompt_tokens, summary.completion_tokens, summary.reused_tokens),
+        "choices": [choice],
+        "usage": openai_usage([answer.end]),
         **details,
     }
     return response(line.digest, line.name, 200, body, None)

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
@@ -130,15 +130,15 @@ class Batch:
                 self._fail(line, line.error)
                 continue
             try:
-                asked = line.asked
+                call = line.call
+                chat = self._answerer.chat_prompt
                 options = line.options.over(DEFAULTS)
+                thinking = call.thinking(options.thinking, thinks=chat.thinks, has_levels=chat.has_levels)
+                options = replace(options, thinking=thinking)
                 prompt = self._answerer.encode(
-                    asked.prompt,
-                    thinking=options.thinking,
-                    tools=asked.tools,
-                    variables=options.chat_template_kwargs,
+                    line.prompt, thinking=thinking, tools=call.tools, variables=options.chat_template_kwargs
                 )
-                answer = self._answerer.prepare(prompt, options, logprobs=asked.logprobs)
+                answer = self._answerer.prepare(prompt, options, logprobs=call.logprobs)
                 self._answerer.submit(answer)
                 self._running[answer] = line
             except EncodingStoppedError:  # answered when the batch is resumed

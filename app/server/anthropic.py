@@ -7,18 +7,20 @@ import json
 from collections.abc import Mapping
 from secrets import token_hex
 
+from headrace.app.answer.call import EFFORTS, Call
+from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
+from headrace.app.answer.response_format import flat_format
+from headrace.app.answer.tools import MAX_TOOLS, read_tools, tool_kind
+from headrace.app.answer.usage import timings
 from headrace.app.engine.events import Delta, Done, Event, Prefill
-from headrace.app.server.call import EFFORTS, Call
-from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.server.form import named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
-from headrace.app.server.structure import flat_format
-from headrace.app.server.tools import message_tools
-from headrace.app.server.usage import timings
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import OneOf, Text, shown
+from headrace.runtime.errors import UsageError
 
 REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
@@ -28,7 +30,7 @@ _THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
 def read_call(body: Body) -> Call:
     """Return the call of a body. A last message of the assistant is the beginning of the answer.
 
-    Raises ApiError and UsageError that name the field.
+    Raises UsageError that names the field.
     """
     refuse(body, REFUSED)
     output = mapping(body, "output_config")
@@ -38,7 +40,7 @@ def read_call(body: Body) -> Call:
     if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         continue_text = str(messages.pop()["content"]).rstrip()
     if not any(message["role"] in ("user", "tool") for message in messages):
-        raise refused("messages needs a message of the user", "messages")
+        raise UsageError("messages needs a message of the user")
     return Call(
         model=read(body, "model", Text()),
         messages=messages,
@@ -47,16 +49,16 @@ def read_call(body: Body) -> Call:
         effort=read(output, "effort", OneOf((*EFFORTS, "max"))),
         budget=_budget(mapping(body, "thinking")),
         continue_text=continue_text,
-        tools=message_tools(body),
+        tools=_tools(body),
         explain=flag(mapping(body, "headrace"), "explain"),
     )
 
 
 def read_messages(body: Body) -> list[dict[str, object]]:
-    """Return the conversation, texts of one role in a row as one message. Raises ApiError."""
+    """Return the conversation, texts of one role in a row as one message. Raises UsageError."""
     given = items(body, "messages", MAX_MESSAGES)
     if not given:
-        raise refused("messages must be a list with at least one message", "messages")
+        raise UsageError("messages must be a list with at least one message")
     system = _system(body.get("system"))
     messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
@@ -74,7 +76,7 @@ def _system(value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise refused(f"system must be a text or a list of text blocks, not {shown(value)}", "system")
+        raise UsageError(f"system must be a text or a list of text blocks, not {shown(value)}")
     texts = [_text(block, f"system[{index}]") for index, block in enumerate(value)]
     return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
 
@@ -84,22 +86,22 @@ def _text(block: object, where: str, *, in_history: bool = False) -> str:
         return words
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return str(block["text"])
-    raise refused(f"{where} must be a text block, not {shown(block)}", where.partition("[")[0])
+    raise UsageError(f"{where} must be a text block, not {shown(block)}")
 
 
 def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, object]]:
     """Return a message; results of tools before the text beside them."""
     if not isinstance(value, dict):
-        raise refused(f"{where} must be an object, not {shown(value)}", "messages")
+        raise UsageError(f"{where} must be an object, not {shown(value)}")
     role = value.get("role")
     content = value.get("content")
     if role not in ("user", "assistant", "system"):
-        raise refused(f"{where}.role must be user or assistant, not {shown(role)}", "messages")
+        raise UsageError(f"{where}.role must be user or assistant, not {shown(role)}")
     message: dict[str, object] = {"role": role}
     if isinstance(content, str):
         return [message | {"content": content}]
     if not isinstance(content, list):
-        raise refused(f"{where}.content must be a text or a list of blocks, not {shown(content)}", "messages")
+        raise UsageError(f"{where}.content must be a text or a list of blocks, not {shown(content)}")
     texts = []
     results = []
     calls = []
@@ -130,7 +132,7 @@ def _result(block: Body, identifier: str, where: str) -> dict[str, object]:
     if isinstance(content, list):
         content = "\n".join(_text(part, where, in_history=True) for part in content)
     if not isinstance(content, str | None):
-        raise refused(f"{where}.content must be a text or a list of text blocks, not {shown(content)}", "messages")
+        raise UsageError(f"{where}.content must be a text or a list of text blocks, not {shown(content)}")
     failed = "error: " if block.get("is_error") else ""
     return {"role": "tool", "content": failed + (content or ""), "tool_call_id": identifier}
 
@@ -142,11 +144,28 @@ def _budget(value: Body) -> bool | int | None:
     if kind == "enabled":
         tokens = value.get("budget_tokens")
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-            raise refused(f"thinking.budget_tokens must be 1 or more, not {shown(tokens)}", "thinking")
+            raise UsageError(f"thinking.budget_tokens must be 1 or more, not {shown(tokens)}")
         return tokens
     if not isinstance(kind, str) or kind not in _THINKING:
-        raise refused(f"thinking.type must be enabled, disabled or adaptive, not {shown(kind)}", "thinking")
+        raise UsageError(f"thinking.type must be enabled, disabled or adaptive, not {shown(kind)}")
     return _THINKING[kind]
+
+
+def _tools(body: Body) -> ToolUse | None:
+    """Return the tools that the client runs."""
+    tools = [_function(tool) for tool in items(body, "tools", MAX_TOOLS) if tool_kind(tool) in (None, "custom")]
+    given = mapping(body, "tool_choice")
+    choice: object = {"any": "required", "none": "none"}.get(str(given.get("type")), "auto")
+    if given.get("type") == "tool":
+        choice = {"type": "function", "function": {"name": given.get("name")}}
+    elif given.get("type", "auto") not in ("auto", "any", "none"):
+        raise UsageError(f"tool_choice.type must be auto, any, tool or none, not {shown(given['type'])}")
+    return read_tools(tools, choice, not given.get("disable_parallel_tool_use"))
+
+
+def _function(tool: Body) -> dict[str, object]:
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    return {"type": "function", "function": function | {key: tool[key] for key in ("description",) if tool.get(key)}}
 
 
 class MessageForm:

@@ -15,20 +15,29 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace.app.answer.call import Call
+from headrace.app.answer.fields import Body
+from headrace.app.answer.openai_form import read_chat, read_completion
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.commands import CountTokens
 from headrace.app.engine.events import TokensCounted
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.server import anthropic, openai_chat, openai_completions, responses
-from headrace.app.server.call import Call
+from headrace.app.server import anthropic, openai, responses
+from headrace.app.server.body import read_body
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError, api_error
-from headrace.app.server.fields import Body, read_body
 from headrace.app.server.form import Form
 from headrace.app.server.guard import Rules
 from headrace.app.server.metrics import Metrics
 from headrace.app.server.models import installed_object, model_list, model_object
-from headrace.app.server.respond import DocumentResponse, LeftError, StreamResponse, answer, while_connected
+from headrace.app.server.respond import (
+    DocumentResponse,
+    LeftError,
+    StreamResponse,
+    answer,
+    thinking_of,
+    while_connected,
+)
 from headrace.app.server.served_models import ServedModels
 from headrace.app.server.telemetry import Telemetry
 from headrace.runtime.errors import HeadraceError
@@ -55,12 +64,8 @@ class Served:
 def routes(served: Served) -> list[Route]:
     """Return all endpoints."""
     return [
-        Route("/v1/chat/completions", _answers(served, openai_chat.read_call, openai_chat.ChatForm), methods=["POST"]),
-        Route(
-            "/v1/completions",
-            _answers(served, openai_completions.read_call, openai_completions.CompletionForm),
-            methods=["POST"],
-        ),
+        Route("/v1/chat/completions", _answers(served, read_chat, openai.ChatForm), methods=["POST"]),
+        Route("/v1/completions", _answers(served, read_completion, openai.CompletionForm), methods=["POST"]),
         Route("/v1/responses", _answers(served, responses.read_call, responses.ResponseForm), methods=["POST"]),
         Route("/v1/messages", _answers(served, anthropic.read_call, anthropic.MessageForm), methods=["POST"]),
         Route("/v1/messages/count_tokens", _count_tokens(served), methods=["POST"]),
@@ -91,7 +96,7 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call,
 def _count_tokens(served: Served) -> Endpoint:
     async def count(call: Call) -> Response:
         engine, card = await served.models.ready(call.model)
-        thinking = call.thinking(card, served.defaults)
+        thinking = thinking_of(call, card, served.defaults)
         answering = engine.submit(
             lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools, call.options.chat_template_kwargs)]
         )

@@ -1,8 +1,8 @@
 """The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not."""
 
+from headrace.app.answer.call import Call
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.events import Event, Prefill
-from headrace.app.server.call import Call
 
 
 def prefix_of(call: Call, event: Event) -> dict[str, object]:

@@ -59,12 +59,14 @@ def joined(deltas: Iterable[CallDelta]) -> dict[int, CallDelta]:
 
 
 class AnswerParts:
-    """One answer so far. end: None until it has ended."""
+    """One answer so far. end: None until it has ended. length: of its text, in characters."""
 
     def __init__(self) -> None:
         self.end: Finished | None = None
+        self.length = 0
         self.calls: list[CallPart] = []
         self.tokens: list[TokenReport] = []
+        self._texts: list[str] = []
         self._thinking: list[str] = []
         self._content: list[str] = []
         self._ids: dict[int, str] = {}  # of the calls that have begun
@@ -77,6 +79,8 @@ class AnswerParts:
         thinking = event.thinking
         content = event.content
         self.tokens.extend(token_reports(event))
+        self._texts.append(event.text)
+        self.length += len(event.text)
         self._thinking.append(thinking)
         self._content.append(content)
         texts = (TextPart("thinking", thinking), TextPart("content", content))
@@ -95,6 +99,17 @@ class AnswerParts:
                 yield CallPart(identifier, index, delta.name, delta.text, first=first)
             elif first:
                 yield self.calls[index]
+
+    @property
+    def finished(self) -> Finished:
+        """Its end. The answer has to be over."""
+        assert self.end is not None
+        return self.end
+
+    @property
+    def text(self) -> str:
+        """Its text as the model wrote it, thinking included."""
+        return "".join(self._texts)
 
     @property
     def content(self) -> str:

@@ -2,21 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.app.answer.call import Call
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Event, Prefill
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.answering import Answering
-from headrace.app.server.call import Call
 from headrace.app.server.errors import api_error
 from headrace.app.server.form import Form, json_bytes
 from headrace.app.server.served_models import ServedModels
+from headrace.models.text.thinking import Thinking
+from headrace.runtime.sampling.params import SEEDS
 
 WRITE_S = 30.0  # for a client to take a piece
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -70,7 +74,7 @@ async def answer(
     engine, card = await models.ready(call.model)
     form = form_of(card)
     watched = call.steps and call.stream
-    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices, watched=watched)
+    answering = engine.submit(lambda ids: commands(call, ids, card, defaults), call.choices, watched=watched)
     try:
         first = await answering.next(keep_alive_s if call.stream else None)
         headers = _unchecked(first)
@@ -83,6 +87,34 @@ async def answer(
         answering.leave()
         raise
     return StreamResponse(_pieces(answering, form, first, keep_alive_s), answering.leave, headers)
+
+
+def commands(call: Call, ids: Sequence[int], card: ModelCard, defaults: AnswerOptions) -> list[Generate]:
+    """Return one command per choice. defaults: options that the request does not set."""
+    options = replace(call.options.over(defaults), thinking=thinking_of(call, card, defaults))
+    prompts: Sequence[str | None] = call.prompts or (None,)
+    made = []
+    for number, generation in enumerate(ids):
+        seed = options.seed if options.seed is None else (options.seed + number % call.count) % SEEDS
+        made.append(
+            Generate(
+                generation,
+                call.messages,
+                replace(options, seed=seed),
+                prompt=prompts[number // call.count],
+                suffix=call.suffix,
+                logprobs=call.logprobs,
+                continue_text=call.continue_text,
+                tools=call.tools,
+                explain=call.explain,
+            )
+        )
+    return made
+
+
+def thinking_of(call: Call, card: ModelCard, defaults: AnswerOptions) -> Thinking | None:
+    """Return the option of thinking that a call means for a model."""
+    return call.thinking(defaults.thinking, thinks=card.thinks, has_levels=card.thinking_levels)
 
 
 def _unchecked(first: tuple[int, Event] | None) -> dict[str, str]:

@@ -9,6 +9,8 @@ from copy import deepcopy
 from secrets import token_hex
 from typing import Any
 
+from headrace.app.answer.call import EFFORTS, Call
+from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.answer.messages import (
     MAX_MESSAGES,
     join_system,
@@ -17,26 +19,25 @@ from headrace.app.answer.messages import (
     text_content,
     tool_call,
 )
+from headrace.app.answer.response_format import flat_format
 from headrace.app.answer.token_reports import chat_logprobs, read_logprobs
-from headrace.app.engine.events import Delta, Done, Event
-from headrace.app.server.call import EFFORTS, Call
-from headrace.app.server.errors import ApiError, refused
-from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import Body, answer_options, flag, items, mapping, read, refuse
-from headrace.app.server.form import COMMENT, named
-from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
-from headrace.app.server.structure import flat_format
-from headrace.app.server.tools import (
+from headrace.app.answer.tools import (
     custom_arguments,
     custom_input,
     custom_names,
     name_in,
     namespaces,
-    response_tools,
+    openai_tools,
 )
-from headrace.app.server.usage import request_usage
+from headrace.app.answer.usage import openai_usage
+from headrace.app.engine.events import Delta, Done, Event
+from headrace.app.server.errors import ApiError
+from headrace.app.server.explain import prefix_of
+from headrace.app.server.form import COMMENT, named
+from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 from headrace.runtime.config.value_types import OneOf, Text, shown
 from headrace.runtime.engine.request import Finished
+from headrace.runtime.errors import UsageError
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, object] = {
@@ -52,7 +53,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def read_call(body: Body) -> Call:
-    """Return the call of a body. Raises ApiError and UsageError that name the field."""
+    """Return the call of a body. Raises UsageError that name the field."""
     refuse(body, REFUSED)
     read(body, "truncation", OneOf(("auto", "disabled")))  # a prompt that is too long is refused either way
     return Call(
@@ -64,7 +65,7 @@ def read_call(body: Body) -> Call:
         stream=flag(body, "stream"),
         logprobs=_logprobs(body),
         effort=read(mapping(body, "reasoning"), "effort", OneOf(EFFORTS)),
-        tools=response_tools(body),
+        tools=openai_tools(body),
         custom=custom_names(body),
         namespaces=namespaces(body),
         explain=flag(mapping(body, "headrace"), "explain"),
@@ -73,19 +74,19 @@ def read_call(body: Body) -> Call:
 
 
 def _logprobs(body: Body) -> int | None:
-    """Return the number of best tokens to report; None: off. Raises ApiError and UsageError."""
+    """Return the number of best tokens to report; None: off. Raises UsageError."""
     wanted = _LOGPROBS in items(body, "include", MAX_MESSAGES)
     if not wanted and body.get("top_logprobs"):
-        raise refused(f"top_logprobs needs include: {_LOGPROBS}", "top_logprobs")
+        raise UsageError(f"top_logprobs needs include: {_LOGPROBS}")
     return read_logprobs(wanted, body.get("top_logprobs")) if wanted else None
 
 
 def read_input(body: Body) -> list[dict[str, object]]:
-    """Return the conversation: the instructions, then the items of the input. Raises ApiError."""
+    """Return the conversation: the instructions, then the items of the input. Raises UsageError."""
     given = body.get("input")
     entries = [{"role": "user", "content": given}] if isinstance(given, str) else items(body, "input", MAX_MESSAGES)
     if not entries:
-        raise refused("input must be a text or a list with at least one item", "input")
+        raise UsageError("input must be a text or a list with at least one item")
     instructions = read(body, "instructions", Text())
     messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
     reasoning = ""
@@ -120,14 +121,14 @@ def read_input(body: Body) -> list[dict[str, object]]:
             case {"type": "compaction"}:
                 messages.append({"role": "user", "content": _COMPACTED})
             case {"type": "item_reference", "id": str(identifier)}:
-                raise refused(
-                    f"{where}: item {shown(identifier)} is not stored here; send its text, with store: false", "input"
+                raise UsageError(
+                    f"{where}: item {shown(identifier)} is not stored here; send its text, with store: false"
                 )
             case {"type": "message"} | {"role": _}:
                 messages.append(_message(entry, where, in_history=index != newest))
             case _:
                 kind = entry.get("type") if isinstance(entry, dict) else entry
-                raise refused(f"{where}: items of type {shown(kind)} are not supported", "input")
+                raise UsageError(f"{where}: items of type {shown(kind)} are not supported")
         if reasoning and messages and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"], reasoning = reasoning, ""
     return name_results(join_system(messages))
@@ -143,7 +144,7 @@ def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:
 def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, object]:
     role = entry.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise refused(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}", "input")
+        raise UsageError(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}")
     return {
         "role": _ROLES[role],
         "content": text_content(entry.get("content"), f"{where}.content", in_history=in_history),
@@ -154,7 +155,7 @@ def _reasoning(entry: Body, where: str) -> str:
     """Return the text of a reasoning item that this server wrote; "" for another server's encrypted one."""
     parts = items(entry, "content", 1024)
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise refused(f"{where}.content must have parts with texts", "input")
+        raise UsageError(f"{where}.content must have parts with texts")
     return "".join(part["text"] for part in parts)
 
 
@@ -326,7 +327,7 @@ class ResponseForm:
 
 
 def _usage(end: Finished) -> dict[str, object]:
-    usage = request_usage([end.summary], end.thinking_tokens)
+    usage = openai_usage([end])
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],

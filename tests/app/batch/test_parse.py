@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.answer.openai_form import read_chat, read_completion
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.batch.line import BadLine, Defaults, Line
 from headrace.app.batch.parse import parse_line, parse_lines
@@ -125,7 +126,7 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({**body(), "custom_id": None}, "custom_id"),
         ({"custom_id": "a"}, "body"),
         (body(model="gpt-4o"), "'gpt-4o'"),
-        (body(tools=[{"type": "function"}]), "tools: each needs a function"),
+        (body(tools=[{"type": "function"}]), "tools: a function's name"),
         (body(tool_choice="required"), "tool_choice needs tools"),
         (body(top_logprobs=3), "top_logprobs needs logprobs"),
         (body(logprobs=True, top_logprobs=21), "top_logprobs"),
@@ -227,8 +228,32 @@ def test_any_bytes_are_at_most_an_invalid_line(raw: bytes) -> None:
 def test_fields_that_the_server_ignores_are_ignored() -> None:
     ignored = {"service_tier": "auto", "store": False, "verbosity": "low", "web_search_options": None, "seed": None}
     line = parsed(body(max_tokens=5, max_completion_tokens=3, reasoning_effort="minimal", **ignored))
-    assert (line.options.max_tokens, line.options.chat_template_kwargs) == (3, {"reasoning_effort": "low"})
-    assert parsed(body(reasoning_effort="none")).options.thinking is False
+    assert (line.options.max_tokens, line.call.effort) == (3, "minimal")
+
+
+def test_a_body_is_read_as_the_server_reads_it() -> None:
+    fields = {
+        "top_k": -1, "seed": -1, "thinking": {"type": "disabled"}, "structured_outputs": {"choice": ["a", "b"]},
+        "tools": [{"type": "custom", "custom": {"name": "patch"}}], "logprobs": True, "reasoning_effort": "low",
+    }  # fmt: skip
+    line = body(**fields)
+    call = parsed(line, Defaults()).call
+    assert call == read_chat(line["body"])
+    assert (call.options.regex, call.budget, call.custom) == ("a|b", False, {"patch"})
+    digests = {
+        parsed(body(**fields)).digest
+        for fields in ({}, {"reasoning_effort": "low"}, {"thinking": {"type": "disabled"}})
+    }
+    assert len(digests) == 3
+    texts = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": ["Once"], "logprobs": 2}}
+    assert parsed(texts).call == read_completion(texts["body"])
+    texts["body"]["prompt"] = ["Once", "more"]
+    assert "one text" in refused(texts)
+
+
+@pytest.mark.parametrize("field", ["continue_final_message", "headrace", "suffix"])
+def test_fields_of_the_server_alone_are_refused_by_name(field: str) -> None:
+    assert field in refused(body(**{field: True}))
 
 
 @pytest.mark.parametrize("variables", [{}, {"chat_template_kwargs": [1]}, {"chat_template_kwargs": "{"}])
@@ -241,4 +266,4 @@ def test_an_effort_or_variables_of_another_type_are_refused_by_name(
         assert isinstance(line, Line)
     else:
         assert isinstance(line, BadLine)
-        assert str(line.error).startswith("chat_template_kwargs" if effort == "low" else "reasoning_effort")
+        assert str(line.error).startswith("chat_template_kwargs" if variables else "reasoning_effort")

@@ -171,7 +171,8 @@ def test_the_openai_form_answers_in_that_form(model: LoadedModel) -> None:
     wrong = said["c"]["response"]
     assert (done["status_code"], plain["status_code"], wrong["status_code"]) == (200, 200, 400)
     assert done["body"]["object"] == "chat.completion"
-    assert done["body"]["choices"][0]["message"] == {"role": "assistant", "content": alone(model, {**chat})}
+    message = {"role": "assistant", "content": alone(model, {**chat}), "refusal": None}
+    assert done["body"]["choices"][0]["message"] == message
     assert done["body"]["choices"][0]["finish_reason"] == "length"
     assert plain["body"]["choices"][0]["text"] == alone(model, {"prompt": "hi", "raw": True, "max_tokens": 3})
     assert plain["body"]["usage"]["completion_tokens"] == 3
@@ -262,6 +263,26 @@ def test_calls_of_tools_are_results_in_either_form(model: LoadedModel) -> None:
     (more,), tally = run(model, [{**asked, "messages": answered, "max_tokens": 3}])
     assert tally.failed == 0, tally.errors
     assert more["usage"]["prompt_tokens"] > none["usage"]["prompt_tokens"]
+
+
+def test_thinking_is_reasoning_content_as_in_the_servers_form(tmp_path: Path) -> None:
+    folder = write_chat_model(tmp_path / "thinking", context=512)
+    template = folder / "chat_template.jinja"
+    opening = "assistant\n<think>\n{% endif %}{# </think> #}"
+    template.write_text(template.read_text().replace("assistant\n{% endif %}", opening))
+    model = load_model(folder, name="thinking")
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "thinking": 3, "max_tokens": 24}
+    plain, chat = run(model, [asked, {"custom_id": "a", "body": asked}], in_order=True)[0]
+    body = chat["response"]["body"]
+    message = body["choices"][0]["message"]
+    thinking, _, content = plain["text"].partition("</think>")
+    assert message == {
+        "role": "assistant", "content": content.strip("\n"), "refusal": None,
+        "reasoning_content": thinking.strip("\n"),
+    }  # fmt: skip
+    assert message["content"]
+    assert message["reasoning_content"]
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 def test_log_probabilities_are_reported_in_the_api_form(model: LoadedModel) -> None:

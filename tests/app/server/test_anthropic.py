@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace.app.answer.call import Call
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server.anthropic import MessageForm, read_call
-from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
+from headrace.app.answer.openai_form import read_chat
 from headrace.app.engine.events import Done, Event, Failed, Prefill
 from headrace.app.server import respond
 from headrace.app.server.answering import Answering
 from headrace.app.server.errors import ApiError
-from headrace.app.server.openai_chat import ChatForm, read_call
+from headrace.app.server.openai import ChatForm
 from headrace.app.server.respond import LeftError, StreamResponse, while_connected
 from headrace.runtime.engine.request import Finished
 from tests.support.deltas import delta
 from tests.support.summaries import make_summary
 
-CALL = read_call({"messages": [{"role": "user", "content": "hello"}], "stream": True})
+CALL = read_chat({"messages": [{"role": "user", "content": "hello"}], "stream": True})
 DONE = Done(1, Finished("stop", make_summary()))
 
 

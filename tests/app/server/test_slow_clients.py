@@ -8,7 +8,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from headrace.app.server import connection, fields
+from headrace.app.server import body, connection
 from headrace.app.server.connection import http_options
 from headrace.app.server.errors import ApiError
 from headrace.app.server.serve import listening_socket
@@ -54,7 +54,7 @@ def test_a_head_has_to_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_body_has_to_arrive_in_time(
     monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], status: int
 ) -> None:
-    monkeypatch.setattr(fields, "BODY_S", 0.05)
+    monkeypatch.setattr(body, "BODY_S", 0.05)
     waiting = iter(messages)
 
     async def receive() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_body_has_to_arrive_in_time(
         return found or {}
 
     async def read() -> None:
-        await fields.read_body(Request({"type": "http", "headers": []}, receive))
+        await body.read_body(Request({"type": "http", "headers": []}, receive))
 
     with pytest.raises(ApiError) as caught:
         asyncio.run(read())

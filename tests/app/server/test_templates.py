@@ -195,7 +195,7 @@ def keeps_conversations(client: httpx.Client, home: Path, model: str) -> None:
         parsed = parse_line(json.dumps(line).encode(), 1, Defaults())
         assert isinstance(parsed, Line), (name, parsed)
         tools = read_tools(TOOLS)
-        for asked in (parsed.asked.prompt, api._messages(messages)):
+        for asked in (parsed.prompt, api._messages(messages)):
             assert tokenizer.decode(encoder.encode(asked, tools=tools), skip_special=False) == chat, (model, name)
 
 

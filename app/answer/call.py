@@ -1,0 +1,65 @@
+"""One parsed request for answers, of any endpoint or line of a batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.models.text.thinking import Thinking
+from headrace.models.text.tools.use import ToolUse
+
+Messages = Sequence[Mapping[str, object]]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for answers: to a conversation, or to texts that are continued as they are.
+
+    model: the name that it asks for; None: any. count: answers to each prompt. effort, budget: hints of a client about
+    thinking, which models without thinking ignore. include_usage: a last chunk of a stream has the usage. logprobs:
+    best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report the prompt
+    as the model gets it, and why its prefix was cached or not. steps: a stream has the figures of its steps. echo:
+    fields of the request that its response repeats. custom: names of tools that take one text. namespaces: namespace
+    and name of tools, by the names that the model sees.
+    """
+
+    model: str | None = None
+    messages: Messages = ()
+    prompts: Sequence[str] = ()
+    suffix: str | None = None
+    options: AnswerOptions = field(default_factory=AnswerOptions)
+    count: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int | None = None
+    effort: str | None = None
+    budget: bool | int | None = None
+    continue_text: str = ""
+    tools: ToolUse | None = None
+    explain: bool = False
+    steps: bool = False
+    echo: Mapping[str, object] = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> int:
+        """Number of answers."""
+        return self.count * max(1, len(self.prompts))
+
+    def thinking(self, default: Thinking | None, *, thinks: bool, has_levels: bool) -> Thinking | None:
+        """Return the option that a client's hints mean for a model.
+
+        default: where the request says nothing. thinks, has_levels: see `ChatPrompt`.
+        """
+        chosen = self.options.thinking
+        if chosen is not None or self.prompts:
+            return chosen
+        if self.effort == "none":
+            return False
+        if self.effort is not None and has_levels:
+            return _LEVELS.get(self.effort, self.effort)
+        if self.budget is not None and (thinks or self.budget is False):
+            return self.budget
+        return True if self.effort is not None and thinks else default

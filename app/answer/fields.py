@@ -1,0 +1,89 @@
+"""Fields of a request's JSON body, typed: those of every client's form, and the answer options among them."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.runtime.config.value_types import Flag, ValueType, read_value, shown
+from headrace.runtime.errors import UsageError
+
+T = TypeVar("T")
+Body = Mapping[str, object]
+MAX_STOPS = 64
+MAX_BIASES = 4096
+_LEAST_TOP_P = 1e-6
+
+
+def read(body: Body, name: str, kind: ValueType[T]) -> T | None:
+    """Return a field; None if it is missing or null. Raises UsageError."""
+    value = body.get(name)
+    return None if value is None else read_value(kind, name, value)
+
+
+def flag(body: Body, name: str) -> bool:
+    """Return a field that is true or false; false if it is missing."""
+    return read(body, name, Flag()) or False
+
+
+def mapping(body: Body, name: str) -> Body:
+    """Return an object, empty if it is missing."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must be an object, not {shown(value)}")
+    return value
+
+
+def items(body: Body, name: str, max_items: int) -> list[Any]:
+    """Return a list, empty if it is missing."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UsageError(f"{name} must be a list, not {shown(value)}")
+    if len(value) > max_items:
+        raise UsageError(f"{name} has {len(value)} entries, at most {max_items} are allowed")
+    return value
+
+
+def refuse(body: Body, names: Collection[str], neutral: Mapping[str, float] | None = None) -> None:
+    """Refuse fields that would change the answer and are not supported, unless they are empty, 0 or false.
+
+    neutral: other values that change nothing, by field.
+    """
+    for name in body:
+        if name in names and body[name] and body[name] != (neutral or {}).get(name):
+            raise UsageError(f"{name} is not supported")
+
+
+def _meant(option: str, value: object) -> object:
+    """Return an option's value as headrace knows it; None for unset.
+
+    Negative seeds are random and negative lengths unlimited for llama.cpp, -1 keeps all tokens for vLLM's top_k. A
+    top_p of 0 keeps the best token alone.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if (option == "seed" and value < 0) or (option == "max_tokens" and value == -1):
+        return None
+    if option == "top_k" and value == -1:
+        return 0
+    return _LEAST_TOP_P if option == "top_p" and value == 0 else value
+
+
+def answer_options(
+    body: Body, aliases: Mapping[str, str] | None = None, more: Mapping[str, object] | None = None
+) -> AnswerOptions:
+    """Return the answer options among the fields. aliases: other names of options. more: options from other fields.
+
+    Values of other servers' clients mean here the same as there (`_meant`). Raises UsageError for a value out of range.
+    """
+    aliases = aliases or {}
+    given = {name: _meant(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
+    options = AnswerOptions.read(given | dict(more or {}), aliases=aliases)
+    if len(options.stop or ()) > MAX_STOPS:
+        raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")
+    if len(options.logit_bias or ()) > MAX_BIASES:
+        raise UsageError(f"logit_bias has more than {MAX_BIASES} tokens")
+    return options

@@ -1,0 +1,65 @@
+"""JSON bodies of requests, bounded in size and time."""
+
+import asyncio
+import json
+from typing import NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from headrace.app.server.errors import ApiError, refused
+from headrace.runtime.config.value_types import shown
+
+MAX_BODY = 32 << 20  # bytes
+_MOST_READ = 8 * MAX_BODY
+BODY_S = 30.0  # for all of a body to arrive
+
+
+async def read_body(request: Request) -> dict[str, object]:
+    """Return the body's JSON object. Raises ApiError for a body that is too large, too slow or no JSON object."""
+    announced = request.headers.get("content-length", "0")
+    size = int(announced[:20]) if announced.isdecimal() else 0
+    if size > _MOST_READ or (size > MAX_BODY and "expect" in request.headers):  # which sends nothing unasked
+        raise _too_large()
+    data = bytearray()
+    arrived = 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                arrived += len(piece)
+                if arrived > _MOST_READ:
+                    raise _too_large()
+                # A body that is too large is read all the same: a client that is sending hears no answer.
+                if max(arrived, size) <= MAX_BODY:
+                    data += piece
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} seconds", "timeout") from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body is incomplete", "invalid_request") from None
+    if max(arrived, size) > MAX_BODY:
+        raise _too_large()
+    return parse_object(bytes(data))
+
+
+def parse_object(data: bytes) -> dict[str, object]:
+    """Return a JSON object. Raises ApiError for anything else."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise refused("the body is not UTF-8 text") from None
+    except RecursionError:
+        raise refused("the body is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise refused(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError:  # a number of thousands of digits
+        raise refused("the body is not JSON: a number is too long") from None
+    if not isinstance(value, dict):
+        raise refused(f"the body must be a JSON object, not {shown(value)}")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise refused(f"the body is not JSON: {name} is not a number")
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", "request_too_large")

@@ -1,0 +1,181 @@
+"""`/v1/chat/completions` and `/v1/completions`: answers as chunks of a stream or one document.
+
+Source of the shapes: OpenAI's API reference, sections Chat, Streaming and Completions.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from secrets import token_hex
+
+from headrace.app.answer.call import Call
+from headrace.app.answer.openai_form import chat_choice, finish_reason, text_choice, written_call
+from headrace.app.answer.token_reports import chat_logprobs, text_logprobs
+from headrace.app.answer.tools import custom_input
+from headrace.app.answer.usage import openai_usage
+from headrace.app.engine.events import Delta, Done, Event
+from headrace.app.engine.telemetry import document
+from headrace.app.server.errors import ApiError
+from headrace.app.server.explain import prefix_of
+from headrace.app.server.form import COMMENT, data
+from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
+
+
+class OpenAIForm(ABC):
+    """Answers in either form: chunks with an identifier in common, choices, and their usage."""
+
+    keep_alive = COMMENT
+    prefix: str
+    """Beginning of an answer's identifier."""
+    whole: str
+    """Type of the document."""
+    chunk: str
+    """Type of a stream's chunks."""
+
+    def __init__(self, call: Call, model: str) -> None:
+        """model: the name of the one that answers."""
+        self._call = call
+        self._answers = [AnswerParts() for _ in range(call.choices)]
+        self._own: dict[str, object] = {}
+        self._about = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def begin(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def take(self, choice: int, event: Event) -> bytes:
+        """Return the chunks of an event, figures after its text."""
+        text = data(self._chunks(choice, event)) if isinstance(event, Delta | Done) else b""
+        return text + self._figures(event)
+
+    @abstractmethod
+    def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
+        """Take an event; return its chunks."""
+
+    @abstractmethod
+    def _choices(self) -> list[dict[str, object]]:
+        """Return the choices of the document."""
+
+    def _figures(self, event: Event) -> bytes:
+        """Return a chunk of what only headrace's own clients ask for."""
+        extra = prefix_of(self._call, event)
+        self._own |= extra
+        if self._call.steps and (figures := document(event)) is not None:
+            extra |= {"event": figures[0], "data": figures[1]}
+        return data([{**self._head(self.chunk), "choices": [], "headrace": extra}]) if extra else b""
+
+    def end(self) -> bytes:
+        """Return the chunk with the usage, if asked for, and the end mark."""
+        usage = b""
+        if self._call.include_usage:
+            usage = data([{**self._head(self.chunk), "choices": [], "usage": self._usage()}])
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as an object of the stream, and the end mark."""
+        return data([error.openai()]) + b"data: [DONE]\n\n"
+
+    def document(self) -> dict[str, object]:
+        """Return the whole answer."""
+        extra = {"headrace": self._own} if self._own else {}
+        return {**self._head(self.whole), "choices": self._choices(), "usage": self._usage(), **extra}
+
+    def _head(self, kind: str) -> dict[str, object]:
+        return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
+
+    def _chunk(
+        self, index: int, text: Mapping[str, object], *, logprobs: object = None, reason: str | None = None
+    ) -> dict[str, object]:
+        """Return a chunk of one choice. text: its `text` or its `delta`."""
+        choice = {"index": index, **text, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": None} if self._call.include_usage else {}
+        return {**self._head(self.chunk), "choices": [choice], **usage}
+
+    def _usage(self) -> dict[str, object]:
+        return openai_usage([answer.end for answer in self._answers if answer.end is not None], self._call.count)
+
+
+class ChatForm(OpenAIForm):
+    """Answers as chat completions."""
+
+    prefix = "chatcmpl"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def begin(self) -> bytes:
+        """Return a first chunk per choice, with its role."""
+        first = {"delta": {"role": "assistant", "content": ""}}
+        return data(self._chunk(index, first) for index in range(len(self._answers)))
+
+    def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
+        answer = self._answers[choice]
+        deltas = [delta for part in answer.take(event) if (delta := self._delta(part))]
+        if isinstance(event, Done):
+            deltas += [
+                {"tool_calls": [{"index": index, "custom": {"input": custom_input(call.arguments)}}]}
+                for index, call in enumerate(answer.calls)
+                if call.name in self._call.custom
+            ]
+        tokens = token_reports(event) if isinstance(event, Delta) else []
+        reports = chat_logprobs(tokens) if tokens else None
+        shown = deltas or ([{"content": ""}] if reports else [])
+        chunks = [
+            self._chunk(choice, {"delta": delta}, logprobs=None if number else reports)
+            for number, delta in enumerate(shown)
+        ]
+        if isinstance(event, Done):
+            chunks.append(self._chunk(choice, {"delta": {}}, reason=finish_reason(event.end, answer.calls)))
+        return chunks
+
+    def _delta(self, part: Part) -> dict[str, object] | None:
+        """Return the `delta` of a part; None for a piece of a custom tool's JSON, whose text comes at the end."""
+        if not isinstance(part, CallPart):
+            return {"content" if part.kind == "content" else "reasoning_content": part.text}
+        if part.name in self._call.custom:
+            begun = {"id": part.id, "type": "custom", "custom": {"name": part.name, "input": ""}}
+            return {"tool_calls": [{"index": part.index, **begun}]} if part.first else None
+        more: Mapping[str, object] = {"function": {"arguments": part.arguments}}
+        if part.first:
+            more = written_call(part.id, part.name, part.arguments, self._call.custom)
+        return {"tool_calls": [{"index": part.index, **more}]}
+
+    def _choices(self) -> list[dict[str, object]]:
+        custom = self._call.custom
+        return [
+            chat_choice(
+                index,
+                answer.finished,
+                answer.content,
+                thinking=answer.reasoning,
+                calls=[written_call(call.id, call.name, call.arguments, custom) for call in answer.calls],
+                reports=answer.tokens if self._call.logprobs is not None else None,
+            )
+            for index, answer in enumerate(self._answers)
+        ]
+
+
+class CompletionForm(OpenAIForm):
+    """Answers as text completions."""
+
+    prefix = "cmpl"
+    whole = "text_completion"
+    chunk = "text_completion"
+
+    def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
+        answer = self._answers[choice]
+        position = answer.length
+        answer.take(event)
+        if isinstance(event, Done):
+            return [self._chunk(choice, {"text": ""}, reason=event.end.reason)]
+        tokens = token_reports(event)
+        if not event.text and not tokens:
+            return []
+        reports = text_logprobs(tokens, position) if tokens else None
+        return [self._chunk(choice, {"text": event.text}, logprobs=reports)]
+
+    def _choices(self) -> list[dict[str, object]]:
+        with_reports = self._call.logprobs is not None
+        return [
+            text_choice(index, answer.finished, answer.text, answer.tokens if with_reports else None)
+            for index, answer in enumerate(self._answers)
+        ]
