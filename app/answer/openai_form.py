@@ -55,11 +55,14 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
         if last["role"] != "assistant" or "tool_calls" in last or not messages:
             raise UsageError("continue_final_message needs a last message of the assistant")
         continue_text = str(last["content"])
+    more = format_options(body)
+    if isinstance(body.get("thinking"), dict):
+        more["thinking"] = None  # a switch, no option
     return Call(
         **_of_both(body),
         messages=messages,
         continue_text=continue_text,
-        options=answer_options(_without_switch(body), _ALIASES, format_options(body)),
+        options=answer_options(body, _ALIASES, more),
         logprobs=read_logprobs(body.get("logprobs"), body.get("top_logprobs")),
         effort=read(body, "reasoning_effort", OneOf(EFFORTS)),
         budget=_thinking_switch(body),
@@ -113,11 +116,6 @@ def _thinking_switch(body: Body) -> bool | None:
     if isinstance(given := body.get("thinking"), dict):
         return read(given, "type", OneOf(("enabled", "disabled", "auto", "adaptive"))) != "disabled"
     return switch
-
-
-def _without_switch(body: Body) -> Body:
-    """Return the body without a `thinking` that is an object, which is no answer option."""
-    return {**body, "thinking": None} if isinstance(body.get("thinking"), dict) else body
 
 
 def chat_choice(

@@ -25,7 +25,7 @@ from headrace.runtime.config.value_types import (
     read_value,
 )
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling.params import MIN_TEMPERATURE, RANGES, SamplingParams
+from headrace.runtime.sampling.params import MIN_TEMPERATURE, RANGES, SamplingParams, of_checked
 
 SPECULATE = ("auto", "ngram", "mtp", "off")
 """Choices of draft tokens, where no draft model is named."""
@@ -196,8 +196,7 @@ class AnswerOptions:
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""
-        given = {name: value for name, value in self.given().items() if name in _SAMPLING}
-        return SamplingParams(**given, is_checked=True)
+        return of_checked({name: value for name, value in self.given().items() if name in _SAMPLING})
 
     @classmethod
     def of_sampling(cls, params: SamplingParams) -> "AnswerOptions":

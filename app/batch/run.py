@@ -138,6 +138,7 @@ class Batch:
                 prompt = self._answerer.encode(
                     line.prompt, thinking=thinking, tools=call.tools, variables=options.chat_template_kwargs
                 )
+                prompt = replace(prompt, has_kinds=prompt.chat and chat.thinks)  # as the engine's process has it
                 answer = self._answerer.prepare(prompt, options, logprobs=call.logprobs)
                 self._answerer.submit(answer)
                 self._running[answer] = line

@@ -44,7 +44,7 @@ def read_call(body: Body) -> Call:
     return Call(
         model=read(body, "model", Text()),
         messages=messages,
-        options=answer_options({**body, "thinking": None}, {"stop_sequences": "stop"}, structure),
+        options=answer_options(body, {"stop_sequences": "stop"}, {**structure, "thinking": None}),
         stream=flag(body, "stream"),
         effort=read(output, "effort", OneOf((*EFFORTS, "max"))),
         budget=_budget(mapping(body, "thinking")),

@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, read_value
@@ -22,7 +23,6 @@ class SamplingParams:
 
     top_k, top_p, min_p and the penalties are off by default.
     seed: None: a fresh one per request.
-    is_checked: the values were checked by `RANGES` where they came in.
     """
 
     temperature: float = _parameter(0.0, Number(0, MAX_MAGNITUDE))
@@ -34,11 +34,8 @@ class SamplingParams:
     frequency_penalty: float = _parameter(0.0, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE))
     logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"kind": LogitBias()})
     seed: int | None = _parameter(None, Whole(0, SEEDS - 1))
-    is_checked: InitVar[bool] = False
 
-    def __post_init__(self, is_checked: bool) -> None:
-        if is_checked:
-            return
+    def __post_init__(self) -> None:
         for name, kind in RANGES.items():
             value = getattr(self, name)
             if name != "seed" or value is not None:
@@ -49,6 +46,14 @@ class SamplingParams:
         return self.temperature < MIN_TEMPERATURE
 
 
+def of_checked(values: Mapping[str, object]) -> SamplingParams:
+    """Return parameters from values by name that `RANGES` has checked already."""
+    params = copy(_DEFAULTS)  # which calls no `__post_init__`
+    for name, value in values.items():
+        object.__setattr__(params, name, value)
+    return params
+
+
 def random_seed() -> int:
     """Return a seed of 53 bits, exact in any JSON."""
     return secrets.randbits(53)
@@ -56,3 +61,4 @@ def random_seed() -> int:
 
 RANGES: Mapping[str, ValueType[object]] = {row.name: row.metadata["kind"] for row in fields(SamplingParams)}
 """Values of each parameter, for every interface that takes them."""
+_DEFAULTS = SamplingParams()

@@ -285,6 +285,13 @@ def test_thinking_is_reasoning_content_as_in_the_servers_form(tmp_path: Path) ->
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+def test_tags_of_a_model_that_does_not_think_are_content(model: LoadedModel) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "regex": "<think>a</think>b", "max_tokens": 40}
+    (found,), _ = run(model, [{"custom_id": "a", "body": asked}])
+    message = found["response"]["body"]["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "<think>a</think>b", "refusal": None}
+
+
 def test_log_probabilities_are_reported_in_the_api_form(model: LoadedModel) -> None:
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
     (found,), _ = run(model, [{"custom_id": "a", "body": asked}])
