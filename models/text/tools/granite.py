@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
-from headrace.models.text.tools.hermes import json_rules, read_json
+from headrace.models.text.tools.hermes import json_list_rules, read_json
 from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("<|tool_call|>",)
@@ -30,7 +30,5 @@ class Granite(ToolForm):
     def read(self, text: str, *, final: bool) -> Reading | None:
         return read_json(text, len(self._begin), "", final=final)
 
-    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        rule = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
-        more = '(", " one)*' if self.parallel else ""
-        return f'rest: "[" one {more} "]"\n{rule}'
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:  # noqa: ARG002 - all of it is text
+        return json_list_rules(tools, parallel=self.parallel)

@@ -38,7 +38,7 @@ class Hermes(ToolForm):
 
 
 def read_json(text: str, start: int, end: str, *, final: bool) -> Reading | None:
-    """Read a JSON call, or a list of them, behind `start` characters of markup; `end` may be missing."""
+    """Read a JSON call, or a list of them, after `start` characters of markup; `end` may be missing."""
     try:
         value, position = leading_value(text, start)
     except UnfinishedError:
@@ -66,3 +66,10 @@ def json_rules(tools: Sequence[Tool], before: str, after: str, end: str) -> str:
     calls = [f"call{n}: {quoted(before % tool.name)} arguments{n} {quoted(after)}" for n, tool in enumerate(tools)]
     names = " | ".join(f"call{n}" for n in range(len(tools)))
     return "\n".join([f"rest: ({names}) {end}", *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+
+
+def json_list_rules(tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Return the rules of a list of calls as JSON objects. parallel: it may have several."""
+    call = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "call:", 1)
+    more = '(", " call)*' if parallel else ""
+    return f'rest: "[" call {more} "]"\n{call}'

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
-from headrace.models.text.tools.hermes import json_rules
+from headrace.models.text.tools.hermes import json_list_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -74,11 +74,9 @@ class Mistral(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._lists:
-            rule = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
-            more = '(", " one)*' if self.parallel else ""
-            return f'rest: "[" one {more} "]"\n{rule}'
-        middle = (
-            f"{literal(MARKUP[2])} /[a-zA-Z0-9]{{9}}/ {literal(MARKUP[1])}" if self._writes_ids else literal(MARKUP[1])
-        )
+            return json_list_rules(tools, parallel=self.parallel)
+        middle = literal(MARKUP[1])
+        if self._writes_ids:
+            middle = f"{literal(MARKUP[2])} /[a-zA-Z0-9]{{9}}/ {middle}"
         calls = " | ".join(f"{quoted(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools))
         return "\n".join([f"rest: {calls}", *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

@@ -23,7 +23,7 @@ from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Writt
 _MARKUP = [
     text
     for markup in (
-        *(hermes.MARKUP, glm.MARKUP, granite.MARKUP, llama.MARKUP, mistral.MARKUP, deepseek.MARKUP),
+        *(hermes.MARKUP, glm.TAGS, granite.MARKUP, llama.MARKUP, mistral.MARKUP, deepseek.MARKUP),
         *(gemma.MARKUP, gemma.OLDER, pythonic.MARKUP, nested.MARKUP),
     )
     for text in markup
@@ -39,7 +39,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
     "function gemma": (("<start_function_call>",), lambda marks, tools, _: gemma.Gemma(marks, tools, gemma.OLDER)),
     "nested": ((nested.BEGIN,), lambda marks, tools, _: nested.Nested(marks, tools)),
-    "glm": (("<arg_key>",), lambda marks, tools, _: glm.GLM(marks, tools)),
+    "glm": (("<arg_key>",), lambda marks, tools, _: Written(marks, tools, glm.MARKUP)),
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
