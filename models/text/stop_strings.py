@@ -6,6 +6,7 @@ earliest occurrence ends the text and is left out.
 
 from collections.abc import Iterable
 
+from headrace.models.text.half_mark import half_length
 from headrace.runtime.errors import UsageError
 
 
@@ -20,7 +21,6 @@ class StopMatcher:
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise UsageError("a stop string cannot be empty")
-        self._longest_tail = max(map(len, self._stops), default=1) - 1
         self._held = ""
         self.found: str | None = None
 
@@ -32,7 +32,7 @@ class StopMatcher:
             return text, False
         text = self._held + text
         start, stop = self._first(text)
-        held_from = self._first_possible_start(text)
+        held_from = len(text) - half_length(text, *self._stops)
         if stop is not None and start <= held_from:
             self._held = ""
             self.found = stop
@@ -52,10 +52,3 @@ class StopMatcher:
         """Return the earliest stop string and its place; the text's length and None without one."""
         matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(len(text), None), key=lambda pair: pair[0])
-
-    def _first_possible_start(self, text: str) -> int:
-        """Return the start of the longest tail that is a prefix of a stop string."""
-        for start in range(max(0, len(text) - self._longest_tail), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self._stops):
-                return start
-        return len(text)

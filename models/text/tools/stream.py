@@ -1,7 +1,7 @@
 """Separation of an answer's text from its tool calls, piece by piece.
 
 Text that may begin a call is held back until it is one, or cannot be one; then it is text. Thinking is passed on as it
-is: calls begin behind it, or end it, where a model goes straight from its thinking to a call at the end of the answer.
+is: calls begin after it, or end it, where a model goes straight from its thinking to a call at the end of the answer.
 """
 
 import re
@@ -22,7 +22,8 @@ class CallDeltas:
         self._count = 0  # complete calls
         self._waiting: list[CallDelta] = []
         self._number = 0  # calls of the text whose arguments have ended
-        self._behind = self._sent = 0  # places in the text: behind these arguments, behind what was taken
+        self._end = 0  # in the text, of these arguments
+        self._sent = 0  # in the text: the end of what was taken
         self._name = ""
         self._open: Brackets | None = None
 
@@ -30,7 +31,7 @@ class CallDeltas:
         """Take the arguments in the text; return False while they are incomplete."""
         while True:
             if self._open is None:
-                if (head := self._head.search(text, self._behind)) is None:
+                if (head := self._head.search(text, self._end)) is None:
                     return True
                 self._open, self._name, self._sent = Brackets(head.end()), head[1], head.end()
             self._open.scan(text)
@@ -40,7 +41,7 @@ class CallDeltas:
                 self._sent = self._open.position
             if not self._open.closed:
                 return False
-            self._behind = self._open.position
+            self._end = self._open.position
             self._open = None
             self._number += 1
 
@@ -51,7 +52,7 @@ class CallDeltas:
 
     def dropped(self, length: int) -> None:
         """Go on without the first characters of the text."""
-        self._behind, self._sent = max(0, self._behind - length), max(0, self._sent - length)
+        self._end, self._sent = max(0, self._end - length), max(0, self._sent - length)
         if self._open is not None:
             self._open.position -= length
 
@@ -76,7 +77,7 @@ class ToolStream:
         self._held = ""
         self._begins: Sequence[str] = form.begins
         self._thinks = thinking  # within the section
-        self._at_start = True  # only spaces so far, behind any thinking
+        self._at_start = True  # only spaces so far, after any thinking
         self._after_call = False  # spaces between calls are no text
         self._deltas: CallDeltas | None = CallDeltas(form.head) if certain and form.head is not None else None
 
@@ -170,11 +171,7 @@ class ToolStream:
         places = [index for begin in self._begins if (index := pending.find(begin)) >= 0]
         if places:
             return min(places), 0
-        longest = max(map(len, self._begins), default=1)
-        for index in range(max(0, len(pending) - longest + 1), len(pending)):
-            if any(begin.startswith(pending[index:]) for begin in self._begins):
-                return None, self._spaces_held(index)
-        return None, self._spaces_held(len(pending))
+        return None, self._spaces_held(len(pending) - half_length(pending, *self._begins))
 
     def _spaces_held(self, length: int) -> int:
         """Return `length`, or 0 for spaces that a call may follow."""
@@ -187,7 +184,7 @@ class ToolStream:
             self._thinks = False
             self._at_start = True
             return True
-        # A call in the thinking is one if nothing ends the thinking behind it.
+        # A call in the thinking is one if nothing ends the thinking after it.
         begin = min((at for text in self._begins if (at := self._held.find(text)) >= 0), default=None)
         if begin is not None:
             self._release(released, begin)
@@ -199,7 +196,7 @@ class ToolStream:
                 return True
             if not final:
                 return False
-        half = max(half_length(self._held, mark) for mark in (CLOSE, *self._begins))
+        half = half_length(self._held, CLOSE, *self._begins)
         self._release(released, len(self._held) - (0 if final else half))
         return False
 
@@ -212,7 +209,7 @@ class ToolStream:
         return text
 
     def _release(self, released: list[str], length: int) -> None:
-        """Release the first characters of the held text; spaces behind a call are dropped."""
+        """Release the first characters of the held text; spaces after a call are dropped."""
         text = self._drop(length)
         if self._after_call:
             text = text.lstrip() if text.strip() else ""
