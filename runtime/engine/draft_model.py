@@ -17,7 +17,7 @@ from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
-from headrace.runtime.speculation.proposer import MAX_DRAFT, num_accepted
+from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 _CHANCE = 0.7  # of acceptance, before any measurement
 _RUN = 16  # tokens fed in one pass without prefill
@@ -48,11 +48,9 @@ class DraftModel:
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. K/V of accepted draft tokens stay."""
         came = tokens[self._known : self._known + len(self._draft_tokens)]
-        taken = num_accepted(came, self._draft_tokens[: len(came)])
-        for index in range(min(taken + 1, len(came))):
-            self._acceptance.record(index, index < taken)
+        accepted = self._acceptance.record_draft(came, self._draft_tokens)
         if self._draft_tokens:
-            self._cache.commit(min(taken, self._cache.length - self._cache.committed))
+            self._cache.commit(min(accepted, self._cache.length - self._cache.committed))
             self._cache.rollback()
         self._tokens = tokens
         self._known = len(tokens)

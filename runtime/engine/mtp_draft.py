@@ -78,10 +78,7 @@ class MtpDraft:
 
     def update(self, tokens: Sequence[int]) -> None:
         came = tokens[self._known : self._known + len(self._draft_tokens)]
-        for index, (token, draft) in enumerate(zip(came, self._draft_tokens, strict=False)):
-            self._acceptance.record(index, token == draft)
-            if token != draft:
-                break
+        self._acceptance.record_draft(came, self._draft_tokens)
         self._tokens = tokens
         self._known = len(tokens)
         self._draft_tokens = ()

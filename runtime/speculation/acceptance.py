@@ -38,6 +38,14 @@ class Acceptance:
             self._accepted[at] /= 2
             self._verified[at] /= 2
 
+    def record_draft(self, output: Sequence[int], draft_tokens: Sequence[int]) -> int:
+        """Count a draft's tokens by index, up to the first that was not accepted; return the number accepted."""
+        for index, (token, draft) in enumerate(zip(output, draft_tokens, strict=False)):
+            self.record(index, token == draft)
+            if token != draft:
+                return index
+        return min(len(output), len(draft_tokens))
+
     def chance(self, length: int) -> float:
         """Return the chance that a draft token at this match length is accepted."""
         at = min(length, len(self._verified) - 1)
