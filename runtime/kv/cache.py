@@ -11,7 +11,7 @@ D = head dimension.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -19,6 +19,7 @@ from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, KVKind, LayersNode, MixerSpec, Phase, Projections
 from headrace.runtime.ops.kv_format import KVFormat
 
+_Projected = TypeVar("_Projected", mx.array, Projections)
 CHUNK = 256  # entries; capacities of buffers and reservations of memory are multiples of it
 
 
@@ -121,6 +122,25 @@ class KVPass(Protocol):
     def arrays(self) -> list[mx.array]:
         """The K/V arrays, to evaluate after a prefill chunk."""
         ...
+
+
+class WriteOrder:
+    """The order of two passes that write K/V in place, which the graph does not show.
+
+    newest: the output of the last layer that appended in the pass before; None if there was none.
+    """
+
+    def __init__(self, newest: mx.array | None) -> None:
+        self.newest = newest
+
+    def after(self, x: _Projected) -> _Projected:
+        """Return the first layer's input, to be computed after the pass before. Other layers' inputs follow from it."""
+        newest = self.newest
+        self.newest = None
+        if newest is None:
+            return x
+        ordered: _Projected = mx.depends(x, newest)
+        return ordered
 
 
 class CacheLengths:

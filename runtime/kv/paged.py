@@ -7,21 +7,19 @@ E = model width, N = tokens of a pass.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
-from typing import TypeVar, cast
+from typing import cast
 
 import mlx.core as mx
 
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.block_table import BlockTable
-from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow, WriteOrder
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.metrics.cost import BESIDE_WINDOW
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, MixerSpec, Ops, Pass, Projections, SequenceRows
-
-_Projected = TypeVar("_Projected", mx.array, Projections)
 
 
 class PagedPass:
@@ -44,12 +42,12 @@ class PagedPass:
             self._storage.store,
             wanted=max((end for end, row in ends if row.output), default=0),
         )
-        self._before = self._storage.newest
+        self._order = WriteOrder(self._storage.newest)
         self._recurrent = self._storage.shape.recurrent
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
-        out = self._storage.ops.attend_pass(self._in_turn(qkv), self._pass, layer, spec)
+        out = self._storage.ops.attend_pass(self._order.after(qkv), self._pass, layer, spec)
         if spec.appends:
             self._storage.newest = out
         return out
@@ -71,7 +69,7 @@ class PagedPass:
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
         states = [[table.states[index] for table in self._tables] for index in range(first, last)]
         kept_rows = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
-        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept_rows, wanted)
+        x, *made = node.run_pass(self._order.after(x), self._pass, layers, states, kept_rows, wanted)
         if layers.start < shape.appending:
             self._storage.newest = x
         rest = iter(made)
@@ -96,15 +94,6 @@ class PagedPass:
     @property
     def arrays(self) -> list[mx.array]:
         return self._storage.arrays + [state for table in self._tables for state in table.states]
-
-    def _in_turn(self, x: _Projected) -> _Projected:
-        """Make `x` depend on the pass before: the graph does not show in-place writes."""
-        if self._before is None:
-            return x
-        before = self._before
-        self._before = None
-        ordered: _Projected = mx.depends(x, before)
-        return ordered
 
 
 class PagedBackend:

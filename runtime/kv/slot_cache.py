@@ -11,12 +11,12 @@ L = layers of a group, Hkv = key/value heads, D = head dimension.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.cache import CHUNK, KVShape
+from headrace.runtime.kv.cache import CHUNK, KVShape, WriteOrder
 from headrace.runtime.kv.pool import BlockPool, PrefixMatch
 from headrace.runtime.kv.prefix_index import PrefixNode, digest
 from headrace.runtime.kv.reuse import ReusableCache
@@ -27,8 +27,6 @@ from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need
 _PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
-
-_Projected = TypeVar("_Projected", mx.array, Projections)
 
 
 @dataclass(slots=True)
@@ -96,7 +94,7 @@ class SlotCache(ReusableCache):
         self.reserved = 0  # entries, in the KV budget
         self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
         self._newest: mx.array | None = None  # the output of the last layer that appended
-        self._before: mx.array | None = None  # the same, of the pass before: it has to append first
+        self._order = WriteOrder(None)
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv (1, T, (H + 2 Hkv) * D) or its parts -> (1, T, H * D)."""
@@ -109,7 +107,7 @@ class SlotCache(ReusableCache):
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
             )
             return out
-        qkv = self._in_turn(qkv)
+        qkv = self._order.after(qkv)
         if self._shape.format.packed:
             parts = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
             rows = packed.Rows(*keys[parts]), packed.Rows(*values[parts])
@@ -128,24 +126,15 @@ class SlotCache(ReusableCache):
         sources = [self.source(layer) for layer in range(layers.start, layers.stop)]
         keys, values = ([side[layer] for layer in sources] for side in self.sides)
         firsts = [self.firsts[layer] for layer in sources]
-        x = node(self._in_turn(x), keys, values, self.length, firsts, self.phase, wanted)
+        x = node(self._order.after(x), keys, values, self.length, firsts, self.phase, wanted)
         if max(sources) >= layers.start:  # some of them append
             self._newest = x
         return x
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)
-        self._before = self._newest
+        self._order = WriteOrder(self._newest)
         self._newest = None
-
-    def _in_turn(self, x: _Projected) -> _Projected:
-        """Make `x` depend on the pass before: the graph does not show in-place writes."""
-        if self._before is None:
-            return x
-        before = self._before
-        self._before = None
-        ordered: _Projected = mx.depends(x, before)
-        return ordered
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Make room for `tokens` more entries: grow, or drop entries outside the windows."""
@@ -188,7 +177,8 @@ class SlotCache(ReusableCache):
         self.keys, self.values = sides
         for span in self.spans:
             span.capacity = span.shared_capacity(self.limit)
-        self._before = self._newest = None  # the shared arrays depend on what was appended
+        self._newest = None  # the shared arrays depend on what was appended
+        self._order = WriteOrder(None)
 
     def leave(self) -> None:
         """Continue in own buffers."""
@@ -234,7 +224,7 @@ class SlotCache(ReusableCache):
     def arrays(self) -> list[mx.array]:
         """All keys, then all values, after all appends."""
         arrays = [*self.keys, *self.values]
-        pending = self._before if self._newest is None else self._newest
+        pending = self._order.newest if self._newest is None else self._newest
         return arrays if pending is None else mx.depends(arrays, pending)
 
     def _move(self, layer: int, entries: slice, capacity: int) -> None:
