@@ -1,4 +1,4 @@
-"""KV cache allocation and prefix reuse, behind one interface: acquire, release, make_passes.
+"""KV cache allocation and prefix reuse, with one interface: acquire, release, make_passes.
 
 `runtime.kv.paged` keeps K/V in blocks, for the native kernels. `runtime.kv.buffers` keeps them in contiguous buffers,
 for stock MLX. `models.mlx_lm.backend` wraps mlx-lm's caches. The network chooses one per engine.
@@ -33,7 +33,22 @@ class KVOptions:
     spare: Callable[[int], int] | None = None
 
 
-class KVBackend(Protocol):
+class CacheSource(Protocol):
+    """Caches and their passes: the part of a backend that the drafts of a prediction head need."""
+
+    def acquire(self, prompt: Sequence[int], entries: int = 0, /) -> KVCache:
+        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last.
+
+        entries: reserved for the sequence; a cache that is copied to grow gets room for all of them at once.
+        """
+        ...
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        """Reserve room and return one pass for all rows, or several if rows cannot share one; rows keep their order."""
+        ...
+
+
+class KVBackend(CacheSource, Protocol):
     """All K/V memory of one engine."""
 
     rolls_back: bool
@@ -50,19 +65,8 @@ class KVBackend(Protocol):
         """Blocks shared by sequences; None without prefix sharing."""
         ...
 
-    def acquire(self, prompt: Sequence[int], entries: int = 0, /) -> KVCache:
-        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last.
-
-        entries: reserved for the sequence; a cache that is copied to grow gets room for all of them at once.
-        """
-        ...
-
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         """Take back a cache, nothing pending; its entries are those of the first of `tokens`."""
-        ...
-
-    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
-        """Reserve room and return one pass for all rows, or several if rows cannot share one; rows keep their order."""
         ...
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
@@ -90,7 +94,7 @@ class KVBackend(Protocol):
         ...
 
 
-def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
+def one_pass(kv: CacheSource, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
     """Return a pass of one row. output: its logits are computed."""
     [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase, output, tokens if output else 0)])
     return kv_pass

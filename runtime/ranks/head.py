@@ -6,12 +6,12 @@ Contract: a pass of the head, and its logits, are handed to the device at once a
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass
+from headrace.runtime.kv.backend import CacheSource, KVOptions, one_pass
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
@@ -28,10 +28,10 @@ class LeaderHead:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
-    def kv_backend(self, options: KVOptions) -> KVBackend:
-        """Return the head's backend, for caches that begin empty."""
+    def kv_backend(self, options: KVOptions) -> CacheSource:
+        """Return the source of one cache, which begins empty."""
         backend = self._head.kv_backend(options)
-        return cast(KVBackend, _HeadBackend(backend, self._leader, next(self._numbers), options.limit))
+        return _HeadCaches(backend, self._leader, next(self._numbers), options.limit)
 
     def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
         """See `DraftHead`."""
@@ -49,10 +49,10 @@ class LeaderHead:
         return out
 
 
-class _HeadBackend:
-    """The backend of one sequence's cache, which the followers have, too, under `number`."""
+class _HeadCaches:
+    """The source of one sequence's cache, which the followers have, too, under `number`."""
 
-    def __init__(self, backend: KVBackend, leader: Leader, number: int, limit: int) -> None:
+    def __init__(self, backend: CacheSource, leader: Leader, number: int, limit: int) -> None:
         self._backend = backend
         self._leader = leader
         self._number = number
@@ -79,7 +79,7 @@ class DividedHead(Protocol):
         """See `DraftHead`."""
         ...
 
-    def kv_backend(self, options: KVOptions, /) -> KVBackend:
+    def kv_backend(self, options: KVOptions, /) -> CacheSource:
         """See `DraftHead`."""
         ...
 
@@ -97,7 +97,7 @@ class FollowerHead:
 
     def __init__(self, head: DividedHead) -> None:
         self._head = head
-        self._caches: dict[int, tuple[KVBackend, KVCache]] = {}
+        self._caches: dict[int, tuple[CacheSource, KVCache]] = {}
         self._newest: mx.array  # hidden states (1, T, E)
 
     def acquire(self, number: int, limit: int) -> None:
