@@ -17,7 +17,7 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
 
 # Element type in numpy, and in MLX where numpy has none.
-_TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
+TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
     "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
 }  # fmt: skip
 View = NDArray[np.generic]  # part of a mapped file, of any of these types
@@ -86,7 +86,7 @@ class FilePart:
         return self._made(self._whole.view("<u4"))
 
     def joined(self, others: Sequence["FilePart"], axis: int) -> "FilePart":
-        """Return this part and others of the same tensor, one behind the other."""
+        """Return this part and others of the same tensor, one after the other."""
         return FilePart([self._whole, *(other._whole for other in others)], self._kind, self._shard, axis)
 
     def read(self) -> mx.array:
@@ -120,10 +120,10 @@ def file_parts(checkpoint: Checkpoint) -> "dict[str, mx.array | FilePart]":
     converted = set[str]() if foreign is None else {*foreign.matrices, *foreign.dropped}
     arrays: dict[str, mx.array | FilePart] = {**read_arrays(checkpoint)}
     for name, info in checkpoint.tensors.items():
-        if name not in converted and info.dtype in _TYPES and info.nbytes:
+        if name not in converted and info.dtype in TYPES and info.nbytes:
             if info.shard not in shards:
                 shards[info.shard] = _Shard(info.shard)
-            kind, ours = _TYPES[info.dtype]
+            kind, ours = TYPES[info.dtype]
             flat = np.frombuffer(shards[info.shard].mapped, kind, prod(info.shape), info.start)
             arrays[name] = FilePart([flat.reshape(info.shape)], ours, shards[info.shard])
     return arrays

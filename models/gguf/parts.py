@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from headrace.models.checkpoint.file_parts import TYPES
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.gguf.affine import Array
@@ -20,10 +21,6 @@ from headrace.models.gguf.convert import converted, layout_of, made_vectors
 from headrace.models.gguf.target import Target
 from headrace.runtime.errors import CheckpointError
 
-# Element type in numpy, and in MLX where numpy has none.
-_TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
-    "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
-}  # fmt: skip
 _CHUNK = 16 << 20  # bytes of a tensor's rows that are converted together
 
 
@@ -42,7 +39,7 @@ class _Conversion:
     def take(self, name: str) -> Array:
         """Return the array `name` and release it. Raises CheckpointError for values that no format holds."""
         if name not in self._arrays:
-            self._arrays = {name: np.empty(info.shape, _TYPES[info.dtype][0]) for name, info in self._infos.items()}
+            self._arrays = {name: np.empty(info.shape, TYPES[info.dtype][0]) for name, info in self._infos.items()}
             for rows in self._chunks():
                 self._convert(rows)
         return self._arrays.pop(name)
@@ -66,7 +63,7 @@ class _Conversion:
                 raise CheckpointError(
                     f"tensor {made.source.name} ({made.source.type}) has scales beyond half precision"
                 )
-            self._arrays[name][rows] = stored.array.view(_TYPES[stored.dtype][0])
+            self._arrays[name][rows] = stored.array.view(TYPES[stored.dtype][0])
         for source in self._target.sources:
             forget(self._container.tensors[source] if whole else made.source)
 
@@ -95,7 +92,7 @@ class GgufPart:
     @classmethod
     def whole(cls, take: Callable[[], Array], info: TensorInfo) -> "GgufPart":
         """Return all of an array."""
-        kind, ours = _TYPES[info.dtype]
+        kind, ours = TYPES[info.dtype]
         return cls(take, ours, _empty(info.shape, kind), lambda array: array)
 
     def __getitem__(self, index: Any) -> "GgufPart":
@@ -108,7 +105,7 @@ class GgufPart:
         return self._changed(lambda array: array.reshape(*shape))
 
     def joined(self, others: Sequence["GgufPart"], axis: int) -> "GgufPart":
-        """Return this part and others of the same array, one behind the other."""
+        """Return this part and others of the same array, one after the other."""
         parts = (self, *others)
         shape = list(self.shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
