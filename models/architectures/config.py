@@ -33,7 +33,7 @@ class Family:
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False  # LayerNorms add a bias
     parallel: bool = False  # attention and feed-forward have the same input
-    beside: bool = False  # recurrent state in every layer, next to attention
+    mixes_with_attention: bool = False  # recurrent state in every layer, next to attention
     norm_last: bool = False  # queries and keys are normalized after the rotation
     v_norm: bool = False  # values are normalized, without weights
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
@@ -74,7 +74,7 @@ class ExpertsConfig:
 
     correction: tensor there.
     correction_lost: conversions may lack it in all layers.
-    branch: added to the layer's dense feed-forward, each behind a norm of its own (Gemma 4).
+    branch: added to the layer's dense feed-forward, each after a norm of its own (Gemma 4).
     best, shares_first: as in `Mixture`.
     """
 

@@ -118,7 +118,7 @@ def _runs(fields: Fields) -> bool:
 ROWS = (
     Architecture(
         "falcon_h1",
-        Family(beside=True),
+        Family(mixes_with_attention=True),
         states_head_dim=True,
         tensor_names=(
             (".mamba.", ".mixer."),

@@ -99,7 +99,7 @@ def layers_of(
             window=window if sliding[i] else None,
             experts=experts[i],
             mixer=mixer if mixes[i] else None,
-            attends=not mixes[i] or family.beside,
+            attends=not mixes[i] or family.mixes_with_attention,
             feeds=not pairs or len(pairs[i]) > 1,
         )
         for i in range(count)

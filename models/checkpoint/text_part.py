@@ -75,7 +75,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
 
 
 def _drafts(name: str, config: dict[str, object]) -> bool:
-    """Return whether a tensor is of a layer that drafts tokens, behind those of the network."""
+    """Return whether a tensor is of a layer that drafts tokens, after those of the network."""
     number = name.removeprefix("model.layers.").partition(".")[0]
     layers = config.get("num_hidden_layers")
     is_beyond = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers

@@ -217,7 +217,7 @@ def plan_of(container: Container) -> ConversionPlan:
     metadata = Metadata(container.metadata)
     if metadata.text("general.type", "model") == "adapter":
         file = container.paths[0]
-        raise CheckpointError(f"{file.name} is an adapter", f"pass it behind its base: BASE.gguf+{file.name}")
+        raise CheckpointError(f"{file.name} is an adapter", f"pass it after its base: BASE.gguf+{file.name}")
     vocabulary = read_vocabulary(metadata)
     layout = _layout(container, metadata, len(vocabulary.tokens))
     tokenizer, special = build_tokenizer(metadata, vocabulary)

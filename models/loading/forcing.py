@@ -1,6 +1,6 @@
 """Teacher forcing: a given text through a network by the engine's own passes, with the logits of scored rows.
 
-`begin` prefills a context. `score` feeds a text behind it, as decode steps or prefill chunks, and yields logits; the
+`begin` prefills a context. `score` feeds a text after it, as decode steps or prefill chunks, and yields logits; the
 cache then holds the context again. All networks see the same tokens. T = tokens, V = vocabulary.
 """
 
@@ -57,7 +57,7 @@ class Forced:
         self._cache.mark()
 
     def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
-        """Feed tokens behind the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
+        """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
         for at in range(0, len(fed), CHUNK):
             piece = fed[at : at + CHUNK]
             passes = [[token] for token in piece] if phase == "decode" else [piece]

@@ -218,7 +218,7 @@ def _weighing_class(stock: type[nn.Module], normalized: bool) -> type[nn.Module]
 def _mask_future(model: nn.Module, _checkpoint: Checkpoint) -> None:
     """Mask later tokens in Phi-3 small's sparse layers: its class adds the mask's truth values to the scores.
 
-    Raises CheckpointError for a vocabulary without the tokens that its class excludes: it writes behind the logits.
+    Raises CheckpointError for a vocabulary without the tokens that its class excludes: it writes past the logits.
     """
     least = int(model._dummy_tokenizer_ids.max().item()) + 1
     if model.args.vocab_size < least:

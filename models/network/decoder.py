@@ -65,7 +65,7 @@ class Decoder:
         self._adapter = parameters.check_adapter()
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
-        """Read the weights before and behind the layers."""
+        """Read the weights before and after the layers."""
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
@@ -209,7 +209,7 @@ class Decoder:
         )
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embed tokens (B, T) to (B, T, E), with all layers' own inputs behind, if they have some."""
+        """Embed tokens (B, T) to (B, T, E), followed by all layers' own inputs, if they have some."""
         x = self._look_up(tokens)
         scale = self.config.embedding_scale
         if scale != 1.0:
@@ -263,7 +263,7 @@ class Decoder:
     def _fuse(self, ops: Ops, **more: Any) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node, or one by one if that is not possible.
 
-        Layers behind the last that appends K/V are a group of their own: a pass without logits leaves them out.
+        Layers after the last that appends K/V are a group of their own: a pass without logits leaves them out.
         """
         eps = self.config.norm_eps
         act = self.config.family.activation
@@ -278,7 +278,7 @@ class Decoder:
         return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
-        """Return x (B, T, E), or what `embed` returned, with the inputs of these layers behind."""
+        """Return x (B, T, E), or what `embed` returned, followed by the inputs of these layers."""
         size = self.config.input_size
         width = self.config.hidden_size
         if not size or len(self._layer_groups) == 1:

@@ -1,4 +1,4 @@
-"""Multi-token prediction heads of headrace's decoder: one layer of it behind a joined input (`models.network.mtp`).
+"""Multi-token prediction heads of headrace's decoder: one layer of it after a joined input (`models.network.mtp`).
 
 In tensor parallel the layer is divided as any other. A draft token has five collectives then: the token, its embedding
 beside the hidden state, the layer's two sums, and the logits. Elsewhere the head needs no other rank.

@@ -28,7 +28,7 @@ class LayerInputs:
         return [*self.projection.arrays, self._norm]
 
     def of(self, ops: Ops, tokens: mx.array, x: mx.array) -> mx.array:
-        """Return the inputs of all layers, one behind the other: tokens (B, T), x (B, T, E) -> (B, T, L * P)."""
+        """Return the inputs of all layers, one after the other: tokens (B, T), x (B, T, E) -> (B, T, L * P)."""
         rows = ops.embed(tokens, self.table, x.dtype) * (self._size / 2) ** 0.5
         projected = ops.linear(x, self.projection).reshape(*tokens.shape, -1, self._size)
         both: mx.array = rows + ops.rms_norm(projected, self._norm, self._eps).reshape(rows.shape)

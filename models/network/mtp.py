@@ -7,7 +7,7 @@ At position t, with the last hidden state of t and token t + 1, a head predicts 
 
 The head's layer becomes the only one of a decoder (`models.network.head_decoder`), or of a model of mlx-lm's class
 (`models.mlx_lm.mtp`). The hidden states are the input of the output projection, after the last norm, as in vLLM and
-SGLang; draft tokens behind the first take the head's own ones.
+SGLang; draft tokens after the first take the head's own ones.
 
 Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
 """

@@ -31,7 +31,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
         base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
         if config.kind == "longrope":
             periods, amplitude = _longrope(base, context_length, scaling, long)
-        elif proportional:  # pairs behind the rotated part have no period
+        elif proportional:  # pairs after the rotated part have no period
             turned = int(head_dim * config.share) // 2
             periods = [float(scaling.get("factor", 1.0)) * period for period in base[:turned]]
             amplitude = 1.0

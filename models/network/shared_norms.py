@@ -80,7 +80,7 @@ class SharedNorms:
 
 
 class _NormedPass:
-    """A pass with norms behind projections into attention, and behind mixers."""
+    """A pass with norms after projections into attention, and after mixers."""
 
     def __init__(self, kv: KVPass, norms: SharedNorms) -> None:
         self._kv = kv

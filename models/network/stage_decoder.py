@@ -1,4 +1,4 @@
-"""A rank of the decoder in a pipeline: consecutive layers, between ranks that have those before and behind.
+"""A rank of the decoder in a pipeline: consecutive layers, between ranks that have those before and after.
 
 Rank 0 has the embedding, the first layers and the head: the last rank sends its output back. Activations go from rank
 to rank, which a ring connects. Dimensions: N tokens of a pass, E hidden size, P size of a layer's own input.

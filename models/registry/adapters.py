@@ -1,4 +1,4 @@
-"""Adapters beside a model's name: BASE+ADAPTER, with a folder, a hub repository or a .gguf file behind the plus sign.
+"""Adapters in a model's name: BASE+ADAPTER, with a folder, a hub repository or a .gguf file after the plus sign.
 
 smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf     a.gguf+org/b:F16
 """
@@ -23,12 +23,12 @@ from headrace.runtime.machine.peaks import RECENT_DAYS
 
 
 def split_adapter(text: str) -> tuple[str, str | None]:
-    """Return a model's name, and that of the adapter behind it, if any. An existing path has none."""
+    """Return a model's name, and that of the adapter after it, if any. An existing path has none."""
     base, plus, adapter = text.partition("+")
     if not plus or Path(text).expanduser().exists():
         return text, None
     if not base or not adapter:
-        raise UsageError(f"{text!a} lacks a model before the plus sign, or an adapter behind it")
+        raise UsageError(f"{text!a} lacks a model before the plus sign, or an adapter after it")
     return base, adapter
 
 

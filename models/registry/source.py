@@ -179,7 +179,7 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
         if (path / CONFIG_FILE).is_file():
             base = open_adapter(path).base
             wanted = f", made for {base}" if base else ""
-            raise ModelNotFoundError(f"{path} is an adapter{wanted}", f"pass it behind its base: BASE+{path}")
+            raise ModelNotFoundError(f"{path} is an adapter{wanted}", f"pass it after its base: BASE+{path}")
         hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}" if ggufs else None
         raise ModelNotFoundError(f"{path} has no config.json, so it is not a model directory", hint)
     if path.suffix.lower() == ".gguf" or _begins_as_gguf(path):

@@ -9,7 +9,8 @@ from headrace.runtime.kv.common_prefix import common_prefix
 if TYPE_CHECKING:
     from headrace.models.text.tokenizer import Tokenizer
 
-_BEFORE, _BEHIND = 12, 8  # tokens of the text around a difference
+_BEFORE = 12  # tokens of the text before a difference
+_AFTER = 8  # and from it on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,6 @@ def first_difference(earlier: Sequence[int], prompt: Sequence[int], tokenizer: "
 
     before = prompt[max(0, at - _BEFORE) : at]
     lead = text(before).rstrip("\ufffd")  # part of a character
-    sides = (text([*before, *side[at : at + _BEHIND]]) for side in (earlier, prompt))
+    sides = (text([*before, *side[at : at + _AFTER]]) for side in (earlier, prompt))
     rest_before, ahead = (side[len(lead) :] if side.startswith(lead) else side for side in sides)
     return PrefixDifference(at, lead, rest_before, ahead, text(earlier[at : at + 1]), text(prompt[at : at + 1]))

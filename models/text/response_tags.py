@@ -1,4 +1,4 @@
-"""`<response>` tags around an answer, which Granite 3.2 and 3.3 write behind their thinking, as the template asks."""
+"""`<response>` tags around an answer, which Granite 3.2 and 3.3 write after their thinking, as the template asks."""
 
 from typing import TYPE_CHECKING
 

@@ -57,7 +57,7 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
     if max(map(len, vocabulary.tokens)) > _LONGEST:
         raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
     if trainer.treat_whitespace_as_suffix:
-        raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary with spaces behind its words")
+        raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary with spaces after its words")
     scores = [piece.score for piece in model.pieces]
     unknown = next(iter(vocabulary.ids_of(UNKNOWN)), None)
     prefix = normalizer.add_dummy_prefix

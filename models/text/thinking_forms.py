@@ -52,7 +52,7 @@ class ThinkingForm:
     ids: dict[int, str]  # "open" and "close", or the texts of the tokens around messages
     opening: str
     closing: str
-    name: str = ""  # text behind the opening token, up to its line break
+    name: str = ""  # text after the opening token, up to its line break
 
     has_recipients: bool = False  # messages have recipients instead of channels
     end_of_text: str = ""  # between the text of an answer and its calls, where tags are around both

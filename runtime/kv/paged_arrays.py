@@ -1,4 +1,4 @@
-"""The arrays behind a pool's blocks: slabs of a few blocks each, per layer group.
+"""The arrays of a pool's blocks: slabs of a few blocks each, per layer group.
 
 Contract: blocks are numbered through the slabs of a group in order; slabs are added and removed at the end. Growth
 copies no entry. Each pass waits for the one before it, since kernels write slabs in place, outside the graph.

@@ -34,7 +34,7 @@ class BlockPool:
 
     windows: the window of each group.
     max_blocks: bounds by group.
-    storage: the arrays behind the blocks; if it allocates none, cached blocks are evicted.
+    storage: the arrays of the blocks; if it allocates none, cached blocks are evicted.
     key: identity of the K/V (weights, format, kernels).
     max_cached: bounds by group above which cached blocks are evicted.
     """

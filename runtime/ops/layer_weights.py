@@ -147,7 +147,7 @@ class LayersNode(Protocol):
 
         Of rows that are not wanted, the last layer appends K/V and advances states only.
 
-        states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
+        states: of each layer with a mixer, one per sequence. After x, the result has for each such layer the new
         states, and the mixer's inputs (1, kept_rows, projected) of the first `kept_rows`, if any.
         """
         ...

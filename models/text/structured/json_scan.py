@@ -105,7 +105,7 @@ def _is_shortest(key: bytes) -> bool:
 class JsonTokens:
     """A vocabulary, by the bytes of its tokens. JSON begins with the answer."""
 
-    _begins: int | None = None  # a token behind which it begins instead
+    _begins: int | None = None  # a token after which it begins instead
     _first = JsonState()
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
@@ -120,7 +120,7 @@ class JsonTokens:
         self._in_escape = np.flatnonzero(escaping | goes_on)
 
     def beginning_behind(self, token: int) -> "JsonTokens":
-        """Return the same vocabulary for answers in which JSON begins behind a token."""
+        """Return the same vocabulary for answers in which JSON begins after a token."""
         other = copy(self)
         other._begins = token
         return other

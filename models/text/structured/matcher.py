@@ -67,7 +67,7 @@ class Matcher:
         return self._matcher.validate_tokens(list(draft_tokens))
 
     def forced(self) -> Sequence[int]:
-        """See `Constraint`. Behind a whole answer, this is the end of the turn."""
+        """See `Constraint`. After a whole answer, this is the end of the turn."""
         if self._matcher.is_stopped():
             return self._ends[:1]
         return self._matcher.compute_ff_tokens()

@@ -50,7 +50,7 @@ class TokenTrie:
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text within an answer, as the model would split it; their bytes are the text's."""
         wanted = text.encode()
-        for anchor in ("", _ANCHOR):  # behind an anchor: a space that the tokenizer adds is cut off with it
+        for anchor in ("", _ANCHOR):  # after an anchor: a space that the tokenizer adds is cut off with it
             ids = self._tokenizer.encode_here(anchor + text)
             sizes = [len(self.tokens[index]) if self._is_text(index) else -len(wanted) for index in ids]
             for start in range(min(3, len(ids))):

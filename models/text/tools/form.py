@@ -66,7 +66,7 @@ class ToolForm(ABC):
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """Read the calls that the text begins with, behind one of `begins` or as JSON; None if it needs more text.
+        """Read the calls that the text begins with, after one of `begins` or as JSON; None if it needs more text.
 
         final: the answer has ended.
         """
@@ -84,7 +84,7 @@ class ToolForm(ABC):
 
     @abstractmethod
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """Return Lark rules, first `rest`: the text behind `rule_begin` up to the end of a call, or of all.
+        """Return Lark rules, first `rest`: the text after `rule_begin` up to the end of a call, or of all.
 
         literal: returns a text with control tokens as Lark.
         """

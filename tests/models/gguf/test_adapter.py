@@ -97,7 +97,7 @@ def test_a_file_that_is_alone_or_no_adapter_is_named(tmp_path: Path, store: Stor
     adapter = write_adapter(tmp_path / "lora.gguf", "llama")
     with pytest.raises(HeadraceError, match=r"lora\.gguf is an adapter") as caught:
         resolve(str(adapter), store=store)
-    assert caught.value.hint == "pass it behind its base: BASE.gguf+lora.gguf"
+    assert caught.value.hint == "pass it after its base: BASE.gguf+lora.gguf"
     with pytest.raises(HeadraceError, match=r"base\.gguf is a model, not an adapter"):
         resolve(f"{base}+{base}", store=store)
 

@@ -484,7 +484,7 @@ def test_an_adapter_without_its_base_is_refused_with_the_bases_name(store: Store
     write_adapter(lora, write_model(tmp_path / "base", "llama"))
     with pytest.raises(ModelNotFoundError, match="is an adapter, made for org/base") as caught:
         resolve(str(lora), store=store)
-    assert caught.value.hint == f"pass it behind its base: BASE+{lora}"
+    assert caught.value.hint == f"pass it after its base: BASE+{lora}"
     with pytest.raises(ModelNotFoundError, match="no adapter 'lake'"):
         resolve(f"{tmp_path / 'base'}+lake", store=store)
     with pytest.raises(UsageError, match="lacks a model before the plus sign"):
