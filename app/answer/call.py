@@ -16,12 +16,18 @@ _LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 class Call:
     """A request for answers: to a conversation, or to texts that are continued as they are.
 
-    model: the name that it asks for; None: any. count: answers to each prompt. effort, budget: hints of a client about
-    thinking, which models without thinking ignore. include_usage: a last chunk of a stream has the usage. logprobs:
-    best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report the prompt
-    as the model gets it, and why its prefix was cached or not. steps: a stream has the figures of its steps. echo:
-    fields of the request that its response repeats. custom: names of tools that take one text. namespaces: namespace
-    and name of tools, by the names that the model sees.
+    model: name that it asks for; None: any.
+    prompts: texts to continue, in place of `messages`. suffix: text after the gap that they leave.
+    count: answers to each prompt.
+    include_usage: a last chunk of a stream has the usage.
+    logprobs: best tokens reported with each token; None: off.
+    effort, budget: hints of a client about thinking, which models without thinking ignore.
+    continue_text: beginning of the answer.
+    explain: report the prompt as the model gets it, and why its prefix was cached or not.
+    steps: a stream has the figures of its steps.
+    echo: fields of the request that its response repeats.
+    custom: names of tools that take one text.
+    namespaces: namespace and name of tools, by the names that the model sees.
     """
 
     model: str | None = None

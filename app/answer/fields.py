@@ -27,9 +27,11 @@ def flag(body: Body, name: str) -> bool:
 
 def mapping(body: Body, name: str) -> Body:
     """Return an object, empty if it is missing."""
-    value = body.get(name)
-    if value is None:
-        return {}
+    return {} if body.get(name) is None else object_named(name, body[name])
+
+
+def object_named(name: str, value: object) -> dict[str, Any]:
+    """Return an object of a document. name: for the error. Raises UsageError for anything else."""
     if not isinstance(value, dict):
         raise UsageError(f"{name} must be an object, not {shown(value)}")
     return value

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.runtime.config.value_types import shown
+from headrace.app.answer.fields import object_named
+from headrace.runtime.config.value_types import OneOf, Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
 MAX_MESSAGES = 10_000
@@ -113,25 +114,22 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
 
 
 def _message(value: object, where: str, *, strict: bool, in_history: bool) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be an object, not {shown(value)}")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise UsageError(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    if strict and _ROLES[role] in ("system", "user") and value.get("content") is None:
+    given = object_named(where, value)
+    role = _ROLES[read_value(OneOf(tuple(_ROLES)), f"{where}.role", given.get("role"))]
+    if strict and role in ("system", "user") and given.get("content") is None:
         raise UsageError(f"{where} needs content")
-    if value.get("audio"):
+    if given.get("audio"):
         raise UsageError(f"{where}.audio is not supported")
-    content = text_content(value.get("content"), f"{where}.content", in_history=in_history)
-    message: dict[str, object] = {"role": _ROLES[role], "content": content}
-    if message["role"] == "tool":
-        return message | {key: _text_of(value, key, where) for key in ("tool_call_id", "name") if value.get(key)}
-    calls = value.get("tool_calls")
-    if not calls and value.get("function_call"):  # of older clients; its result has no identifier either
-        calls = [{"function": value["function_call"]}]
+    content = text_content(given.get("content"), f"{where}.content", in_history=in_history)
+    message: dict[str, object] = {"role": role, "content": content}
+    if role == "tool":
+        return message | {key: _text_of(given, key, where) for key in ("tool_call_id", "name") if given.get(key)}
+    calls = given.get("tool_calls")
+    if not calls and given.get("function_call"):  # of older clients; its result has no identifier either
+        calls = [{"function": given["function_call"]}]
     if role == "assistant" and calls:
         message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
-    reasoning = value.get("reasoning_content") or value.get("reasoning")
+    reasoning = given.get("reasoning_content") or given.get("reasoning")
     if role == "assistant" and isinstance(reasoning, str) and reasoning:
         message["reasoning_content"] = reasoning
     return message
@@ -165,6 +163,4 @@ def _arguments(value: object, where: str) -> str:
 
 
 def _text_of(value: Mapping[str, object], name: str, where: str) -> str:
-    if not isinstance(text := value.get(name), str):
-        raise UsageError(f"{where}.{name} must be a text, not {shown(text)}")
-    return text
+    return read_value(Text(), f"{where}.{name}", value.get(name))

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.app.answer.fields import Body, items, mapping
 from headrace.models.text.tools.use import ToolUse
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import Flag, read_value, shown
 from headrace.runtime.errors import UsageError
 
 MAX_TOOLS = 512
@@ -47,10 +47,9 @@ def read_tools(tools: object, choice: object = None, parallel: object = None) ->
         return None
     if not isinstance(tools, list | tuple):
         raise UsageError(f"tools must be a list, not {shown(tools)}")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise UsageError(f"parallel_tool_calls must be true or false, not {shown(parallel)}")
+    is_parallel = parallel is None or read_value(Flag(), "parallel_tool_calls", parallel)
     try:
-        return ToolUse(tools, _choice(choice), parallel is not False)
+        return ToolUse(tools, _choice(choice), is_parallel)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.app.answer.call import Call
+from headrace.app.answer.fields import object_named
 from headrace.app.answer.openai_form import CHAT_FIELDS, COMPLETION_FIELDS, read_chat, read_completion
 from headrace.app.batch.fields import refuse_unknown, with_system
 from headrace.app.batch.line import Defaults, Form
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import OneOf, read_value, shown
 from headrace.runtime.errors import UsageError
 
 PREFIX = "batch_req_"
@@ -38,9 +39,7 @@ def form_of(given: Mapping[str, object]) -> Form:
     if url is None:
         body = given.get("body")
         return "text_completion" if isinstance(body, dict) and "prompt" in body else "chat.completion"
-    if not isinstance(url, str) or url not in _URLS:
-        raise UsageError(f"url must be one of {', '.join(_URLS)}, not {shown(url)}")
-    return _URLS[url]
+    return _URLS[read_value(OneOf(tuple(_URLS)), "url", url)]
 
 
 def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Call:
@@ -48,10 +47,7 @@ def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Ca
     refuse_unknown(given, _LINE)
     if given.get("method", "POST") != "POST":
         raise UsageError(f"method must be POST, not {shown(given['method'])}")
-    body = given.get("body")
-    if not isinstance(body, dict):
-        raise UsageError(f"body must be an object, not {shown(body)}")
-    body = {key: value for key, value in body.items() if value is not None}
+    body = {key: value for key, value in object_named("body", given.get("body")).items() if value is not None}
     refuse_unknown(body, _FIELDS[form] - _NOT_HERE | _IGNORED, " in body")
     for key, value in _FIXED.items():
         if key in body and (body[key] != value or type(body[key]) is not type(value)):

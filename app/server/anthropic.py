@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 from headrace.app.answer.call import EFFORTS, Call
-from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, read, refuse
+from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, object_named, read, refuse
 from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
 from headrace.app.answer.response_format import flat_format
 from headrace.app.answer.tools import MAX_TOOLS, read_tools, tool_kind
@@ -91,10 +91,9 @@ def _text(block: object, where: str, *, in_history: bool = False) -> str:
 
 def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, object]]:
     """Return a message; results of tools before the text beside them."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be an object, not {shown(value)}")
-    role = value.get("role")
-    content = value.get("content")
+    given = object_named(where, value)
+    role = given.get("role")
+    content = given.get("content")
     if role not in ("user", "assistant", "system"):
         raise UsageError(f"{where}.role must be user or assistant, not {shown(role)}")
     message: dict[str, object] = {"role": role}

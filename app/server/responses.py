@@ -35,7 +35,7 @@ from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
 from headrace.app.server.form import COMMENT, named
 from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
-from headrace.runtime.config.value_types import OneOf, Text, shown
+from headrace.runtime.config.value_types import OneOf, Text, read_value, shown
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 
@@ -142,13 +142,9 @@ def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:
 
 
 def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, object]:
-    role = entry.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise UsageError(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    return {
-        "role": _ROLES[role],
-        "content": text_content(entry.get("content"), f"{where}.content", in_history=in_history),
-    }
+    role = read_value(OneOf(tuple(_ROLES)), f"{where}.role", entry.get("role"))
+    content = text_content(entry.get("content"), f"{where}.content", in_history=in_history)
+    return {"role": _ROLES[role], "content": content}
 
 
 def _reasoning(entry: Body, where: str) -> str:
