@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from headrace.app.bench.measure.document import SCHEMA
 from headrace.app.bench.measure.records import (
+    SCHEMA,
     Device,
     Latencies,
     Model,

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from headrace.app.bench.measure.document import SCHEMA
-from headrace.app.bench.measure.records import RunDocument
+from headrace.app.bench.measure.records import SCHEMA, RunDocument
 from headrace.app.config.bounded_input import DOCUMENT, decoded, read_bounded
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError

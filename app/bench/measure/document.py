@@ -1,104 +1,26 @@
-"""The JSON document of a benchmark run; its schema is docs/bench-json.md.
-
-Table, Markdown, CSV, report, comparison and history are all made from this document. Unknown values are null.
-"""
+"""Parts of the JSON document of a benchmark run: machine, model, kernels, speculation, notes."""
 
 import hashlib
 import json
-import shlex
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from headrace.app.bench.measure.hosts import hosts_notes
 from headrace.app.bench.measure.memory_speed import MemorySpeed
-from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.records import (
     Device,
     ExpectedIdentity,
-    HostsAccount,
     Identity,
-    KVRatio,
     Model,
-    Profile,
     RememberedPeak,
     Result,
-    RunCosts,
-    RunDocument,
 )
-from headrace.app.bench.measure.setup import Setup
-from headrace.app.config.load_options import PACKED
-from headrace.app.predict.step_cost_fit import Point, fit_step_cost
-from headrace.app.versions import versions
+from headrace.app.predict.step_cost_fit import Point
 from headrace.runtime import ops
 from headrace.runtime.machine.hardware import Machine, PowerState, power_state
 from headrace.runtime.machine.peaks import cached_peak
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
-
-SCHEMA = "headrace-bench/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A finished or interrupted run. rounds: rounds begun. notes: remarks for the reader."""
-
-    host: Machine
-    memory: MemorySpeed | None
-    compute_gflop_s: float | None
-    """The compute ceiling, see `runtime.machine.compute`."""
-    models: Sequence[Model]
-    setups: Sequence[Setup]
-    notes: Sequence[str]
-    results: Sequence[Result]
-    rounds: int
-    interrupted: bool
-    profile: Profile | None
-    kv_ratios: Sequence[KVRatio]
-    run_costs: RunCosts | None
-    """Pass times by draft length, for workloads only; see `run_cost`."""
-    hosts: HostsAccount | None
-    """Ranks, split and link, see `hosts`; None on one machine."""
-    identity: Identity | None
-    """Equality of answers with and without speculation, for workloads only; see `identity`."""
-
-
-def document(run: Run) -> RunDocument:
-    """Return the document of a run."""
-    results = run.results
-    engines = sorted({entry.engine for entry in results} - {"headrace"})
-    # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
-    packed = {setup.model for setup in run.setups if setup.settings.get("kv_type") in PACKED}
-    step_cost = fit_step_cost(points_of([entry for entry in results if entry.model not in packed]))
-    device = replace(device_facts(run.host, run.memory), measured_compute_gflop_s=run.compute_gflop_s)
-    return RunDocument(
-        schema=SCHEMA,
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=shlex.join(["headrace", *sys.argv[1:]]),
-        interrupted=run.interrupted,
-        rounds=run.rounds,
-        device=device,
-        model=run.models[0],
-        models=list(run.models),
-        engines=list(run.setups),
-        versions=versions(),
-        results=list(results),
-        step_cost=step_cost,
-        ratios=[ratio for engine in engines for ratio in ratios(results, engine)],
-        scaling=scaling(results),
-        kv_ratios=list(run.kv_ratios),
-        peer_agreement=[entry for engine in engines for entry in agreement(results, engine)],
-        profile=run.profile,
-        run_costs=run.run_costs,
-        identity=run.identity,
-        hosts=run.hosts,
-        notes=[*run.notes, *hosts_notes(run.hosts), *power_notes(device.power)],
-    )
 
 
 def points_of(results: Sequence[Result]) -> list[Point]:

@@ -15,6 +15,7 @@ from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.hardware import PowerState
 from headrace.runtime.metrics.telemetry import RankTimes
 
+SCHEMA = "headrace-bench/1"
 Rate = Annotated[float, Meta(gt=1e-12, lt=1e15)]  # so that products and ratios of two are finite
 
 
@@ -354,9 +355,16 @@ class HostsAccount(Struct, frozen=True, kw_only=True):
 
 
 class RunDocument(Struct, frozen=True, kw_only=True):
-    """The document of `headrace bench`."""
+    """The document of `headrace bench`. Table, Markdown, CSV, report, comparison and history are made from it.
 
-    schema: str
+    rounds: those begun.
+    run_costs: times of passes by draft length, for workloads only; see `run_cost`.
+    identity: equality of answers with and without speculation, for workloads only.
+    hosts: ranks, split and link of several machines; None on one.
+    notes: remarks for the reader.
+    """
+
+    schema: str = SCHEMA
     created: str
     command: str
     interrupted: bool

@@ -4,12 +4,17 @@ After Ctrl-C the results so far become the document.
 """
 
 import os
+import shlex
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from headrace.app.bench.measure.document import Run, document, identity, model_facts, power_notes
-from headrace.app.bench.measure.hosts import hosts_account
+from msgspec.structs import replace
+
+from headrace.app.bench.measure.document import device_facts, identity, model_facts, points_of, power_notes
+from headrace.app.bench.measure.hosts import hosts_account, hosts_notes
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -17,17 +22,19 @@ from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile
+from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
 from headrace.app.bench.measure.result import Work, result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
-from headrace.app.config.load_options import HostsChoice, activations_choice, kv_choice
+from headrace.app.config.load_options import PACKED, HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
 from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import remember
+from headrace.app.predict.step_cost_fit import fit_step_cost
 from headrace.app.verify.expectation import expectation
 from headrace.app.versions import versions
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -106,13 +113,12 @@ def run(options: Options, show: Show) -> RunDocument:
     with ExitStack() as stack:
         opened = _open(options, host, stack)
         measured = _measure(options, host, opened, show)
-    if opened.memory and (peak := opened.memory.measurement()) is not None:
-        remember_peak(peak, host)
-    result = document(replace(measured, notes=[*measured.notes, *busy, *_damage(opened.checks)]))
-    refused = _remember_fit(host, result, quiet=not (busy or power_notes(result.device.power)))
+    slowed = power_notes(measured.device.power)
+    measured.notes.extend([*busy, *_damage(opened.checks), *hosts_notes(measured.hosts), *slowed])
+    refused = _remember_fit(host, measured, quiet=not (busy or slowed))
     if refused is not None:
-        result.notes.append(f"step-cost fit not kept for predictions: {refused}")
-    return result
+        measured.notes.append(f"step-cost fit not kept for predictions: {refused}")
+    return measured
 
 
 def _remember_fit(host: Machine, found: RunDocument, *, quiet: bool) -> str | None:
@@ -154,8 +160,11 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     return opened
 
 
-def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Run:
-    """Measure everything, with progress. Raises KeyboardInterrupt before any result."""
+def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> RunDocument:
+    """Measure everything, with progress; after Ctrl-C return the results so far.
+
+    Raises KeyboardInterrupt before any result.
+    """
     memory = opened.memory
     models = opened.models
     backends = [*opened.own, *opened.peers]
@@ -172,23 +181,36 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     results = account.final()
     if not results:
         raise KeyboardInterrupt
+    if memory and (peak := memory.measurement()) is not None:
+        remember_peak(peak, host)
     workloads = any(test.workload for test in options.tests)
     deepest = max(test.depth for test in options.tests)
-    return Run(
-        host=host,
-        memory=memory,
-        compute_gflop_s=_compute_ceiling(results) if options.measure_memory and not interrupted else None,
-        models=[model_facts(model) for model in models],
-        setups=opened.setups,
-        notes=[*opened.peer_notes, *session.notes],
-        results=results,
-        rounds=rounds,
+    facts = [model_facts(model) for model in models]
+    engines = sorted({entry.engine for entry in results} - {"headrace"})
+    # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
+    packed = {setup.model for setup in opened.setups if setup.settings.get("kv_type") in PACKED}
+    ceiling = _compute_ceiling(results) if options.measure_memory and not interrupted else None
+    return RunDocument(
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=shlex.join(["headrace", *sys.argv[1:]]),
         interrupted=interrupted,
-        profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
+        rounds=rounds,
+        device=replace(device_facts(host, memory), measured_compute_gflop_s=ceiling),
+        model=facts[0],
+        models=facts,
+        engines=opened.setups,
+        versions=versions(),
+        results=results,
+        step_cost=fit_step_cost(points_of([entry for entry in results if entry.model not in packed])),
+        ratios=[ratio for engine in engines for ratio in ratios(results, engine)],
+        scaling=scaling(results),
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
+        peer_agreement=[entry for engine in engines for entry in agreement(results, engine)],
+        profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
         run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
-        hosts=_hosts_account(opened, results),
         identity=identity(results, {model.name: _expected(model) for model in models} if workloads else {}),
+        hosts=_hosts_account(opened, results),
+        notes=[*opened.peer_notes, *session.notes],
     )
 
 
