@@ -1,19 +1,22 @@
-"""Columns of a run's tests, and the tables of them: for the terminal, in Markdown and as CSV.
+"""Columns of a run's tests, and the tables of them: for the terminal and in Markdown; all figures as CSV.
 
 Each table names engine, model and test of a row in its own way; the figures after them are columns of
 `RESULT_COLUMNS`, or of `WORKLOAD_COLUMNS` for workloads with speculation. The HTML report reads them, too. Rows are
 entries of the JSON document, so running, finished and saved runs look alike.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
+from msgspec import to_builtins
+from msgspec.inspect import is_struct_type
 from rich.console import Group
 from rich.text import Text
 
 from headrace.app.bench.measure.records import Result, RunDocument, SpeculationGain
 from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
-from headrace.app.output.document import csv_table, markdown_table
+from headrace.app.output.document import csv_table, flat, markdown_table
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
@@ -25,8 +28,8 @@ _BAR = 6
 class ResultColumn:
     """A column of figures. A view without a heading for it leaves it out.
 
-    key: path of the figure in an entry of `results`, which is the heading in CSV; "": not in CSV.
-    cell: what the other views show; None: the figure at `key`. A view formats numbers itself.
+    key: path of the figure in an entry of `results`.
+    cell: what views show; None: the figure at `key`. A view formats numbers itself.
     terminal: heading in the terminal's table.
     leaves: order in which columns leave a narrow terminal, see `output.tables.Column`.
     right: aligned right in the terminal's table.
@@ -60,15 +63,14 @@ class ResultColumn:
     def html_cell(self, entry: Result) -> str:
         return str(self.terminal_cell(entry))
 
-    def csv_cell(self, entry: Result) -> Cell:
-        """Return the figure at `key`; None where it, or what it is a part of, is absent."""
-        value: object = entry
+    def _value(self, entry: Result) -> Cell:
+        """Return the cell, or the figure at `key`; None where it, or what it is a part of, is absent."""
+        if self.cell is not None:
+            return self.cell(entry)
+        value: Any = entry
         for part in self.key.split("."):
             value = getattr(value, part) if value is not None else None
-        return value if value is None or isinstance(value, str | float | int) else str(value)
-
-    def _value(self, entry: Result) -> Cell:
-        return self.csv_cell(entry) if self.cell is None else self.cell(entry)
+        return cast(Cell, value)
 
 
 def mbu_cell(entry: Result) -> str:
@@ -142,21 +144,11 @@ def _drift(entry: Result) -> str:
     return "" if entry.drift is None else percent(entry.drift, is_signed=True)
 
 
-def _csv_only(*keys: str, of: str = "") -> tuple[ResultColumn, ...]:
-    """Return columns of CSV alone. of: the figure that they are parts of."""
-    return tuple(ResultColumn(f"{of}.{key}" if of else key) for key in keys)
-
-
-# In the order of the keys in a document, which is that of the columns in CSV.
 RESULT_COLUMNS: Sequence[ResultColumn] = (
-    *_csv_only("test", "depth", "model", "engine", "threads", "threads_batch", "threads_told"),
-    *_csv_only("prompt_tokens", "generated_tokens", "batch"),
-    ResultColumn("tokens_per_second.mean", _mean, terminal="tok/s"),
+    ResultColumn(cell=_mean, terminal="tok/s"),
     ResultColumn(cell=_mean_and_sd, markdown="tok/s"),
-    ResultColumn("tokens_per_second.sd"),
     ResultColumn("tokens_per_second.median", html="tok/s"),
     ResultColumn(cell=_median_and_interval, markdown="median (95 %)"),
-    *_csv_only("low", "high", of="tokens_per_second"),
     ResultColumn(cell=_each, terminal="each", leaves=2),
     ResultColumn("tokens_per_second_each", markdown="tok/s each", is_shown=_any_batch, html="each"),
     ResultColumn(cell=_sd, terminal="± sd", leaves=5, html="sd"),
@@ -167,25 +159,10 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
     ResultColumn("itl_ms.p99", terminal="p99", leaves=3, html="p99"),
     ResultColumn("itl_ms.max", terminal="max", leaves=10, html="max"),
     ResultColumn(cell=_percentiles, markdown="ITL p50 / p95 / p99 / max ms"),
-    ResultColumn("ttft_ms.mean"),
     ResultColumn("ttft_ms.median", terminal="TTFT ms", leaves=4, markdown="TTFT ms", digits=1, html="TTFT ms"),
-    *_csv_only("low", "high", of="ttft_ms"),
-    *_csv_only("itl_p95_before_ms", "itl_p95_ms", of="arrival"),
-    *_csv_only("mean", "low", "high", of="arrival.itl_p95_ratio"),
-    ResultColumn("arrival.ttft_alone_ms"),
-    *_csv_only("mean", "low", "high", of="arrival.of_speed_alone"),
-    *_csv_only("workload", "kind", "temperature", of="speculation"),
-    *_csv_only("median", "low", "high", of="speculation.plain_tokens_per_second"),
-    *_csv_only("median", "low", "high", of="speculation.ratio"),
-    *_csv_only("proposed", "accepted", "acceptance", "chance", of="speculation"),
-    *_csv_only("proposed_per_step", "accepted_per_step", "tokens_per_step", of="speculation"),
-    *_csv_only("sources", "same_tokens", of="speculation"),
-    *_csv_only("weight_bytes_per_step", "kv_bytes_per_step"),
     ResultColumn("achieved_bandwidth_gb_s", terminal="GB/s", leaves=4, markdown="GB/s", digits=1, html="GB/s"),
-    ResultColumn("mbu", mbu_cell, terminal="MBU", leaves=1, markdown="MBU", html="MBU"),
+    ResultColumn(cell=mbu_cell, terminal="MBU", leaves=1, markdown="MBU", html="MBU"),
     ResultColumn(cell=_mbu_bar, terminal="", leaves=7),
-    ResultColumn("mbu_nominal"),
-    *_csv_only("mean", "low", "high", of="mbu_paired"),
     ResultColumn(cell=energy_cell, terminal="energy", leaves=8),  # next to MBU; Markdown has it further back
     ResultColumn(
         "roofline_tokens_per_second",
@@ -195,13 +172,10 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
         digits=0,
         html="roofline",
     ),
-    ResultColumn("busy"),
     ResultColumn("arithmetic_intensity", terminal="FLOP/B", leaves=11, markdown="FLOP/byte", html="FLOP/byte"),
-    ResultColumn("achieved_gflop_s"),
     ResultColumn(cell=energy_cell, markdown="J/token", is_shown=_any_energy),
-    *_csv_only("joules", "whole_joules", "watts", "idle_watts", "parts", of="energy_per_token"),
-    ResultColumn("peak_memory_bytes", _memory, terminal="memory", leaves=12, markdown="peak memory", html="memory"),
-    ResultColumn("drift", _drift, terminal="drift", leaves=13),
+    ResultColumn(cell=_memory, terminal="memory", leaves=12, markdown="peak memory", html="memory"),
+    ResultColumn(cell=_drift, terminal="drift", leaves=13),
 )
 
 
@@ -310,8 +284,9 @@ def _markdown_lines(results: Sequence[Result], rows: Sequence[Result], figures: 
 def csv_text(document: RunDocument) -> str:
     """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
 
-    The columns are always the same; absent figures are empty cells.
+    The columns are those of the struct, always the same; absent figures are empty cells.
     """
+    columns = [name for name in _figure_names(Result) if name != "notes"]
     device = document.device
     shared = {
         "created": document.created,
@@ -321,10 +296,21 @@ def csv_text(document: RunDocument) -> str:
     }
     rows = []
     for entry in document.results:
-        figures = {column.key: column.csv_cell(entry) for column in RESULT_COLUMNS if column.key}
+        figures = flat(to_builtins(entry))
         samples = " ".join(f"{value:.6g}" for value in entry.samples)
-        rows.append({**shared, **figures, "samples": samples})
+        rows.append({**shared, **{name: figures.get(name) for name in columns}, "samples": samples})
     return csv_table(rows)
+
+
+def _figure_names(kind: type[object], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of a struct's figures and of those within it, but not of lists of records."""
+    for name, hint in get_type_hints(kind).items():
+        parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type)]
+        nested = next((part for part in parts if is_struct_type(part) or is_dataclass(part)), None)
+        if nested is None:
+            yield f"{prefix}{name}"
+        elif get_origin(hint) is not list:
+            yield from _figure_names(nested, f"{prefix}{name}.")
 
 
 def _by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
