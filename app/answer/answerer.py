@@ -221,9 +221,7 @@ class Answerer:
         calls = None
         unchecked = dict[str, str]()
         if form is not None and prompt.tools is not None and not prompt.begun:
-            from headrace.models.text.structured.calls import calls_grammar
-
-            calls, unchecked = calls_grammar(self._grammars, prompt.tools, form.form)
+            calls, unchecked = self._grammars.call_rules(prompt.tools, form.form)
         if source is None and calls is None:
             return None, unchecked
         if source is not None and prompt.tools is not None and calls is None and prompt.tools.callable:

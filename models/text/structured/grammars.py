@@ -1,6 +1,6 @@
 """Compilation of grammars for one model, within limits of time and memory.
 
-A thinking model thinks first: the answer's grammar begins behind the thinking section, in its family's form.
+A thinking model thinks first: the answer's grammar begins after the thinking section, in its family's form.
 """
 
 import json
@@ -23,8 +23,9 @@ from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.structured.trial import Trial, TrialError
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.form import quoted
-from headrace.models.text.tools.grammar import CallRules
+from headrace.models.text.tools.form import ToolForm, quoted
+from headrace.models.text.tools.grammar import CallRules, call_rules
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
 
 Thinks = Literal["no", "may", "once", "open"]
@@ -37,6 +38,7 @@ MAX_TEXT = 256 << 10  # bytes of a grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
 _KEPT = 64  # compiled grammars: those of many tools, too
 _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
+_UNMARKED = "calls without markup are checked only if they are forced"
 _COMPACT = {"whitespace_flexible": False}
 _IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
 _ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)  # of a rule, in brackets
@@ -93,6 +95,27 @@ class Grammars:
         except UsageError as error:
             return str(error)
         return None
+
+    def call_rules(self, use: ToolUse, form: ToolForm) -> tuple[CallRules | None, dict[str, str]]:
+        """Return the rules of a request's calls, and the tools whose calls may have any arguments, with the reason.
+
+        These are optional ones of a schema that cannot be honoured, or of a form without markup. Raises UsageError for
+        a forced or strict tool of such a schema.
+        """
+        if not (use.is_forced or form.rule_begin):
+            return None, {tool.name: _UNMARKED for tool in use.callable}
+        tools = dict(use.tools)
+        unchecked: dict[str, str] = {}
+        for tool in use.callable:
+            if (reason := self.refusal(tool.schema)) is None:
+                parameters = json.loads(schema_text(tool.schema, masks_spell_keys=False))
+                tools[tool.name] = replace(tool, parameters=parameters)
+                continue
+            if use.is_forced or tool.strict:
+                raise UsageError(f"tool {tool.name}: {reason}")
+            tools[tool.name] = replace(tool, free=True)
+            unchecked[tool.name] = reason
+        return call_rules(form, use.with_tools(tools), self.literal), unchecked
 
     def literal(self, text: str) -> str:
         """Return a text as Lark, its control tokens by their ids."""

@@ -21,12 +21,12 @@ class CallRules:
 
 
 def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> CallRules | None:
-    """Return the rules of a request's calls; None if they cannot be told from text before they are there.
+    """Return the rules of a request's calls; None if no tool may be called.
 
     literal: returns a text with control tokens as Lark.
     """
     tools = use.callable
-    if not tools or not (use.is_forced or form.rule_begin):
+    if not tools:
         return None
     begin = literal(form.rule_begin)
     more = ""

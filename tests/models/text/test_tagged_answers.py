@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.stream import ToolStream
@@ -94,7 +93,7 @@ def test_no_tag_is_left_around_a_text(tokenizer: Tokenizer) -> None:
 def test_grammars_have_the_tags(tokenizer: Tokenizer, choice: str) -> None:
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     use = ToolUse([LOOK], choice)
-    rules = calls_grammar(grammars, use, form_of(tokenizer, use).form)[0]
+    rules = grammars.call_rules(use, form_of(tokenizer, use).form)[0]
     answers = [CALL.replace("I look.", "") + "<|close|>message<|sep|>"]
     if choice == "auto":
         answers += [TEXT, CALL + "<|close|>message<|sep|>", f"{THOUGHT}Well."]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tokenizer import Tokenizer
@@ -568,7 +567,7 @@ def test_forced_calls_fit_the_tool(
     for choice in ("required", "get_weather"):
         use = ToolUse([WEATHER, CLOCK], choice)
         form = form_of(tokenizer, use)
-        rules, _ = calls_grammar(grammars, use, form.form)
+        rules, _ = grammars.call_rules(use, form.form)
         assert rules is not None
         for _ in range(4):
             stream = ToolStream(form.form, form.marks)
@@ -599,7 +598,7 @@ def test_an_optional_call_is_constrained_from_its_markup_on(
     monkeypatch.setattr(tokenizer, "template_source", "".join(FORMS[name][0]))
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     form = form_of(tokenizer, TOOLS)
-    constraint = grammars.compile(None, "no", "", calls_grammar(grammars, TOOLS, form.form)[0]).start()
+    constraint = grammars.compile(None, "no", "", grammars.call_rules(TOOLS, form.form)[0]).start()
     if name != "harmony":  # whose text has a channel
         constraint.accept(grammars.trie("I {look}: "))
         assert constraint.masks([]).tolist()[0][grammars.trie.ends[0]]
@@ -614,13 +613,13 @@ def test_a_tool_that_cannot_be_honoured_is_free_unless_it_is_forced(tokenizer: T
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     use = ToolUse([{"type": "function", "function": odd}])
     form = FORMS["hermes"][1](form_of(tokenizer, use).marks, use.tools, "")
-    assert calls_grammar(grammars, use, form)[0] is not None
+    assert grammars.call_rules(use, form)[0] is not None
     for forced in (
         ToolUse([{"type": "function", "function": odd}], "odd"),
         ToolUse([{"type": "function", "function": {**odd, "strict": True}}]),
     ):
         with pytest.raises(UsageError, match=r"odd.*not"):
-            calls_grammar(grammars, forced, form)
+            grammars.call_rules(forced, form)
 
 
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.pythonic import MARKUP
@@ -54,6 +53,6 @@ def test_the_grammar_of_forced_calls_accepts_what_the_history_has(tmp_path: Path
     use = ToolUse([{"type": "function", "function": weather}], "required")
     text = write_calls(tokenizer, [{"name": "weather", "arguments": {"city": None, "tags": ['a"', "é"]}}])
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
-    constraint = grammars.compile(None, "no", "", calls_grammar(grammars, use, form_of(tokenizer, use).form)[0]).start()
+    constraint = grammars.compile(None, "no", "", grammars.call_rules(use, form_of(tokenizer, use).form)[0]).start()
     tokens = tokenizer.encode(text, special=True)
     assert constraint.allowed(tokens) == len(tokens)

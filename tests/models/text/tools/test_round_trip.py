@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
@@ -258,7 +257,7 @@ def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
     tokenizer = tokenizer_of(tmp_path, case)
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     use = ToolUse([LOOK, CLOCK], "required", parallel)
-    rules = calls_grammar(grammars, use, form_of(tokenizer, use).form)[0]
+    rules = grammars.call_rules(use, form_of(tokenizer, use).form)[0]
     for label, calls in CALLS.items():
         if label in case.without or (len(calls) > 1 and not parallel):
             continue
@@ -279,6 +278,6 @@ def test_the_grammar_of_forced_calls_refuses_other_arguments(
     tokenizer = tokenizer_of(tmp_path, CASES[name])
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     use = ToolUse([LOOK, CLOCK], "required")
-    rules = calls_grammar(grammars, use, form_of(tokenizer, use).form)[0]
+    rules = grammars.call_rules(use, form_of(tokenizer, use).form)[0]
     tokens = written(tokenizer, [("look", arguments)])
     assert grammars.compile(None, "no", "", rules).start().allowed(tokens) < len(tokens)

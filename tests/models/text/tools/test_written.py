@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.text.chat_template import ChatTemplate
-from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
@@ -160,7 +159,7 @@ def test_forced_grammars_accept_calls_as_the_template_writes_them(tmp_path: Path
     found = form_of(tokenizer, use).form
     assert isinstance(found, Written)
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
-    rules = calls_grammar(grammars, use, found)[0]
+    rules = grammars.call_rules(use, found)[0]
     several: list[Calls] = [[("look", {"at": "Paris", "times": 3})], [("time2", {})]]
     if name != "one call":
         several.append([("look", {"at": "x"}), ("time2", {})])
