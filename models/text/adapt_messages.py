@@ -45,12 +45,11 @@ def adapt_messages(
 
 def _with_objects(messages: list[Message]) -> list[Message]:
     """Return messages whose calls have their arguments as objects."""
-    return [
-        {**message, "tool_calls": [_with_object(call) for call in calls]}
-        if isinstance(calls := message.get("tool_calls"), list)
-        else message
-        for message in messages
-    ]
+    changed: list[Message] = []
+    for message in messages:
+        calls = _calls_of(message)
+        changed.append({**message, "tool_calls": list(map(_with_object, calls))} if calls else message)
+    return changed
 
 
 def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:

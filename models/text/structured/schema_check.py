@@ -220,7 +220,11 @@ def _names(schema: Mapping[str, object]) -> list[str]:
     """Return the keys that a schema names: its properties, and required ones."""
     named = schema.get("properties")
     required = schema.get("required")
-    names = [*(named if isinstance(named, Mapping) else ()), *(required if isinstance(required, list) else ())]
+    names: list[object] = []
+    if isinstance(named, Mapping):
+        names += named
+    if isinstance(required, list):
+        names += required
     return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 

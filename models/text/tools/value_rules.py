@@ -110,7 +110,11 @@ class ValueRules(ABC):
         least = about.get("minItems", 0)
         max_items = about.get("maxItems")
         item = self.item(f"{rule}i")
-        further = f"{{{max(0, least - 1)},{'' if max_items is None else max(0, max_items - 1)}}}"
+        max_further = "" if max_items is None else max(0, max_items - 1)
         separator = f'"{self.separator}" ' if self.separator else ""
-        items = f"{item} ({separator}{item}){further}" if max_items != 0 else ""
-        self._end(rule, self.list(items if least else f"({items})?" if items else ""))
+        items = f"{item} ({separator}{item}){{{max(0, least - 1)},{max_further}}}"
+        if max_items == 0:
+            items = ""
+        elif not least:
+            items = f"({items})?"
+        self._end(rule, self.list(items))
