@@ -16,6 +16,7 @@ from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.bandwidth import Progress
 from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.peaks import machine_key
 from headrace.runtime.ops import Weight
 
 ROWS = 512
@@ -68,10 +69,7 @@ def _seconds(active: ops.Ops, weight: Weight, rows: int, dtype: mx.Dtype) -> flo
 
 
 def _key() -> str:
-    host = machine()
-    kernels = ops.describe().get("kernels")
-    version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
-    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {kernels}"
+    return f"{machine_key(machine())} / {ops.describe().get('kernels')}"
 
 
 def _cache_file() -> Path:

@@ -150,10 +150,15 @@ def _read(entry: object) -> Peak | None:
 
 
 def _key(host: Machine) -> str:
+    return f"{machine_key(host)}{_VERSION}"
+
+
+def machine_key(host: Machine) -> str:
+    """Return the key of measurements of this machine with this MLX."""
     import mlx.core as mx
 
     version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
-    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version}{_VERSION}"
+    return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version}"
 
 
 def _cache_file() -> Path:
