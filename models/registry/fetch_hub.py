@@ -153,18 +153,17 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
     # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     api = HfApi(library_name="headrace")
-    try:
-        info = api.model_info(
-            hub.repo, revision=hub.revision, files_metadata=files_metadata, timeout=_API_TIMEOUT_SECONDS
-        )
+    with explained(hub):
+        try:
+            info = api.model_info(
+                hub.repo, revision=hub.revision, files_metadata=files_metadata, timeout=_API_TIMEOUT_SECONDS
+            )
+        except Exception as error:
+            if is_offline(error):
+                return None
+            raise
         check_commit(info.sha)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        if is_offline(error):
-            return None
-        raise explain(error, hub) from error
-    return info
+        return info
 
 
 def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress) -> HubFiles:
@@ -189,7 +188,7 @@ def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress)
             plan_of(_gguf_header(hub, info, names))
     folder = _download_files(hub, info, names, cached, progress)
     stated = {name: lfs.sha256 for name in names if (lfs := siblings[name].lfs) is not None}
-    return _found(hub, commit, folder, names, _licence(info), stated)
+    return _hub_files(hub, commit, folder, names, _licence(info), stated)
 
 
 def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path:
@@ -262,7 +261,7 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
         names = choose_files(cached_names, hub.repo, file, hub.quantization)
     except (OSError, ValueError, HeadraceError) as error:
         raise unreachable(hub) from error
-    return _found(hub, folder.name, folder, names)
+    return _hub_files(hub, folder.name, folder, names)
 
 
 def _snapshot(hub: HubId) -> tuple[Path, list[str]]:
@@ -272,7 +271,7 @@ def _snapshot(hub: HubId) -> tuple[Path, list[str]]:
     return folder, [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
-def _found(
+def _hub_files(
     hub: HubId,
     commit: str,
     snapshot: Path,
