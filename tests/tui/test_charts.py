@@ -462,7 +462,7 @@ def test_the_legend_leaves_out_what_does_not_fit() -> None:
 
 
 def test_the_contexts_legend_is_in_the_order_of_its_bar() -> None:
-    """Where all parts fit. A narrower view has the largest."""
+    """All parts stand in the legend if they fit; a narrower view has the largest."""
     metrics = _answering()
     assert [name for name, tokens in origins(metrics) if tokens] == ["new", "output"]
     section = ContextSection(metrics)
