@@ -172,6 +172,7 @@ def test_response_formats() -> None:
             read_response_format(wrong)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_schema_applies_after_the_thinking(tmp_path: Path, opened: bool, temperature: float) -> None:

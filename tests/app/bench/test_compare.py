@@ -38,6 +38,7 @@ def test_equal_builds_come_out_equal_with_five_rounds() -> None:
     assert false_alarms(100, rounds=5) <= 0.05
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [3.0, 10.0])
 def test_equal_builds_come_out_equal_where_noise_outlasts_a_round(seconds: float) -> None:
     assert false_alarms(40, seconds=seconds) <= 0.05

@@ -65,6 +65,7 @@ def expected(directory: Path, tokens: list[int], scored: int) -> Any:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])  # gemma3: with a window, behind which entries are dropped
 def test_rows_are_those_of_the_plain_computation(tmp_path: Path, variant: str) -> None:
     directory = write_model(tmp_path, variant)
@@ -112,6 +113,7 @@ def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quant
     assert every["kl_mean"]["value"] == pytest.approx(np.mean(sums), rel=0.02)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}], ids=["headrace", "mlx-lm"])
 def test_a_model_has_no_divergence_from_itself(changes: dict[str, Any], tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "tiny", context=600, **changes)

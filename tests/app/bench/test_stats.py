@@ -22,6 +22,7 @@ def test_student_tends_to_the_normal() -> None:
     assert student_quantile(0.975, 100_000) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [5, 10, 40])
 def test_bootstrap_intervals_have_their_nominal_coverage(size: int) -> None:
     draw = random.Random(7)

@@ -111,6 +111,7 @@ def test_workloads_are_answered_with_its_prompt_lookup(arguments: list[str]) -> 
     assert any("prompt lookup decoding" in note for note in found["notes"])
 
 
+@pytest.mark.sampled
 @needs_kernels
 @pytest.mark.parametrize("asked", [None, 1, 3])
 def test_a_peer_has_as_many_threads_as_we_have(arguments: list[str], asked: int | None) -> None:

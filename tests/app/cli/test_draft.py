@@ -53,6 +53,7 @@ def output(*arguments: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [(), ("-t", "1", "--seed", "3")])
 def test_an_answer_is_the_same_with_a_draft(model: Path, options: tuple[str, ...]) -> None:
     asked = ("hi", "-m", str(model), "-n", "80", "--json", "--steps", *options)

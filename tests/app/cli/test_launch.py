@@ -127,6 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_reaches_a_running_server(tmp_path: Path, server: ServerProcess, agent: str) -> None:
     fake(tmp_path / "bin", agent, FAKES[agent] + _REPORT)
@@ -213,6 +214,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
     [(signal.SIGINT, True, 3), (signal.SIGTERM, False, 143), (signal.SIGKILL, False, -9)],

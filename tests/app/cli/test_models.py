@@ -317,6 +317,7 @@ def test_show_describes_a_model_that_is_not_installed(run: Run) -> None:
     assert "headrace models pull qwen3-4b" in run("show", "qwen3-4b").stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -431,6 +432,7 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
     assert store.get("mine") is not None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 1), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)

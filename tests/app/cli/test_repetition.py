@@ -11,6 +11,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_loop_is_one_line_on_a_terminal(quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_chat_model(tmp_path / "tiny")

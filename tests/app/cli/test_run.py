@@ -156,6 +156,7 @@ def test_logprobs_of_the_chosen_and_the_best(model: Path, home: Path) -> None:
     assert "".join(entry["text"] for entry in answer["logprobs"]) == answer["text"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -291,6 +292,7 @@ def test_user_text_cannot_end_its_turn(model: Path, home: Path) -> None:
     assert sly == honest  # ten bytes, not one control token
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("file", "size"), [("model.safetensors", 100), ("tokenizer.json", 0), ("tokenizer.json", None)]
 )
@@ -329,6 +331,7 @@ def test_an_unreadable_store_entry_is_diagnosed(tmp_path: Path) -> None:
         assert "`headrace models rm broken`" in done.stdout + done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", [["run", "hi"], ["models", "list"], ["paths"], ["sessions", "list"], ["doctor"]])
 def test_a_home_that_is_no_folder_is_one_line(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -32,6 +32,7 @@ def shell(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("redirection", ["<&-", "2>&-", "<&- 2>&-"])
 def test_closed_streams_are_as_good_as_the_null_device(redirection: str, model: Path, tmp_path: Path) -> None:
     done = shell(redirection, model, tmp_path)
@@ -39,6 +40,7 @@ def test_closed_streams_are_as_good_as_the_null_device(redirection: str, model: 
     assert done.stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("redirection", [">&-", "<&- >&-"])
 def test_an_answer_to_a_closed_output_is_an_error(redirection: str, model: Path, tmp_path: Path) -> None:
     done = shell(redirection, model, tmp_path)
@@ -46,6 +48,7 @@ def test_an_answer_to_a_closed_output_is_an_error(redirection: str, model: Path,
     assert done.stderr == b"headrace: standard output cannot be written: Bad file descriptor\n"
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
@@ -173,6 +176,7 @@ def test_the_signal_that_ends_a_process_is_repeated_if_it_is_lost() -> None:
     assert (done.returncode, done.stderr) == (143, b"")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_termination_ends_the_download_and_leaves_nothing(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_regular_expressions_and_grammars(model: Path, home: Path, tmp_path: Pat
     assert len([line for line in samples.stdout.splitlines() if line and set(line) <= set("abc")]) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -204,6 +204,7 @@ def test_a_continued_answer_equals_an_uninterrupted_one(ready: EngineClient) -> 
     assert done.end.summary.reused_tokens == done.end.summary.prompt_tokens - 1  # all but the token that is fed anyway
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("wait_for", [None, Prefill, Delta])
 def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | None) -> None:
     prompt = [{"role": "user", "content": "hello " * 200}]
@@ -348,6 +349,7 @@ def test_switching_models_ends_running_answers(ready: EngineClient, model: Path)
     assert until(ready, Ready).card.context_limit == 512
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_killed_engine_is_reported_once_and_restarts(ready: EngineClient, number: signal.Signals) -> None:
     ready.submit(Generate(1, HELLO, ENDLESS))

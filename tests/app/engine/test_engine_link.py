@@ -138,6 +138,7 @@ def test_a_stopped_process_with_a_long_command_is_left_in_time(link: EngineLink)
         os.kill(link.pid, 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("how", "exit_message"),
     [

@@ -84,6 +84,7 @@ def ids(engine: Engine) -> list[int | None]:
     return [event.id for event in engine.ended if isinstance(event, ENDS)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("slow", [Generate(1, LONG, SHORT_ANSWER), Generate(1, HELLO, JSON), CountTokens(1, LONG)])
 def test_a_slow_request_delays_no_other(engine: Engine, slow: Command) -> None:
     engine.send(slow, Generate(2, HELLO, SHORT_ANSWER), CountTokens(3, HELLO), Generate(4, HELLO, SHORT_ANSWER))

@@ -72,6 +72,7 @@ def test_a_stopped_follower_ends_with_a_killed_rank_0(run: Callable[[str], Run])
     assert it.no_orphan()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("phase", "named"), [("cut", "rank 1 (localhost)"), ("hang", "rank 1 (localhost) has not finished a pass")]
 )

@@ -108,6 +108,7 @@ def test_an_endless_answer_is_stopped_and_resumed(start: Start, tmp_path: Path) 
     assert chat.exitstatus == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_an_inline_chat_keeps_answers_in_the_scrollback(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_color: str

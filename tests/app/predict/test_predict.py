@@ -83,6 +83,7 @@ def test_there_are_enough_points_on_enough_chips_with_sources() -> None:
     assert all(point.source.startswith("https://") for point in points())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["dense", "small", "mixture"])
 def test_median_predictions_are_within_12_percent_of_published_figures(engine: str, kind: str) -> None:
@@ -90,6 +91,7 @@ def test_median_predictions_are_within_12_percent_of_published_figures(engine: s
     assert not errors or (median(errors) <= 0.12 and max(errors) <= 0.30)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("engine", ENGINES)
 def test_predictions_hold_for_chips_left_out_of_the_fit(engine: str) -> None:
     """Leave one chip out, fit to the others, predict it."""
@@ -106,6 +108,7 @@ def left_out(engine: str, what: str) -> list[tuple[PublishedPoint, float]]:
     return errors
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_stated_errors_are_of_sources_that_were_left_out(engine: str) -> None:
     errors = left_out(engine, "source")
@@ -118,6 +121,7 @@ def test_the_stated_errors_are_of_sources_that_were_left_out(engine: str) -> Non
     assert abs(stated["all"].bias) <= 0.04
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_constants_are_those_the_figures_give(engine: str) -> None:
     stated = assumptions(engine)

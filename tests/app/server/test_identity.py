@@ -18,6 +18,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 OPTIONS: dict[str, Any] = {"temperature": 0.9, "seed": 11, "max_tokens": 60, "top_p": 0.95, "repetition_penalty": 1.1}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kernels", ["", "reference"])
 def test_the_same_request_has_the_same_answer_everywhere(
     model: Path, tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch

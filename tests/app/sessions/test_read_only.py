@@ -46,6 +46,7 @@ def sessions(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", [["list"], ["show", "last"], ["search", "mill"], ["export", "last"]])
 def test_existing_sessions_can_be_read(home: Path, command: list[str]) -> None:
     lock(home)
@@ -55,6 +56,7 @@ def test_existing_sessions_can_be_read(home: Path, command: list[str]) -> None:
     assert [path.name for path in (home / "data").iterdir()] == ["sessions.db"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", [["rm", "last", "--yes"], ["rename", "last", "Another"]])
 def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None:
     lock(home)

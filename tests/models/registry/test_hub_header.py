@@ -29,6 +29,7 @@ def gguf(folder: Path, variant: str = "llama", **changes: Any) -> bytes:
     return write_gguf(folder / f"{variant}.gguf", variant, **changes).read_bytes() + WEIGHTS
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -45,6 +46,7 @@ def test_a_config_that_nothing_runs_is_refused_before_weights(hub: HubServer, ch
     assert hub.sent < 1 << 20
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("known", "unknown"), [(b"llama", b"plamo"), (b"smollm", b"smolln")])
 def test_a_gguf_that_nothing_runs_is_refused_before_weights(
     hub: HubServer, tmp_path: Path, known: bytes, unknown: bytes
@@ -76,6 +78,7 @@ def test_a_hub_without_ranges_sends_the_whole_file(hub: HubServer, tmp_path: Pat
     assert files.gguf.read_bytes() == content
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["llama-3", "phi3-long", "qwen3moe"])
 def test_the_shape_of_a_gguf_on_a_hub_is_that_of_the_file(
     hub: HubServer, tmp_path: Path, store: Store, variant: str

@@ -100,6 +100,7 @@ def test_other_bytes_than_the_hub_states(hub: HubServer, tmp_path: Path, name: s
     assert (files.folder / name).read_bytes() == MODEL[name]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "end",
     ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "api/models/org/name"],

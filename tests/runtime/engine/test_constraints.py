@@ -102,11 +102,13 @@ def alone(either: Decoder) -> list[list[int]]:
     return found
 
 
+@pytest.mark.sampled
 def test_answers_are_the_same_in_a_batch(either: Decoder, alone: list[list[int]]) -> None:
     together = run(Engine(either, context_limit=256), REQUESTS)
     assert [_tokens(events) for events in together] == alone
 
 
+@pytest.mark.sampled
 def test_draft_tokens_change_nothing(either: Decoder, alone: list[list[int]]) -> None:
     """Right ones, wrong ones that are allowed or not, and forced ones."""
     for requests in ([request] for request in REQUESTS):
@@ -198,6 +200,7 @@ def test_a_bias_against_all_allowed_tokens_is_an_error(either: Decoder) -> None:
     _check(REQUESTS[0], wanted[0])
 
 
+@pytest.mark.sampled
 def test_a_preempted_sequence_keeps_its_state(either: Decoder, alone: list[list[int]]) -> None:
     engine = Engine(either, context_limit=256)
     sequences = [engine.submit(request) for request in REQUESTS]

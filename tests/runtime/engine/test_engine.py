@@ -246,6 +246,7 @@ class Forgetful(WatchedNetwork):
         return cache
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["length", "cancelled", "closed", "failed"])
 def test_generation_frees_its_memory(network: Decoder, ending: str) -> None:
     def once() -> None:

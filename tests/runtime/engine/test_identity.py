@@ -60,6 +60,7 @@ def said(events: list[Event]) -> list[Any]:
     return [pair for step in said for pair in zip(step.tokens, step.logprobs or [None] * len(step.tokens), strict=True)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_answer_is_the_same_alone_and_in_a_busy_batch(
     network: Decoder, requests: list[Request], cold: list[tuple[list[Any], Any]], seed: int

@@ -123,6 +123,7 @@ def test_a_pass_runs_all_sequences_and_its_records_count_them(network: Decoder) 
     assert [event.record.batch for event in events[-1] if isinstance(event, Step)][-1] == 1
 
 
+@pytest.mark.sampled
 def test_sequences_join_between_steps(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     pending = list(REQUESTS)
@@ -161,6 +162,7 @@ def _all(engine: Engine) -> Any:
         yield from engine.step()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_a_waiting_and_a_running_sequence_can_be_cancelled(network: Decoder, by_flag: bool) -> None:
     watched = WatchedNetwork(network)
@@ -313,6 +315,7 @@ def test_an_error_of_a_sampler_is_raised_by_its_generation(network: Decoder) -> 
     assert len(list(engine.generate(REQUESTS[0]))) > 1
 
 
+@pytest.mark.sampled
 def test_memory_is_freed_when_all_sequences_have_ended(network: Decoder) -> None:
     serve(Engine(network, context_limit=LIMIT), REQUESTS)  # what is made once and stays is there
     gc.collect()
@@ -346,6 +349,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return load_decoder(quantize_model(write_model(root / "plain", "llama"), root / "model"), FAST)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("short", [False, True], ids=["room", "short of memory"])
 def test_batching_does_not_change_output(quantized: Decoder, short: bool) -> None:
     """300 tokens each; others join, end, are cancelled and, where memory is short, step back."""

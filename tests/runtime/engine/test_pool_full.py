@@ -48,6 +48,7 @@ def failing(function: Callable[..., Any], calls: list[int], at: range, error: Ex
     return call
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_running", [1, 2])
 def test_blocks_are_freed_before_the_next_sequence_is_admitted(paged: Decoder, max_running: int) -> None:
     """Each takes all the blocks that one sequence may have, and others wait."""

@@ -34,6 +34,7 @@ def serve(engine: Engine, requests: list[Request]) -> list[list[Event]]:
     return [events[id(sequence)] for sequence in sequences]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("short_first", [False, True])
 def test_a_common_prefix_of_a_batch_is_prefilled_once(network: Decoder, short_first: bool) -> None:
     watched = WatchedNetwork(network)
@@ -55,6 +56,7 @@ def test_a_common_prefix_of_a_batch_is_prefilled_once(network: Decoder, short_fi
         assert {event.reused for event in progress} == {reused}
 
 
+@pytest.mark.sampled
 def test_all_blocks_are_free_after_a_batch(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     for _ in range(2):
@@ -64,6 +66,7 @@ def test_all_blocks_are_free_after_a_batch(network: Decoder) -> None:
         assert stats(engine) == PoolStats(0, 0, 0, 0)
 
 
+@pytest.mark.sampled
 def test_all_branches_of_a_chat_stay_cached(network: Decoder) -> None:
     chat = Engine(network, context_limit=LIMIT, keep_prefix=True)
     first = list(SYSTEM)
@@ -81,6 +84,7 @@ def test_all_branches_of_a_chat_stay_cached(network: Decoder) -> None:
         assert all(event.record.kv_used_bytes for event in events if isinstance(event, Step))
 
 
+@pytest.mark.sampled
 def test_cached_blocks_take_at_most_one_full_sequence(network: Decoder) -> None:
     chat = Engine(network, context_limit=LIMIT, keep_prefix=True)
     for number in range(12):

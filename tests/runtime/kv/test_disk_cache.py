@@ -64,6 +64,7 @@ def rows(pool: BlockPool, cache: Any) -> list[mx.array]:
     ]
 
 
+@pytest.mark.sampled
 def test_kv_from_disk_have_the_same_bits(network: Decoder, store: DiskStore) -> None:
     first = new_pool(network)
     second = new_pool(network)

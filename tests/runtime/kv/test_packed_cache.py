@@ -175,6 +175,7 @@ def test_counted_bytes_equal_those_of_the_arrays(decoder: Decoder) -> None:
     assert decoder.cost.kv_bytes(1) == sum(array.nbytes // array.shape[2] for array in cache.arrays)
 
 
+@pytest.mark.sampled
 def test_batching_and_draft_tokens_do_not_change_output(decoder: Decoder) -> None:
     prompts = [PROMPT[:40], [5, 6, 7] * 12]
     alone = [answer(decoder, Request(prompt, max_tokens=24, speculate="off"))[0] for prompt in prompts]

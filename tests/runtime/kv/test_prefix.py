@@ -199,6 +199,7 @@ turns = st.lists(
 )
 
 
+@pytest.mark.sampled
 @settings(max_examples=15, deadline=None)
 @given(turns, st.booleans())
 def test_prefix_reuse_does_not_change_output(
@@ -214,6 +215,7 @@ def test_prefix_reuse_does_not_change_output(
         history = prompt + said
 
 
+@pytest.mark.sampled
 @settings(max_examples=20, deadline=None)
 @given(tokens, tokens)
 def test_a_reused_cache_has_the_entries_of_a_new_one(network: Decoder, first: list[int], then: list[int]) -> None:

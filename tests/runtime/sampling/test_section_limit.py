@@ -75,6 +75,7 @@ def test_an_engine_forces_the_end_at_the_exact_token(network: Decoder, params: S
         assert not set(CLOSE) & {*limited[budget + len(CLOSE) :]}
 
 
+@pytest.mark.sampled
 def test_other_sequences_of_the_batch_are_not_changed(network: Decoder) -> None:
     engine = Engine(network, context_limit=200)
     plain = Request([5, 6, 7], 30)
