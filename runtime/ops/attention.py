@@ -113,13 +113,7 @@ def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array,
 
 
 def _rotated(x: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
-    rope = spec.rope
-    if rope is None:
-        return x
-    if rope.amplitude != 1.0:
-        rotated = x[..., : rope.dims] * rope.amplitude
-        x = rotated if rope.dims == spec.head_dim else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
-    return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
+    return x if spec.rope is None else rotate_heads(x, spec.rope, offset)
 
 
 def sdpa_mask(queries: int, keys: int, spec: AttentionSpec, begin: int) -> mx.array | str | None:
@@ -230,8 +224,11 @@ def _attention_in_pieces(
     return mx.concatenate(outs, axis=2)
 
 
-def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:
-    """Rotate heads (B, heads, T, D) at positions [offset, offset + T); `amplitude` does not apply."""
+def rotate_heads(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
+    """Rotate heads (B, heads, T, D) at positions [offset, offset + T). offset: one, or one per row (B,)."""
+    if rope.amplitude != 1.0:
+        rotated = x[..., : rope.dims] * rope.amplitude
+        x = rotated if rope.dims == x.shape[-1] else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
     return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 
