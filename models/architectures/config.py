@@ -150,6 +150,21 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2).
+
+    heads, head_dim: of its queries; keys have one head.
+    chosen: entries that a query attends to, at most.
+    interleaved: its rotation turns neighbouring dimensions instead of halves.
+    """
+
+    heads: int
+    head_dim: int
+    chosen: int
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Properties that vary by layer: rotation (None: no position information), attention window and experts.
 
@@ -158,6 +173,7 @@ class LayerConfig:
     kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
     source: layer whose K/V this one reads, None for its own.
     projects, growth, chunked: see `AttentionSpec`.
+    indexer: None if queries attend to all entries.
     """
 
     rope: RopeConfig | None
@@ -173,6 +189,7 @@ class LayerConfig:
     projects: Literal["q", "qk", "qkv"] = "qkv"
     growth: tuple[float, int, int] | None = None
     chunked: bool = False
+    indexer: IndexerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +237,11 @@ class DecoderConfig:
     def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
         """Return a layer's K/V heads and their size."""
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
+
+    def stored_heads(self, layer: LayerConfig) -> tuple[int, int]:
+        """Return the heads of a layer's K and V as stored, and their size; see `runtime.ops.indexed`."""
+        heads, size = self.heads_of(layer)
+        return (heads, size) if layer.indexer is None else (heads, size // 2)
 
 
 def joint_norms(family: Family, layer: LayerConfig) -> int:

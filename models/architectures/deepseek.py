@@ -1,6 +1,7 @@
 """DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most."""
 
 from dataclasses import replace
+from functools import partial
 
 from headrace.models.architectures.architecture import QKV, Architecture, HeadNames
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, RopeConfig
@@ -12,7 +13,7 @@ from headrace.models.architectures.experts import (
     several_experts,
 )
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.latent import latent_config, latent_with_eps
+from headrace.models.architectures.latent import even_entries, latent_config, latent_with_eps, with_indexers
 from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import growing_queries
 from headrace.runtime.errors import UnsupportedModelError
@@ -117,6 +118,18 @@ ROWS = (
         rotated=1.0,
         experts=deepseek_experts,
         latent=latent_config,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "deepseek_v32",
+        Family(interleaved=True),
+        defaults={"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+        dense_first=True,
+        rotated=1.0,
+        experts=deepseek_experts,
+        latent=latent_config,
+        runs=even_entries,
+        complete=partial(with_indexers, interleaved=False),
         plain=(".mlp.gate",),
     ),
     Architecture(

@@ -1,10 +1,12 @@
 """GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents."""
 
+from functools import partial
+
 from headrace.models.architectures.architecture import BIASES, QKV, Architecture
 from headrace.models.architectures.config import Family, NormNames
 from headrace.models.architectures.deepseek import DEEPSEEK_HEAD
 from headrace.models.architectures.experts import deepseek_experts
-from headrace.models.architectures.latent import latent_with_eps
+from headrace.models.architectures.latent import even_entries, latent_config, latent_with_eps, with_indexers
 
 _AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
@@ -52,7 +54,15 @@ ROWS = (
     Architecture("glm4v_moe_text", layers_of="glm4_moe", nested_defaults=_GLM4V_MOE),
     Architecture(
         "glm_moe_dsa",
+        Family(interleaved=True),
+        defaults={"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048},
         constants={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
         dense_first=True,
+        rotated=1.0,
+        experts=deepseek_experts,
+        latent=latent_config,
+        runs=even_entries,
+        complete=partial(with_indexers, interleaved=True),
+        plain=(".mlp.gate",),
     ),
 )

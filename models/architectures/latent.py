@@ -1,8 +1,9 @@
-"""Attention over latents (MLA) in a config.json."""
+"""Attention over latents (MLA) in a config.json, and the indexer that makes it sparse (DSA)."""
 
 import math
+from dataclasses import replace
 
-from headrace.models.architectures.config import LatentConfig
+from headrace.models.architectures.config import DecoderConfig, IndexerConfig, LatentConfig
 from headrace.models.architectures.fields import Fields
 
 
@@ -36,3 +37,20 @@ def latent_scale(fields: Fields, latent: LatentConfig) -> float:
     if not factor or not every or scaling.positive("factor") <= 1:
         return scale
     return scale * (0.1 * scaling.positive("mscale_all_dim") * math.log(scaling.positive("factor")) + 1.0) ** 2
+
+
+def with_indexers(fields: Fields, decoder: DecoderConfig, *, interleaved: bool) -> DecoderConfig:
+    """Give every layer an indexer. interleaved: default of its rotation."""
+    indexer = IndexerConfig(
+        heads=fields.count("index_n_heads"),
+        head_dim=fields.count("index_head_dim"),
+        chosen=fields.count("index_topk"),
+        interleaved=bool(fields.values.get("indexer_rope_interleave", interleaved)),
+    )
+    return replace(decoder, layers=tuple(replace(layer, indexer=indexer) for layer in decoder.layers))
+
+
+def even_entries(fields: Fields) -> bool:
+    """Return whether entries and an indexer's keys have two equal halves, as they are stored."""
+    sizes = ("kv_lora_rank", "qk_rope_head_dim", "index_head_dim")
+    return bool(fields.values.get("q_lora_rank")) and all(fields.count(key) % 2 == 0 for key in sizes)

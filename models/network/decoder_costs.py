@@ -12,7 +12,7 @@ from itertools import groupby
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.tensors import Tensor, ends, layer_tensors
-from headrace.runtime.metrics.cost import LayerKV, Matrix
+from headrace.runtime.metrics.cost import LayerKV, Matrix, attention_flops_per_entry
 from headrace.runtime.ops.kv_format import KVFormat
 
 SizeOf = Callable[[str, Tensor], int]
@@ -100,7 +100,30 @@ def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     attending = [(i, layer) for i, layer in enumerate(config.layers) if layer.attends and layer.source is None]
     last = config.appending - 1
     kinds = sorted(
-        (layer.window or 0, kv.row_bytes(*config.heads_of(layer)), layer.chunked, i == last) for i, layer in attending
+        (
+            layer.window or 0,
+            kv.row_bytes(*config.stored_heads(layer)),
+            layer.chunked,
+            layer.indexer.chosen if layer.indexer is not None else 0,
+            i == last,
+        )
+        for i, layer in attending
     )
-    groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:3])]
-    return [LayerKV(len(late), row, window or None, sum(late), chunked) for (window, row, chunked), late in groups]
+    groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:4])]
+    return [
+        *(
+            LayerKV(len(late), row, window or None, sum(late), chunked, chosen or None)
+            for (window, row, chunked, chosen), late in groups
+        ),
+        *_index_keys(config, kv),
+    ]
+
+
+def _index_keys(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
+    """Return the traffic of indexers' keys, all of which a step reads."""
+    indexers = [layer.indexer for layer in config.layers if layer.indexer is not None]
+    if not indexers:
+        return []
+    sizes = indexers[0]  # all are alike
+    flops = attention_flops_per_entry(sizes.heads, sizes.head_dim) // 2  # no values
+    return [LayerKV(len(indexers), kv.row_bytes(1, sizes.head_dim // 2), flops=flops)]

@@ -4,19 +4,22 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig, LatentConfig
+from headrace.models.architectures.config import DecoderConfig, LatentConfig, LayerConfig
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.tensors import indexer as indexer_tensors
 from headrace.models.network.tensors import latent as tensors_of
 from headrace.models.network.tensors import latent_heads
-from headrace.runtime.ops import LatentWeights, Ops, Projections, Weight
+from headrace.runtime.ops import IndexerWeights, LatentWeights, Ops, Projections, Weight
+
+_INDEX_EPS = 1e-6  # of the norm of an indexer's keys
 
 
 def read_latent(
-    config: DecoderConfig, parameters: Parameters, prefix: str, latent: LatentConfig
+    config: DecoderConfig, parameters: Parameters, prefix: str, latent: LatentConfig, layer: LayerConfig
 ) -> tuple[LatentWeights, list[Weight], Weight]:
     """Return a layer's weights, the projections of its input, and the one out of attention.
 
-    Its input is projected to queries or their latent, then to an entry.
+    Its input is projected to queries or their latent, then to an entry; then to an indexer's weights and key, if any.
     """
     *queries, entries, embed_q, unembed_out, output = tensors_of(config, latent)
     heads = config.heads
@@ -29,6 +32,7 @@ def read_latent(
     order = mx.concatenate([mx.arange(rows) if latent.queries else query, rows + entry])
     joined = latent_heads(config, latent)
     embed, unembed = parameters.halves_of_heads(prefix, joined, embed_q, unembed_out, heads)
+    of_indexer, indexer = _read_indexer(config, parameters, prefix, latent, layer)
     weights = LatentWeights(
         q_norm=parameters.vector(f"{at}.q_a_layernorm.weight", latent.queries) if latent.queries else None,
         q=parameters.fused(prefix, queries[1:], query)[0] if latent.queries else None,
@@ -36,13 +40,42 @@ def read_latent(
         embed=embed,
         unembed=unembed,
         eps=latent.eps,
+        indexer=indexer,
     )
     inputs = parameters.fused(prefix, [queries[0], entries], order)
-    return weights, inputs, parameters.tensor(prefix, output)
+    return weights, [*inputs, *of_indexer], parameters.tensor(prefix, output)
+
+
+def _read_indexer(
+    config: DecoderConfig, parameters: Parameters, prefix: str, latent: LatentConfig, layer: LayerConfig
+) -> tuple[list[Weight], IndexerWeights | None]:
+    """Return the projections of a layer's input to an indexer's weights and key, and its other weights, if any."""
+    sizes = layer.indexer
+    if sizes is None:
+        return [], None
+    queries, weights, key = indexer_tensors(config, layer)
+    dims = mx.arange(sizes.head_dim)
+    if sizes.interleaved:
+        dims[: latent.rotated] = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
+    query = (mx.arange(sizes.heads)[:, None] * sizes.head_dim + dims).flatten()
+    norm, norm_bias = (
+        parameters.vector(f"{prefix}.self_attn.indexer.k_norm.{part}", sizes.head_dim)[dims]
+        for part in ("weight", "bias")
+    )
+    indexer = IndexerWeights(parameters.fused(prefix, [queries], query)[0], norm, norm_bias)
+    return [parameters.tensor(prefix, weights), *parameters.fused(prefix, [key], dims)], indexer
 
 
 def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> list[mx.array]:
-    """Return queries (1, N, H * (R + L)), keys and values (1, N, R + L) of projected rows."""
+    """Return queries (1, N, H * (R + L)), keys and values (1, N, R + L) of projected rows.
+
+    With an indexer, return its queries (1, N, I * D), their weights (1, N, I) and keys (1, N, D) in place of values.
+    """
+    of_indexer: list[mx.array] = []
+    if latent.indexer is not None:
+        *projected, weights, index_key = projected
+        index_key = ops.layer_norm(index_key, latent.indexer.norm, latent.indexer.norm_bias, _INDEX_EPS)
+        of_indexer = [weights, index_key]
     whole = projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
     size = latent.latent
     other = latent.embed.columns
@@ -50,13 +83,16 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
     entry = size + rotated
     q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)
     if latent.q is not None and latent.q_norm is not None:
-        q = ops.linear(ops.rms_norm(q, latent.q_norm, latent.eps), latent.q)
+        q_latent = ops.rms_norm(q, latent.q_norm, latent.eps)
+        q = ops.linear(q_latent, latent.q)
+        if latent.indexer is not None:
+            of_indexer.insert(0, ops.linear(q_latent, latent.indexer.queries))
     rows = whole.shape[1]
     q = q.reshape(rows * heads, rotated + other)
     inner = ops.expert_linear(q[:, rotated:], _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)
     q = mx.concatenate([q[:, :rotated], inner.reshape(rows * heads, size)], axis=-1).reshape(1, rows, -1)
     new_entries = mx.concatenate([key, ops.rms_norm(value, latent.norm, latent.eps)], axis=-1)  # (1, N, R + L)
-    return [q, new_entries, new_entries]
+    return [q, new_entries, *(of_indexer or [new_entries])]
 
 
 def values_of(ops: Ops, attended: mx.array, latent: LatentWeights, heads: int) -> mx.array:

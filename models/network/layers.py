@@ -149,19 +149,25 @@ def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> 
 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     """Return the shape of the layers' K/V and recurrent state."""
-    windows = tuple(layer.window for layer in config.layers)
+    indexers = {i: layer.indexer for i, layer in enumerate(config.layers) if layer.indexer is not None}
+    sources = [i if layer.source is None else layer.source for i, layer in enumerate(config.layers)]
+    count = len(layers) + len(indexers)
     mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
     return KVShape(
-        len(windows),
+        count,
         config.kv_heads,
         config.head_dim,
         kv,
-        windows,
+        (*(layer.window for layer in config.layers), *(None for _ in indexers)),
         recurrent=tuple(mixers),
         mixers=tuple(mixers.values()),
         without=tuple(i for i, layer in enumerate(layers) if layer.attention is None),
-        heads=tuple(config.heads_of(layer) for layer in config.layers),
-        sources=tuple(i if layer.source is None else layer.source for i, layer in enumerate(config.layers)),
+        heads=(
+            *(config.stored_heads(layer) for layer in config.layers),
+            *((1, sizes.head_dim // 2) for sizes in indexers.values()),
+        ),
+        sources=(*sources, *range(len(layers), count)),
+        indexed=tuple(indexers),
     )
 
 
@@ -194,7 +200,7 @@ def _layer(
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:
         spec = _attention(config, parameters, attn, layer, rope)
-        latent, qkv, output = read_latent(config, parameters, prefix, config.latent)
+        latent, qkv, output = read_latent(config, parameters, prefix, config.latent, layer)
     else:
         spec = _attention(config, parameters, attn, layer, rope)
         qkv, gate, output = _projections(config, parameters, prefix, layer, rope)
@@ -295,6 +301,7 @@ def _attention(
         projects=layer.projects,
         chunked=layer.chunked,
         unit_norms=config.family.qk_norm == "unit" and rope is not None,
+        chosen=None if layer.indexer is None else layer.indexer.chosen,
     )
 
 

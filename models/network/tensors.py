@@ -107,6 +107,7 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         blocks.append(attention_gate(config, layer))
     if layer.mixer is not None:
         blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
+    blocks.append(indexer(config, layer))
     blocks.append(feed_forward(config, layer))
     if layer.experts is not None:
         blocks += [[router(config, layer.experts)], expert_stacks(config, layer.experts)]
@@ -167,6 +168,20 @@ def latent(config: DecoderConfig, sizes: LatentConfig) -> list[Tensor]:
 def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
     """Return the projection that some checkpoints have instead of `embed_q` and `unembed_out`: both of each head."""
     return Tensor("self_attn.kv_b_proj", config.heads * (sizes.other + sizes.value), sizes.size, rows_by="heads")
+
+
+def indexer(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
+    """Return the projections to an indexer's queries, to their weights and to its keys, if the layer has one."""
+    sizes = layer.indexer
+    if sizes is None or config.latent is None:
+        return []
+    at = "self_attn.indexer"
+    width = config.hidden_size
+    return [
+        Tensor(f"{at}.wq_b", sizes.heads * sizes.head_dim, config.latent.queries),
+        Tensor(f"{at}.weights_proj", sizes.heads, width),
+        Tensor(f"{at}.wk", sizes.head_dim, width, before_append=True),
+    ]
 
 
 def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
@@ -349,7 +364,10 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     at = "self_attn"
     if config.latent is not None:
         latents = {"q_a_layernorm": config.latent.queries, "kv_a_layernorm": config.latent.size}
-        return [Vector(f"{at}.{name}.weight", size) for name, size in latents.items() if size]
+        vectors = [Vector(f"{at}.{name}.weight", size) for name, size in latents.items() if size]
+        if layer.indexer is not None:
+            vectors += [Vector(f"{at}.indexer.k_norm.{part}", layer.indexer.head_dim) for part in ("weight", "bias")]
+        return vectors
     kv_heads, dim = config.heads_of(layer)
     vectors = []
     units: dict[str, tuple[Unit, int]] = {"q": ("heads", config.heads), "k": ("kv_heads", kv_heads)}

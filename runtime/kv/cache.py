@@ -198,6 +198,7 @@ class KVShape:
     without: layers that have no K/V.
     heads: (Hkv, D) of each layer, () if all are alike.
     sources: for each layer the one whose K/V it reads, () if each has its own.
+    indexed: layers with an indexer, whose keys are the last layers here; see `runtime.ops.indexed`.
     """
 
     layers: int
@@ -210,6 +211,7 @@ class KVShape:
     without: tuple[int, ...] = ()
     heads: tuple[tuple[int, int], ...] = ()
     sources: tuple[int, ...] = ()
+    indexed: tuple[int, ...] = ()
 
     @property
     def kinds(self) -> list[KVKind | None]:
@@ -228,6 +230,10 @@ class KVShape:
     def source(self, layer: int) -> int:
         """Return the layer whose K/V this one reads."""
         return self.sources[layer] if self.sources else layer
+
+    def index_keys_of(self, layer: int) -> int:
+        """Return the layer that stands for the keys of a layer's indexer."""
+        return self.layers - len(self.indexed) + self.indexed.index(layer)
 
     @property
     def appending(self) -> int:

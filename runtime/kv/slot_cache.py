@@ -23,6 +23,7 @@ from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
+from headrace.runtime.ops.indexed import attend_indexed
 from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need
@@ -102,6 +103,10 @@ class SlotCache(ReusableCache):
         keys = self.keys
         values = self.values
         first = self.firsts[layer]
+        if spec.chosen is not None:
+            index = self._shape.index_keys_of(layer)
+            stored = (keys[layer], values[layer]), (keys[index], values[index])
+            return attend_indexed(self._ops, list(qkv), *stored, self.length, spec, self.phase)
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot

@@ -30,6 +30,7 @@ class LayerKV:
     late: int = 0
     chunked: bool = False
     chosen: int | None = None
+    flops: int | None = None  # per visible position in one layer, if not `StepCost.attention_flops_per_entry`
 
     def nbytes(self, entries: int) -> int:
         """Return the visible bytes of `entries` entries, in all `count` layers."""
@@ -110,13 +111,17 @@ class StepCost:
         """Return the FLOPs of a step with `past` cache entries. rows: successive tokens of one sequence, attention's
         included, with draft tokens.
         """
-        entries = sum(layer.count * layer.visible_by_all(past + 1, rows) for layer in self.kv)
-        return rows * self.weight_flops + self.attention_flops_per_entry * entries
+        return rows * self.weight_flops + sum(
+            layer.count * self._entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv
+        )
 
     def prompt_flops(self, past: int, rows: int) -> int:
         """Return the FLOPs of `rows` tokens of a prompt, which choose none: as far as they append K/V."""
-        late = sum(layer.late * layer.visible_by_all(past + 1, rows) for layer in self.kv)
-        return self.step_flops(past, rows) - rows * self.late_flops - self.attention_flops_per_entry * late
+        late = sum(layer.late * self._entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv)
+        return self.step_flops(past, rows) - rows * self.late_flops - late
+
+    def _entry_flops(self, layer: LayerKV) -> int:
+        return self.attention_flops_per_entry if layer.flops is None else layer.flops
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a cache of `tokens` entries."""

@@ -15,7 +15,14 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, native, reference
 from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
-from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
+from headrace.runtime.ops.layer_weights import (
+    BranchNorms,
+    IndexerWeights,
+    LatentWeights,
+    LayerInput,
+    LayersNode,
+    LayerWeights,
+)
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
@@ -34,6 +41,7 @@ __all__ = [
     "BLOCK",
     "AttentionSpec",
     "BranchNorms",
+    "IndexerWeights",
     "KVGroup",
     "KVKind",
     "KVStore",

@@ -15,6 +15,14 @@ from headrace.runtime.ops.passes import Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Weight
 
 
+class IndexerWeights(NamedTuple):
+    """An indexer of I heads of size D, without the weights of its input, and the LayerNorm of its keys (D,)."""
+
+    queries: Weight  # (I * D, Q), of the queries' latent
+    norm: mx.array
+    norm_bias: mx.array
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
     """Attention over latents (MLA, arXiv:2405.04434) with absorbed products: all queries share one K/V head.
@@ -29,11 +37,22 @@ class LatentWeights:
     embed: Weight  # a stack of H: (L, N), of the queries' other parts
     unembed: Weight  # a stack of H: (V, L), of the attended latents
     eps: float
+    indexer: IndexerWeights | None = None  # the layer's last two projections are then its weights and its key
 
     @property
     def latent(self) -> int:
         """L, the size of a latent."""
         return int(self.norm.size)
+
+    @property
+    def matrices(self) -> list[Weight]:
+        of_indexer = None if self.indexer is None else self.indexer.queries
+        return [weight for weight in (self.q, self.embed, self.unembed, of_indexer) if weight is not None]
+
+    @property
+    def vectors(self) -> list[mx.array]:
+        of_indexer = [] if self.indexer is None else [self.indexer.norm, self.indexer.norm_bias]
+        return [*([] if self.q_norm is None else [self.q_norm]), self.norm, *of_indexer]
 
 
 class LayerInput(NamedTuple):
@@ -99,7 +118,7 @@ class LayerWeights:
         every += [] if spec is None else [spec.q_norm, spec.k_norm, spec.sinks]
         every += [] if self.mixer is None else self.mixer.vectors
         every += [] if self.mixture is None else self.mixture.vectors
-        every += [self.latent.q_norm, self.latent.norm] if self.latent else []
+        every += self.latent.vectors if self.latent else []
         every += [*(self.branches or ()), *([] if self.own_input is None else [self.own_input.norm])]
         return list({id(vector): vector for vector in every if vector is not None}.values())
 
@@ -109,9 +128,8 @@ class LayerWeights:
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
         gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
         router = [self.mixture.router] if self.mixture else []
-        latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
+        latent = self.latent.matrices if self.latent else []
         own_input = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
-        latent = [part for part in latent if part]
         of_mixer = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
         return [*self.qkv, *gates, *latent, self.output, *of_mixer, *router, *feed_forward, *own_input]
 

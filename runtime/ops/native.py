@@ -377,7 +377,7 @@ def mix_pass(
 
 def pages(spec: AttentionSpec) -> bool:
     """Return whether attention reads blocks in place."""
-    return attention_plan(spec) is not None
+    return spec.chosen is None and attention_plan(spec) is not None
 
 
 def slots(_spec: AttentionSpec) -> bool:

@@ -238,7 +238,7 @@ def pages(_spec: AttentionSpec) -> bool:
 
 def slots(spec: AttentionSpec) -> bool:
     """Return whether one operation attends for several sequences (`runtime.ops.slots`): not with a softcap."""
-    return spec.softcap is None
+    return spec.softcap is None and spec.chosen is None
 
 
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:

@@ -111,6 +111,7 @@ class AttentionSpec:
 
     chunked: bool = False
     unit_norms: bool = False
+    chosen: int | None = None  # entries that a query attends to, at most, by `runtime.ops.indexed`; None: all
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the query at `position` sees."""

@@ -148,6 +148,11 @@ _DEEPSEEK_V3 = {
         **_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
     },
 }  # fmt: skip
+_INDEXED = {"index_topk": 8, "index_n_heads": 32, "index_head_dim": 32}  # fewer heads: several scores are 0
+_GLM5 = {
+    **_GLM_LITE, **_INDEXED, "model_type": "glm_moe_dsa",
+    "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+}  # fmt: skip
 _EXAONE_MOE = {
     "model_type": "exaone_moe", "sliding_window": WINDOW, "moe_intermediate_size": 48, "num_experts": 8,
     "num_experts_per_tok": 3, "num_shared_experts": 1, "is_moe_layer": [False, True],
@@ -225,6 +230,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4-lite": _GLM_LITE,
     "glm4-lite-at-once": {**_GLM_LITE, "q_lora_rank": None, "first_k_dense_replace": 0},
     "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-v32": {**_DEEPSEEK_V3, **_INDEXED, "model_type": "deepseek_v32"},
+    "deepseek-v32-turned": {
+        **_DEEPSEEK_V3, **_INDEXED, "model_type": "deepseek_v32", "indexer_rope_interleave": True, "index_topk": 13,
+        "attention_bias": True, "first_k_dense_replace": 0,
+    },
+    "glm5": _GLM5,
+    "glm5-halves": {**_GLM5, "indexer_rope_interleave": False, "n_group": 4, "topk_group": 2},
     "deepseek-v2": _DEEPSEEK_V2,
     "deepseek-v2-lite": {
         **_DEEPSEEK_V2, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1,

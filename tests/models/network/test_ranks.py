@@ -121,9 +121,9 @@ def test_norms_over_all_heads_and_groups_of_both_ranks(
 
 # mlx-lm's classes, and the ways in which they cannot be divided.
 _CLASSES = {
-    "deepseek_v32": "", "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline", "step3p5": "pipeline",
+    "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline", "step3p5": "pipeline",
     "kimi_k3": "", "minimax_m3_vl": "", "deepseek_v41": "",
-    "glm_moe_dsa": "", "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
+    "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
     "lfm2": "tensor pipeline", "plamo2": "tensor pipeline",
 }  # fmt: skip
 _OTHERS = {

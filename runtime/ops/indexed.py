@@ -1,0 +1,126 @@
+"""Sparse attention over latents: an indexer chooses the entries that a query attends to (DeepSeek V3.2, GLM 5).
+
+Every token has one index key. The score of an entry is the sum over index heads of weight * relu(query . key). A query
+attends to the `AttentionSpec.chosen` entries with the largest scores, the first ones of equal scores, or to all if it
+sees no more.
+
+An entry is key and value, so it is stored once: its first half as K, its second as V. So is an index key, in a layer of
+its own (`KVShape.indexed`).
+T = new tokens, H = query heads, D = size of an entry, I = index heads, J = size of an index key, k = chosen entries.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from headrace.runtime.ops.attention import SCORES
+from headrace.runtime.ops.passes import BLOCK, Phase
+from headrace.runtime.ops.weights import AttentionSpec
+
+if TYPE_CHECKING:
+    from headrace.runtime.ops import Ops
+
+Halves = tuple[mx.array, mx.array]
+"""First and second halves of all entries, (1, 1, capacity, D / 2) each. The capacity is a multiple of BLOCK."""
+
+
+def attend_indexed(
+    ops: "Ops",
+    rows: Sequence[mx.array],
+    entries: Halves,
+    index_keys: Halves,
+    offset: int,
+    spec: AttentionSpec,
+    phase: Phase,
+) -> mx.array:
+    """Rotate, append entries and index keys, and attend causally over the chosen entries -> (1, T, H * D).
+
+    rows: queries (1, T, H * D), entries (1, T, D), index queries (1, T, I * J), their weights (1, T, I), and index keys
+    (1, T, J), of positions [offset, offset + T).
+    entries, index_keys: those of the positions before, with room for T more; written in place.
+    """
+    queries, new_entries, index_queries, weights, new_keys = rows
+    length = queries.shape[1]
+    chosen = spec.chosen
+    assert chosen is not None
+    device = mx.default_device().type
+    queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
+    index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
+    _append(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
+    _append(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
+
+    outs = []
+    seeing_all = min(length, max(0, chosen - offset))
+    score_bytes = 4 * spec.heads * min(chosen, offset + length)
+    for part in _parts(0, seeing_all, SCORES[device] // score_bytes):
+        seen = _joined(entries, slice(offset + part.stop))[None, None]
+        mask = None if part.stop - part.start == 1 else "causal"
+        outs.append(ops.attend_heads(queries[:, :, part], seen, seen, spec.scale, mask, None, phase))
+    index_bytes = 4 * weights.shape[-1] * (offset + length)
+    copy_bytes = 4 * chosen * new_entries.shape[-1]
+    for part in _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes)):
+        indices = _chosen(index_queries[0, :, part], weights[0, part], index_keys, offset + part.start, chosen)
+        read = _joined(entries, indices)[:, None]  # (rows, 1, k, D)
+        alone = queries[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
+        out = ops.attend_heads(alone, read, read, spec.scale, None, None, "decode")
+        outs.append(out.transpose(2, 1, 0, 3))
+        if length > part.stop - part.start:
+            mx.eval(outs[-1])  # else MLX would allocate the copies of all parts together
+    out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+    return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
+
+
+def _chosen(queries: mx.array, weights: mx.array, index_keys: Halves, first: int, count: int) -> mx.array:
+    """Return the positions of the `count` entries with the largest scores, ascending, (rows, count).
+
+    queries (I, rows, J), weights (rows, I): of positions from `first` on.
+
+    Products are of one query and BLOCK keys each, so that a score has the same bits in any pass.
+    """
+    rows = weights.shape[0]
+    blocks = -(-(first + rows) // BLOCK)
+    products = [
+        query.swapaxes(0, 1)[:, None] @ half[0, 0, : blocks * BLOCK].reshape(1, blocks, BLOCK, -1).swapaxes(-1, -2)
+        for query, half in zip(mx.split(queries, 2, axis=-1), index_keys, strict=True)
+    ]  # (rows, blocks, I, BLOCK)
+    size = blocks * BLOCK
+    scores = (weights[:, None, None] @ mx.maximum(products[0] + products[1], 0)).reshape(rows, size)
+    positions = mx.arange(size)
+    is_visible = positions <= (first + mx.arange(rows))[:, None]
+    scores = mx.where(is_visible, scores, -mx.inf)
+    least = mx.partition(scores, size - count, axis=-1)[:, size - count, None]
+    is_above = scores > least
+    is_equal = scores == least
+    room = count - is_above.sum(axis=-1, keepdims=True)
+    is_chosen = is_above | (is_equal & (mx.cumsum(is_equal.astype(mx.int32), axis=-1) <= room))
+    # The last position stands for those that are not chosen: scores that are no numbers choose too few.
+    return mx.sort(mx.where(is_chosen, positions, size - 1), axis=-1)[:, :count]
+
+
+def _heads(x: mx.array, heads: int) -> mx.array:
+    """Return (1, T, heads * size) as (1, heads, T, size)."""
+    return x.reshape(1, x.shape[1], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _rotated(ops: "Ops", x: mx.array, offset: int, spec: AttentionSpec) -> mx.array:
+    """Rotate the first numbers of heads (1, heads, T, size)."""
+    return x if spec.rope is None else ops.rotate_heads(x, spec.rope, offset)
+
+
+def _append(halves: Halves, rows: mx.array, offset: int) -> None:
+    """Write rows (1, 1, T, D) at positions from `offset` on."""
+    end = offset + rows.shape[2]
+    for half, part in zip(halves, mx.split(rows, 2, axis=-1), strict=True):
+        half[:, :, offset:end] = part.astype(half.dtype)
+
+
+def _joined(halves: Halves, positions: slice | mx.array) -> mx.array:
+    """Return the entries at positions (...), whole: (..., D)."""
+    return mx.concatenate([half[0, 0, positions] for half in halves], axis=-1)
+
+
+def _parts(first: int, last: int, size: int) -> list[slice]:
+    """Return [first, last) in parts of at most `size`, or 1."""
+    size = max(1, size)
+    return [slice(begin, min(begin + size, last)) for begin in range(first, last, size)]

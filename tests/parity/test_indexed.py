@@ -1,0 +1,127 @@
+"""Sparse attention (DeepSeek V3.2, GLM 5) over several blocks: passes of any rows, cached prefixes, K/V on disk."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.stored_kv import stored_kv
+from headrace.runtime.errors import UsageError
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVCache, PassRow
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.ops import BLOCK, Phase, reference
+from headrace.runtime.ops.kv_format import Q8
+from tests.parity.test_mlx_lm_families import difference, logits_of_class, stock
+from tests.support.kernels import FAST
+from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
+from tests.support.tiny import load_decoder
+
+pytestmark = pytest.mark.peer
+
+PROMPT = [(7 * i * i + 3 * i + i // 5) % VOCAB for i in range(BLOCK + 42)]
+OTHER = [(5 * i * i + i + 1) % VOCAB for i in range(50)]
+
+
+@pytest.fixture(scope="module", params=["deepseek-v32", "glm5"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlx_lm_model(tmp_path_factory.mktemp(request.param), config_of(request.param))
+
+
+@pytest.fixture(scope="module")
+def network(directory: Path) -> Decoder:
+    return load_decoder(directory, FAST)
+
+
+def backend(network: Decoder) -> KVBackend:
+    return network.kv_backend(KVOptions(256, max_running=2, keep_prefix=True, key=b"this model"))
+
+
+def run(network: Decoder, kv: KVBackend, rows: list[tuple[KVCache, list[int]]], phase: Phase = "prefill") -> mx.array:
+    """Return the logits (tokens of all rows, V) of one pass, whose entries are committed."""
+    [made] = kv.make_passes([PassRow(cache, len(tokens), phase) for cache, tokens in rows])
+    every = mx.array([[token for _, tokens in rows for token in tokens]])
+    logits = network.all_logits(network.layers(network.embed(every), made))[0]
+    mx.eval(logits)
+    made.advance()
+    for cache, tokens in rows:
+        cache.commit(len(tokens))
+    return logits
+
+
+def in_parts(network: Decoder, kv: KVBackend, cache: KVCache, tokens: list[int], *ends: int) -> mx.array:
+    """Return the logits of a prompt fed in several passes."""
+    bounds = [0, *ends, len(tokens)]
+    parts = [tokens[first:last] for first, last in pairwise(bounds)]
+    return mx.concatenate([run(network, kv, [(cache, part)]) for part in parts])
+
+
+def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
+    network = load_decoder(directory, reference)
+    kv = backend(network)
+    ours = in_parts(network, kv, kv.acquire(()), PROMPT, 3, 60, BLOCK + 1)
+    assert difference(ours, logits_of_class(stock(directory), PROMPT)[0]) < 1e-5
+
+
+def test_bits_do_not_depend_on_the_rows_of_a_pass(network: Decoder) -> None:
+    kv = backend(network)
+    whole, parts = kv.acquire(()), kv.acquire(())
+    alone = run(network, kv, [(whole, PROMPT)])
+    assert mx.array_equal(in_parts(network, kv, parts, PROMPT, 3, 60, BLOCK + 1), alone)
+    drafted = run(network, kv, [(whole, [5, 6, 7])], "decode")
+    steps = [run(network, kv, [(parts, [token])], "decode") for token in (5, 6, 7)]
+    assert mx.array_equal(mx.concatenate(steps), drafted)
+    short = kv.acquire(())
+    of_short = run(network, kv, [(short, OTHER)])
+    both = run(network, kv, [(whole, [9]), (short, [8])], "decode")
+    again = kv.acquire(())
+    assert mx.array_equal(run(network, kv, [(again, OTHER)]), of_short)
+    assert mx.array_equal(run(network, kv, [(again, [8])], "decode")[0], both[1])
+    assert mx.array_equal(run(network, kv, [(parts, [9])], "decode")[0], both[0])
+
+
+def test_rejected_tokens_leave_no_trace(network: Decoder) -> None:
+    kv = backend(network)
+    cache = kv.acquire(())
+    run(network, kv, [(cache, PROMPT)])
+    [made] = kv.make_passes([PassRow(cache, 3, "decode")])
+    mx.eval(network.layers(network.embed(mx.array([[1, 2, 3]])), made))
+    made.advance()
+    cache.rollback()
+    after = run(network, kv, [(cache, [4])], "decode")
+    clean = kv.acquire(())
+    run(network, kv, [(clean, PROMPT)])
+    assert mx.array_equal(run(network, kv, [(clean, [4])], "decode"), after)
+
+
+def test_a_prefix_in_memory_and_on_disk_is_that_of_a_cold_prompt(network: Decoder, tmp_path: Path) -> None:
+    kv = backend(network)
+    cache = kv.acquire(())
+    wanted = run(network, kv, [(cache, PROMPT)])[-1]
+    kv.on_prefill(cache, PROMPT)
+    shared = kv.acquire(PROMPT)
+    assert shared.committed == BLOCK
+    assert mx.array_equal(run(network, kv, [(shared, PROMPT[BLOCK:])])[-1], wanted)
+    store = DiskStore(tmp_path, 1 << 30)
+    kv.store(PROMPT, store, lambda: False)
+    restarted = backend(network)
+    restarted.load(PROMPT, store)
+    loaded = restarted.acquire(PROMPT)
+    assert loaded.committed == BLOCK
+    assert mx.array_equal(run(network, restarted, [(loaded, PROMPT[BLOCK:])])[-1], wanted)
+
+
+def test_an_entry_is_stored_once_with_its_index_key(network: Decoder) -> None:
+    shape = network.kv_shape
+    assert network.config.latent is not None
+    size = network.config.latent.head_dim + 32
+    assert shape.bytes_per_token == 2 * size * shape.format.dtype.size == network.cost.kv_bytes_per_token
+    read = network.cost.kv_bytes_read(BLOCK) - network.cost.kv_bytes_read(BLOCK - 1)
+    assert read == 2 * 32 * shape.format.dtype.size  # of the index keys alone
+
+
+def test_packed_kv_are_refused(network: Decoder) -> None:
+    with pytest.raises(UsageError):
+        stored_kv(network.config, network.ops, mx.float32, Q8)
