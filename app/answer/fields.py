@@ -79,7 +79,8 @@ def answer_options(
 ) -> AnswerOptions:
     """Return the answer options among the fields.
 
-    aliases: other names of options. more: options from other fields, in place of those by name. Values of other servers' clients mean here the same as there (`_meant`). Raises UsageError for a value out of range.
+    aliases: other names of options. more: options from other fields, in place of those by name. Values of other
+    servers' clients mean here the same as there (`_meant`). Raises UsageError for a value out of range.
     """
     aliases = aliases or {}
     given = {name: _meant(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
