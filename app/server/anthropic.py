@@ -211,9 +211,9 @@ class MessageForm:
         """Return the message."""
         answer = self._answer
         content: list[dict[str, object]] = []
-        if answer.reasoning:
-            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-        if answer.content or not (answer.reasoning or answer.calls):
+        if answer.thinking:
+            content.append({"type": "thinking", "thinking": answer.thinking, "signature": ""})
+        if answer.content or not (answer.thinking or answer.calls):
             content.append({"type": "text", "text": answer.content})
         content += [{**_tool_use(call), "input": call.value} for call in answer.calls]
         delta, usage = self._end()

@@ -146,7 +146,7 @@ class ChatForm(OpenAIForm):
                 index,
                 answer.finished,
                 answer.content,
-                thinking=answer.reasoning,
+                thinking=answer.thinking,
                 calls=[written_call(call.id, call.name, call.arguments, custom) for call in answer.calls],
                 reports=answer.tokens if self._call.logprobs is not None else None,
             )

@@ -117,6 +117,6 @@ class AnswerParts:
         return "".join(self._content)
 
     @property
-    def reasoning(self) -> str:
+    def thinking(self) -> str:
         """Its thinking."""
         return "".join(self._thinking)
