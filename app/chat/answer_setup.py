@@ -8,6 +8,7 @@ from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
+from headrace.models.text.thinking import NO_TEXT
 from headrace.runtime.errors import UsageError
 
 
@@ -80,6 +81,6 @@ def answer_request(
         id,
         prompt_messages(session, branch[:-1] if continuing else branch),
         stored_options(session.sampling if sampling is None else sampling),
-        continue_text=branch[-1].content if continuing else "",
+        begun=branch[-1].by_kind if continuing else NO_TEXT,
         drop_oldest=drop_oldest,
     )

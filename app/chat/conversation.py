@@ -36,7 +36,6 @@ from headrace.app.engine.events import (
 )
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 P = ParamSpec("P")
@@ -389,7 +388,7 @@ class Conversation:
         self.notice = notice or self.notice
 
     def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
-        summary = split_thinking(turn.summary).answer.strip()
+        summary = turn.summary.strip()
         if not cancelled and not summary:
             self.notice = "the model gave no summary"
         elif not cancelled:

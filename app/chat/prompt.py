@@ -38,8 +38,11 @@ def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages
         head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
     messages: ChatMessages = [{"role": "system", "content": head}] if head else []
     for run in runs(session, branch):
-        texts = [with_attachments(message.content, message.attachments) for message in run]
+        texts = [with_attachments(message.by_kind.content, message.attachments) for message in run]
+        thinking = [message.by_kind.thinking for message in run if message.by_kind.thinking is not None]
         messages.append({"role": run[0].role, "content": "\n\n".join(texts)})
+        if thinking:
+            messages[-1]["reasoning_content"] = "\n\n".join(thinking)
     return messages
 
 

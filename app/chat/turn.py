@@ -16,7 +16,7 @@ from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Even
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from headrace.models.text.thinking import ThinkingTags
+from headrace.models.text.thinking import NO_TEXT, Kinds
 from headrace.runtime.errors import SessionError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -70,7 +70,7 @@ class Turn:
         self.metrics: Summary | None = None
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
-        self._tags = ThinkingTags()
+        self._written = leaf.by_kind if continuing else NO_TEXT
         self._system = system
         self._store = store
         self._unsaved = ""
@@ -108,21 +108,20 @@ class Turn:
         self.steps.latencies_s += [record.latency_s for record in records]
         if records:
             self.context_tokens = records[-1].context
-        text = self._tags.add(delta.thinking, delta.content) if delta.by_kind else delta.text
         if self.summarising:
-            self.summary += text
-        elif text:
-            self._append(text)
+            self.summary += delta.content
+        elif delta.text or any(delta.kinds):
+            self._append(delta.text, delta.kinds)
 
-    def _append(self, text: str) -> None:
+    def _append(self, text: str, kinds: Kinds) -> None:
         text = storable(text)
         self._unsaved += text
+        self._written = self._written.grown(text, kinds)
         if self.answer is None:
             self.answer = self._store.begin_answer(
                 self.leaf.session_id, self.leaf.id, self.model, sampling=self.sampling, system=self._system
             )
-            text = self._unsaved  # with the text of earlier calls that failed
-        self.answer = replace(self.answer, content=self.answer.content + text, partial=True)
+        self.answer = replace(self.answer, content=self._written.text, kinds=self._written.kinds, partial=True)
 
     def grown(self, branch: Sequence[Message]) -> list[Message]:
         """Return the branch with the answer at its end, as far as it is written."""
@@ -166,7 +165,7 @@ class Turn:
     def _finish(self, reason: str) -> None:
         has_answer = self._unsaved or (self.metrics is not None and reason != "cancelled")  # an empty one, too
         if self.answer is None and has_answer and not self.summarising:
-            self._append("")
+            self._append("", Kinds())
         self._grow()
         if self.answer is not None:
             unchanged = self.continuing and len(self.answer.content) == self._old_length
@@ -174,7 +173,8 @@ class Turn:
             steps = None
             if not unchanged and self.steps.texts:
                 steps = self.steps.behind(self._store.steps(self.leaf) if self.continuing else None)
-            self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps)
+            kinds = self.answer.by_kind.ended().kinds
+            self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps, kinds=kinds)
         self.is_stored = True
 
     def _grow(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import HostsChoice
-from headrace.models.text.thinking import Thinking
+from headrace.models.text.thinking import NO_TEXT, TextByKind, Thinking
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.tools.use import ToolUse
@@ -58,7 +58,7 @@ class Generate:
     prompt: a text to continue as it is, instead of messages.
     suffix: the text after the gap that a continued text ends at.
     tools: that the model may call.
-    continue_text: the answer so far; the deltas continue it.
+    begun: the answer so far; the deltas continue it.
     drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of ending with
         `ContextFull`.
     logprobs: best tokens reported with each token; None: off.
@@ -73,7 +73,7 @@ class Generate:
     suffix: str | None = None
     tools: "ToolUse | None" = None
     logprobs: int | None = None
-    continue_text: str = ""
+    begun: TextByKind = NO_TEXT
     drop_oldest: bool = False
     explain: bool = False
     submitted: float = field(default_factory=time.monotonic)

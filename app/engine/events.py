@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.model_card import ModelCard
+from headrace.models.text.thinking import Kinds
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
@@ -138,15 +139,14 @@ class Delta:
     """Parts of an answer since the last delta, in order, as the `Answerer` gave them.
 
     ttft_s: seconds from the request to the first text; None before that. opening: text of the chat template, before
-    that of the parts. by_kind: they are of a server's stream, which tells the kinds of the text alone: not its tags,
-    nor the steps that made it.
+    that of the parts. has_steps: the text of each step is known; a server's stream does not tell it.
     """
 
     id: int
     parts: Sequence["TextChunk | Completed"]
     ttft_s: float | None = None
     opening: str = ""
-    by_kind: bool = False
+    has_steps: bool = True
 
     @cached_property
     def text(self) -> str:
@@ -160,6 +160,13 @@ class Delta:
     def content(self) -> str:
         return "".join(part.content for part in self.parts)
 
+    @property
+    def kinds(self) -> Kinds:
+        """Lengths of the text that is known by kind; that of the opening is known."""
+        opening = len(self.opening) + sum(len(part.opening) for part in self.parts)
+        closing = sum(len(part.closing) for part in self.parts)
+        return Kinds(opening, len(self.thinking), closing, len(self.content))
+
     @cached_property
     def records(self) -> list[StepRecord]:
         return [part.record for part in self.parts if part.record is not None]
@@ -167,7 +174,7 @@ class Delta:
     @cached_property
     def steps(self) -> list[StepText]:
         """The text of each step, where it is known."""
-        return [] if self.by_kind else [StepText.of(part) for part in self.parts if part.record or part.text]
+        return [StepText.of(part) for part in self.parts if part.record or part.text] if self.has_steps else []
 
 
 @dataclass(frozen=True, slots=True)

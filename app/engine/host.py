@@ -40,7 +40,6 @@ from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resol
 from headrace.models.registry.store import Store
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.events import Completed, TextChunk
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
 from headrace.runtime.engine.request import CancelFlag
@@ -206,22 +205,24 @@ class EngineHost:
         if ids is None:
             return None
         tokenized = time.monotonic()
-        given = bool(command.continue_text) or command.prompt is not None
-        opening = "" if given else self._answerer.chat_prompt.opening(ids)
-        so_far = split_thinking(command.continue_text)
-        thinking = bool(opening) or so_far.is_open
+        begun = command.begun
         chat = command.prompt is None
+        opening = self._answerer.chat_prompt.opening(ids) if chat and not begun.text else ""
+        if self._serving:  # a client that sent half a thinking section gets the rest as it is
+            has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
+        else:
+            has_kinds = begun.is_open or not begun.text
         prompt = Prompt(
             ids,
             opening,
-            thinking,
+            bool(opening) or begun.is_open,
             chat=chat,
             tools=command.tools,
-            begun=so_far.answer,
+            begun=begun.content,
             started=command.submitted,
             waited_s=began - command.submitted,
             tokenize_s=tokenized - began,
-            has_kinds=self._answerer.chat_prompt.thinks and chat and not so_far.is_open,
+            has_kinds=has_kinds,
         )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         outbox = Outbox(command.id, answer, send, text_s=self._text_s)

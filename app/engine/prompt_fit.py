@@ -55,7 +55,7 @@ class PromptFit:
         options = command.options
         return self._prompts.encode(
             messages,
-            command.continue_text,
+            command.begun,
             thinking=options.thinking,
             tools=command.tools,
             variables=options.chat_template_kwargs,

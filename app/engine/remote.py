@@ -23,7 +23,6 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.remote_answer import RemoteAnswer
 from headrace.app.engine.telemetry import event_of
 from headrace.app.engine.telemetry_reader import telemetry_path
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError
 
 _CONNECT_S = 10.0
@@ -159,7 +158,7 @@ class RemoteEngine:
         with self._changes:
             self._running[command.id] = connection
         try:
-            if command.continue_text and (not self._own or split_thinking(command.continue_text).is_open):
+            if command.begun.text and (not self._own or command.begun.is_open):
                 raise ServerError("this server cannot continue this answer")
             response = self._address.ask(connection, "/v1/chat/completions", self._body(command))
             for _, data in events(response):
@@ -184,8 +183,11 @@ class RemoteEngine:
             schema = {"name": "answer", "strict": True, "schema": command.options.schema}
             options["response_format"] = {"type": "json_schema", "json_schema": schema}
         messages = [dict(message) for message in command.messages]
-        if command.continue_text:
-            messages.append({"role": "assistant", "content": command.continue_text})
+        if not self._own:  # some refuse thinking that is sent back
+            for message in messages:
+                message.pop("reasoning_content", None)
+        if command.begun.text:
+            messages.append({"role": "assistant", "content": command.begun.text})
             options |= {"continue_final_message": True}
         return {
             "model": self._model,

@@ -10,6 +10,7 @@ from headrace.app.engine.events import AnswerEvent, Delta, Done, Event
 from headrace.app.engine.http_address import ServerError
 from headrace.app.engine.telemetry import event_of, textless
 from headrace.models.text.events import Completed, TextChunk
+from headrace.models.text.thinking import CLOSING, OPENING
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
@@ -28,6 +29,8 @@ class RemoteAnswer:
         self._pieces = 0
         self._thinking = ""  # text without its steps so far
         self._content = ""
+        self._has_thinking = False
+        self._has_content = False
         self._usage: Mapping[str, Any] = {}
         self._cut = False  # by a limit
         self._done: Done | None = None  # of headrace's own server
@@ -53,7 +56,7 @@ class RemoteAnswer:
         if not self._thinking and not self._content:
             return [done]
         rest = Completed("", done.end)
-        return [Delta(self._id, [self._with_text(rest)], self._ttft_s, by_kind=True), done]
+        return [Delta(self._id, [self._with_text(rest)], self._ttft_s, has_steps=False), done]
 
     def _own(self, extension: Mapping[str, Any]) -> list[Event]:
         """Return the event that headrace's own server reports."""
@@ -69,14 +72,23 @@ class RemoteAnswer:
     def _delta(self, records: Sequence[StepRecord]) -> Delta:
         """Return the text that has come, with the records of its steps."""
         first, *others = map(textless, records)
-        return Delta(self._id, [self._with_text(first), *others], self._ttft_s, by_kind=True)
+        return Delta(self._id, [self._with_text(first), *others], self._ttft_s, has_steps=False)
 
     def _with_text(self, part: P) -> P:
+        """Return the part with the text that has come, and tags around thinking. Thinking after content is content."""
         thinking = self._thinking
         content = self._content
+        if self._has_content:
+            content = thinking + content
+            thinking = ""
+        opening = OPENING if thinking and not self._has_thinking else ""
+        self._has_thinking = self._has_thinking or thinking != ""
+        closing = CLOSING if content and self._has_thinking and not self._has_content else ""
+        self._has_content = self._has_content or content != ""
         self._thinking = ""
         self._content = ""
-        return replace(part, text=thinking + content, thinking=thinking, content=content)
+        text = opening + thinking + closing + content
+        return replace(part, text=text, opening=opening, thinking=thinking, closing=closing, content=content)
 
     def _record(self) -> StepRecord:
         """Return the record of another server's step: the text that has come since the last one."""

@@ -47,7 +47,7 @@ def event_of(name: str, fields: dict[str, Any]) -> Event | None:
             return typed(Prefill, fields)
         case "steps":
             records = typed(list[StepRecord], fields["steps"])
-            return Delta(fields["id"], [textless(record) for record in records], fields["ttft_s"], by_kind=True)
+            return Delta(fields["id"], [textless(record) for record in records], fields["ttft_s"], has_steps=False)
         case "done":
             return Done(fields["id"], Finished(fields["reason"], typed(Summary, fields["summary"])))
         case "failed":

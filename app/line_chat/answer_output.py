@@ -13,7 +13,6 @@ from headrace.app.line_chat.terminal import Lines, say
 from headrace.app.output.rendered_markdown import BLANK, RenderedLine, blocks_of, rendered_lines
 from headrace.app.output.sanitise import Sanitiser
 from headrace.app.sessions.records import Message
-from headrace.models.text.thinking import split_thinking
 
 _ENDINGS = {"length": "limit reached", "cancelled": "stopped", "died": "the engine died", "failed": "failed"}
 _WIDEST = 120  # cells of a line; longer ones are hard to read
@@ -152,14 +151,14 @@ class AnswerPrinter:
 
     def _text(self, message: Message) -> str:
         """Return the answer as it is printed; text that is added to the answer only extends it."""
-        parts = split_thinking(message.content, growing=message.partial)
-        if parts.thinking is None:
-            return parts.answer
+        answer = message.by_kind
+        if answer.thinking is None:
+            return answer.content
         text = "(thinking)\n"
         if self._show_thinking:
-            text += parts.thinking
-        if parts.is_open:
+            text += answer.thinking
+        if answer.is_open:
             return text
         if not text.endswith("\n"):
             text += "\n"
-        return f"{text}(answer)\n{parts.answer}"
+        return f"{text}(answer)\n{answer.content}"

@@ -19,7 +19,7 @@ from headrace.app.server.answering import Answering
 from headrace.app.server.errors import api_error
 from headrace.app.server.form import Form, json_bytes
 from headrace.app.server.served_models import ServedModels
-from headrace.models.text.thinking import Thinking
+from headrace.models.text.thinking import Thinking, read_tags
 from headrace.runtime.sampling.params import SEEDS
 
 WRITE_S = 30.0  # for a client to take a piece
@@ -104,7 +104,7 @@ def commands(call: Call, ids: Sequence[int], card: ModelCard, defaults: AnswerOp
                 prompt=prompts[number // call.count],
                 suffix=call.suffix,
                 logprobs=call.logprobs,
-                continue_text=call.continue_text,
+                begun=read_tags(call.continue_text),
                 tools=call.tools,
                 explain=call.explain,
             )

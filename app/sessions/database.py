@@ -88,8 +88,11 @@ ALTER TABLE sessions ADD COLUMN draft TEXT;     -- what was typed and not sent, 
 _STEPS = """
 ALTER TABLE messages ADD COLUMN steps BLOB;     -- token boundaries and step latencies of an answer, compressed
 """
+_KINDS = """
+ALTER TABLE messages ADD COLUMN kinds TEXT;     -- lengths of an answer's parts, see `Kinds`; NULL: its tags tell
+"""
 # A file of version n has the first n. Migrations only add columns: an earlier headrace that is running can still write.
-_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT, _STEPS)
+_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT, _STEPS, _KINDS)
 VERSION = len(_MIGRATIONS)
 
 # SQL: text appended to a message that is not folded into it yet.

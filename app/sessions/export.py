@@ -14,7 +14,6 @@ from headrace.app.answer.phrases import sampling_text, summary_phrases
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import Summary
@@ -102,11 +101,11 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
     for message in branch:
         parts.append(f"## {_SPEAKERS[message.role]}")
         parts += [f"*Attached: {_line(attachment.name)}*" for attachment in message.attachments]
-        spoken = split_thinking(message.content)
-        if spoken.thinking:
-            parts.append(f"<details><summary>Thinking</summary>\n\n{_part(spoken.thinking)}\n\n</details>")
-        if spoken.answer.strip():
-            parts.append(_part(spoken.answer))
+        text = message.by_kind
+        if text.thinking:
+            parts.append(f"<details><summary>Thinking</summary>\n\n{_part(text.thinking)}\n\n</details>")
+        if text.content.strip():
+            parts.append(_part(text.content))
         if message.partial:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
         if message.system and message.system != session.system:
@@ -122,8 +121,9 @@ def to_document(session: Session, messages: Sequence[Message]) -> dict[str, obje
 
 
 def _message_document(message: Message) -> dict[str, object]:
-    metrics = message.metrics.document() if message.metrics is not None else None
-    return asdict(message) | {"metrics": metrics}
+    document = asdict(message) | {"metrics": message.metrics.document() if message.metrics is not None else None}
+    del document["kinds"]  # `content` has the tags
+    return document
 
 
 def made_with(message: Message) -> list[str]:

@@ -16,7 +16,6 @@ from headrace.app.answer.answer_steps import AnswerSteps, StepText
 from headrace.app.output.markdown_parser import parser
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.metrics.telemetry import Percentiles
 from headrace.runtime.metrics.units import format_seconds
@@ -73,15 +72,15 @@ def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, f
 
 
 def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, object]:
-    spoken = split_thinking(message.content)
+    text = message.by_kind
     steps = steps_of(message) if message.role == "assistant" else None
     shown = steps if steps is not None and steps.latencies_s else None
     return {
         "role": message.role,
         "attachments": [" ".join(sanitise(attachment.name).split()) for attachment in message.attachments],
-        "thinking": _rendered(spoken.thinking or ""),
-        "body": _rendered(spoken.answer) if message.role == "assistant" else None,
-        "text": sanitise(spoken.answer if message.role == "assistant" else message.content),
+        "thinking": _rendered(text.thinking or ""),
+        "body": _rendered(text.content) if message.role == "assistant" else None,
+        "text": sanitise(text.content),
         "unfinished": message.finish_reason or "interrupted" if message.partial else "",
         "facts": made(message),
         "chart": step_chart(shown) if shown else None,

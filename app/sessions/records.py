@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.models.text.thinking import Kinds, TextByKind
 from headrace.runtime.metrics.telemetry import Summary
 
 Role = Literal["user", "assistant"]
@@ -32,6 +33,7 @@ class Message:
     model, sampling, system: of an answer: the model, the settings in effect (`AnswerOptions` fields) and the system
         prompt. None for user messages, and if an earlier version did not store them.
     damaged: columns with invalid values.
+    kinds: of an answer's `content`; None: all of it is content.
     """
 
     id: int
@@ -48,6 +50,12 @@ class Message:
     sampling: Mapping[str, object] | None = None
     system: str | None = None
     damaged: tuple[str, ...] = ()
+    kinds: Kinds | None = None
+
+    @property
+    def by_kind(self) -> TextByKind:
+        """The text, by kind."""
+        return TextByKind(self.content, Kinds(content=len(self.content)) if self.kinds is None else self.kinds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
+from headrace.models.text.thinking import Kinds, read_tags
 from headrace.runtime.config.typed import typed
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -99,12 +100,19 @@ def message_of(row: sqlite3.Row) -> Message:
     if parent is not None and parent >= number:  # parents are older; otherwise it could be a cycle
         values.damaged.append("parent_id")
         parent = None
+    role = values.role("role")
+    content = values.text("whole")
+    kinds = None
+    if role == "assistant":
+        told = values.json("kinds", _kinds, None)
+        is_whole = told is not None and sum(told) == len(content)  # an earlier headrace may have continued the answer
+        kinds = told if is_whole else read_tags(content).kinds
     message = Message(
         id=number,
         session_id=values.text("session_id"),
         parent_id=parent,
-        role=values.role("role"),
-        content=values.text("whole"),
+        role=role,
+        content=content,
         created_at=values.time("created_at"),
         partial=values.flag("partial"),
         finish_reason=values.optional_text("finish_reason"),
@@ -113,6 +121,7 @@ def message_of(row: sqlite3.Row) -> Message:
         attachments=values.json("attachments", _attachments, ()),
         sampling=values.json("sampling", _settings, None),
         system=values.optional_text("system"),
+        kinds=kinds,
     )
     values.text("content")  # `whole` does not show bytes instead of text
     return marked(message, values.damaged)
@@ -175,6 +184,13 @@ def _role(value: object) -> Role:
     if value != "assistant":
         raise ValueError
     return "assistant"
+
+
+def _kinds(value: object) -> Kinds:
+    kinds = typed(Kinds, value)
+    if min(kinds) < 0:
+        raise ValueError
+    return kinds
 
 
 def _settings(value: object) -> dict[str, object]:

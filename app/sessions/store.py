@@ -19,6 +19,7 @@ from headrace.app.sessions.records import Attachment, Draft, Message, Role, Sess
 from headrace.app.sessions.rows import marked, message_of, readable, session_of
 from headrace.app.sessions.salvage import SELECT_MESSAGE, readable_messages, readable_sessions
 from headrace.app.sessions.write_back import write_back
+from headrace.models.text.thinking import Kinds
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
@@ -280,7 +281,8 @@ class SessionStore:
             now = self.message(seen.id)
             if (now.content, now.finish_reason) != (seen.content, seen.finish_reason):
                 raise SessionError("another headrace goes on with this answer", "open the session again, or ask anew")
-            self.db.run("UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", seen.id)
+            unset = "partial = 1, finish_reason = NULL, figures = NULL, kinds = NULL"
+            self.db.run(f"UPDATE messages SET {unset} WHERE id = ?", seen.id)
 
     def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
         """Append to an answer being written; `durable` makes all of its text survive a power cut.
@@ -299,16 +301,20 @@ class SessionStore:
         *,
         partial: bool = False,
         steps: AnswerSteps | None = None,
+        kinds: Kinds | None = None,
     ) -> Message:
-        """Close an answer; partial: it was stopped, cut off or ended at a limit. steps: None keeps the stored ones."""
+        """Close an answer; partial: it was stopped, cut off or ended at a limit. steps: None keeps the stored ones.
+
+        kinds: of its text; None: its tags tell.
+        """
         with self.db.transaction(durable=True):
             self._refuse_damaged(message_id)
             self._fold(message_id)
             self.db.run(
-                "UPDATE messages SET partial = ?, finish_reason = ?, figures = ?, steps = coalesce(?, steps)"
+                "UPDATE messages SET partial = ?, finish_reason = ?, figures = ?, steps = coalesce(?, steps), kinds = ?"
                 " WHERE id = ?",
                 *(partial, reason, json.dumps(metrics.document()) if metrics else None),
-                *(steps.packed() if steps is not None else None, message_id),
+                *(steps.packed() if steps is not None else None, json.dumps(kinds) if kinds else None, message_id),
             )
             self.db.run(
                 "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",

@@ -7,7 +7,7 @@ from headrace.app.sessions.database import APPENDED, Database
 _SESSION = ("title", "created_at", "updated_at", "model", "system", "sampling", "summary", "draft")
 _MESSAGE = (
     *("role", "content", "created_at", "partial", "finish_reason", "model", "figures", "attachments", "sampling"),
-    *("system", "steps"),
+    *("system", "steps", "kinds"),
 )
 
 

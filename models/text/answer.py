@@ -84,11 +84,10 @@ class AnswerText:
                 break
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
         text = "".join(pieces)
-        kinds = self._splitter.without_tags(section, content) if self._has_kinds else ("", text)
         return TextChunk(
             text,
             step,
-            *kinds,
+            *self._by_kind(section, content, text),
             tuple(pieces),
             rejected,
             tuple(calls),
@@ -116,8 +115,10 @@ class AnswerText:
             finished = replace(finished, reason="stop", stop_id=None, stop_string=stop_string)
         if self._splitter.has_section and self._counts_section:
             finished = replace(finished, thinking_tokens=self._section_count)
-        kinds = self._splitter.without_tags(section, content) if self._has_kinds else ("", text)
-        return Completed(text, finished, *kinds, calls, self._call_deltas())
+        return Completed(text, finished, *self._by_kind(section, content, text), calls, self._call_deltas())
+
+    def _by_kind(self, section: str, content: str, text: str) -> tuple[str, str, str, str]:
+        return self._splitter.by_kind(section, content) if self._has_kinds else ("", "", "", text)
 
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
         text_of = self._tokenizer.token_text

@@ -12,7 +12,7 @@ from headrace.models.text.adapt_messages import adapt_messages
 from headrace.models.text.chat_template import Message
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
-from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_thinking
+from headrace.models.text.thinking import CLOSE, LEVELS, NO_TEXT, OPEN, OPENING, TextByKind, Thinking, read_tags
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.messages import EXAMPLE, with_offer
 from headrace.models.text.tools.use import ToolUse
@@ -56,13 +56,13 @@ class ChatPrompt:
     def encode(
         self,
         messages: Sequence[Message],
-        answer: str = "",
+        begun: TextByKind = NO_TEXT,
         *,
         thinking: Thinking | None = None,
         tools: ToolUse | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Return the prompt for the next answer, or for the continuation of `answer`.
+        """Return the prompt for the next answer, or for the continuation of the one that has begun.
 
         thinking: on or off, where the template has a switch, a level, or a budget, which `section_limit` enforces; None
         leaves it undefined. tools: those the model may call. variables: of the template; they take precedence. Raises
@@ -76,10 +76,11 @@ class ChatPrompt:
             messages = _with_thinking_fields(messages)
         messages, offer = self._adapted(messages, tools)
         prompt = self._tokenizer.encode_chat(messages, **{**given, **offer})
+        answer = begun.text
         if not answer:
             return prompt
         if form is not None:
-            pieces = form.native(answer, is_open=bool(self.opening(prompt)))
+            pieces = form.native(begun, is_open=bool(self.opening(prompt)))
             return prompt + [
                 token for part, special in pieces for token in self._tokenizer.encode(part, special=special)
             ]
@@ -191,16 +192,16 @@ class ChatPrompt:
         form = self._tokenizer.thinking_form
         if form is not None and form.has_tags:
             tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
-            return f"{OPEN}\n" if tail.endswith(form.opening) else ""
+            return OPENING if tail.endswith(form.opening) else ""
         if form is not None and not form.has_channels:
             marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]
-            return f"{OPEN}\n" if marks[-1:] == ["open"] else ""
+            return OPENING if marks[-1:] == ["open"] else ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
-        return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
+        return OPENING if tail.rstrip().endswith(OPEN) else ""
 
 
 def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
-    """Move thinking from the stored form, or from `reasoning_content`, to the message fields that templates read."""
+    """Move thinking from `reasoning_content`, or from tags that a client sends, to the fields that templates read."""
     converted: list[Message] = []
     for message in messages:
         content = message.get("content")
@@ -208,10 +209,10 @@ def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
             converted.append({**message, "thinking": reasoning})
             continue
         is_answer = message.get("role") == "assistant" and isinstance(content, str)
-        parts = split_thinking(str(content)) if is_answer else None
-        if parts is None or parts.thinking is None:
+        answer = read_tags(str(content)) if is_answer else None
+        if answer is None or answer.thinking is None:
             converted.append(dict(message))
             continue
-        thinking = {"thinking": parts.thinking, "reasoning_content": parts.thinking}
-        converted.append({**message, "content": parts.answer, **thinking})
+        thinking = {"thinking": answer.thinking, "reasoning_content": answer.thinking}
+        converted.append({**message, "content": answer.content, **thinking})
     return converted

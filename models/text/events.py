@@ -27,8 +27,8 @@ class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
     step: without the tokens after a stop string.
-    thinking, content: the text by its kind, without tags and without line ends next to them; text that may be half a
-        tag comes here later than in `text`.
+    opening, thinking, closing, content: the text by its kind; opening and closing are the tags around thinking, with
+        the line ends next to them. Text that may be half a tag comes here later than in `text`.
     pieces: the text that each of its tokens completed; they join to `text`.
     rejected: the texts of its rejected draft tokens.
     calls: tool calls that it completed; their markup is not in the text.
@@ -38,7 +38,9 @@ class TextChunk:
 
     text: str
     step: Step
+    opening: str = ""
     thinking: str = ""
+    closing: str = ""
     content: str = ""
     pieces: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
@@ -65,7 +67,9 @@ class Completed:
 
     text: str
     finished: Finished
+    opening: str = ""
     thinking: str = ""
+    closing: str = ""
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
     call_deltas: tuple[CallDelta, ...] = ()

@@ -1,49 +1,92 @@
 """Separation of a reasoning model's thinking from its answer.
 
-The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. `split_thinking` takes
-stored text as a whole, `ThinkingSplitter` an answer that is being generated.
+The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. `ThinkingSplitter`
+divides an answer that is being generated. `read_tags` divides a text from elsewhere: an answer that an earlier headrace
+stored, or that a person or another program wrote.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.models.text.half_mark import half_length
 
 OPEN = "<think>"
 CLOSE = "</think>"
+OPENING = f"{OPEN}\n"
+"""Beginning of a section, where the model wrote none of its own."""
+CLOSING = f"\n{CLOSE}\n\n"
+"""End of such a section."""
 LEVELS = ("low", "medium", "high")
 Thinking = bool | int | str
 """Thinking on or off, its budget in tokens, or one of LEVELS."""
 
 
+class Kinds(NamedTuple):
+    """Lengths of the parts of an answer's text, in order. opening, closing: tags, with the line ends next to them."""
+
+    opening: int = 0
+    thinking: int = 0
+    closing: int = 0
+    content: int = 0
+
+
+_NO_KINDS = Kinds()
+
+
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """thinking: None without a section. is_open: the section has not ended yet."""
+class TextByKind:
+    """An answer's text as the model wrote it, and its kinds. Text behind them is of a kind that is not known yet."""
 
-    thinking: str | None
-    answer: str
-    is_open: bool = False
+    text: str = ""
+    kinds: Kinds = _NO_KINDS
+
+    @property
+    def thinking(self) -> str | None:
+        """The thinking; None without a section."""
+        begin = self.kinds.opening
+        return self.text[begin : begin + self.kinds.thinking].rstrip("\n") if begin else None
+
+    @property
+    def content(self) -> str:
+        begin = sum(self.kinds[:3])
+        return self.text[begin : begin + self.kinds.content]
+
+    @property
+    def is_open(self) -> bool:
+        """True within a thinking section."""
+        return self.kinds.opening > 0 and not self.kinds.closing
+
+    def grown(self, text: str, more: Kinds) -> "TextByKind":
+        """Return the text with more of it. more: lengths that are known now."""
+        opening, thinking, closing, content = self.kinds
+        if thinking:  # line ends in a section that is continued
+            thinking += more.opening
+        else:
+            opening += more.opening
+        kinds = Kinds(opening, thinking + more.thinking, closing + more.closing, content + more.content)
+        return TextByKind(self.text + text, kinds)
+
+    def ended(self) -> "TextByKind":
+        """Return the whole text: what is left is of the part that it ends with."""
+        rest = len(self.text) - sum(self.kinds)
+        more = Kinds(thinking=rest) if self.is_open else Kinds(content=rest)
+        return self.grown("", more)
 
 
-def split_thinking(text: str, *, growing: bool = False) -> Parts:
-    """Split `text`. While it is `growing`, half a tag at its end is left out of both parts."""
-    start = text.lstrip()
-    if not start.startswith(OPEN):
-        if growing and OPEN.startswith(start):
-            return Parts(None, "")
-        return Parts(None, text)
-    body = start[len(OPEN) :]
-    thinking, tag, answer = body.partition(CLOSE)
-    if tag:
-        return Parts(thinking.strip("\n"), answer.lstrip("\n"))
-    if growing:
-        thinking = thinking[: len(thinking) - half_length(thinking, CLOSE)]
-    return Parts(thinking.strip("\n"), "", is_open=True)
+NO_TEXT = TextByKind()
+
+
+def read_tags(text: str) -> TextByKind:
+    """Return a whole text by kind, as its tags tell."""
+    splitter = ThinkingSplitter()
+    parts = splitter.by_kind(*splitter.finish(text))
+    return TextByKind(text, Kinds(*map(len, parts))).ended()
 
 
 class ThinkingSplitter:
     """Separation of a growing answer into its thinking section and the content after it.
 
-    `feed` and `finish` divide the text without loss. `without_tags` then drops the same as `split_thinking`.
+    `feed` and `finish` divide the text at the end of the section, `by_kind` then the tags from both parts.
     """
 
     def __init__(self, *, thinks: bool = False) -> None:
@@ -52,7 +95,7 @@ class ThinkingSplitter:
         self.is_over = False  # all further text is content
         self._held = ""
         self._is_opened = thinks  # no opening tag to drop
-        self._line_ends = ""  # at the end of the thinking so far
+        self._line_ends = ""  # after the thinking so far
         self._has_thinking = False
         self._has_content = False
 
@@ -93,36 +136,28 @@ class ThinkingSplitter:
         self.is_over = True
         return section, content
 
-    def without_tags(self, section: str, content: str) -> tuple[str, str]:
-        """Return the next thinking and content: the text that `feed` divided, without tags and line ends at them."""
+    def by_kind(self, section: str, content: str) -> tuple[str, str, str, str]:
+        """Return the next opening, thinking, closing and content (see `Kinds`) of text that `feed` divided.
+
+        Line ends after thinking are held back until it goes on or ends.
+        """
+        opening = ""
         if section and not self._is_opened:
-            section = section.lstrip().removeprefix(OPEN)
+            before, tag, section = section.partition(OPEN)
+            opening = before + tag
             self._is_opened = True
-        thinking = self._line_ends + section.removesuffix(CLOSE)
+        body, closing, _ = section.partition(CLOSE)
+        thinking = self._line_ends + body
         if not self._has_thinking:
+            opening += thinking[: len(thinking) - len(thinking.lstrip("\n"))]
             thinking = thinking.lstrip("\n")
         end = len(thinking.rstrip("\n"))
-        self._line_ends = thinking[end:]  # dropped if the section ends here
+        self._line_ends = "" if closing else thinking[end:]
+        if closing:
+            closing = thinking[end:] + closing
         if self.has_section and not self._has_content:
+            closing += content[: len(content) - len(content.lstrip("\n"))]
             content = content.lstrip("\n")
         self._has_thinking = self._has_thinking or end > 0
         self._has_content = self._has_content or content != ""
-        return thinking[:end], content
-
-
-class ThinkingTags:
-    """Tags around the thinking of a growing answer that came by kind, as a session stores it."""
-
-    def __init__(self) -> None:
-        self._is_open = False
-
-    def add(self, thinking: str, content: str) -> str:
-        """Return the next text of the answer, tags included."""
-        text = ""
-        if thinking:
-            text = thinking if self._is_open else f"{OPEN}\n{thinking}"
-            self._is_open = True
-        if content:
-            text += f"\n{CLOSE}\n\n{content}" if self._is_open else content
-            self._is_open = False
-        return text
+        return opening, thinking[:end], closing, content

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
+from headrace.models.text.thinking import CLOSING, OPENING, TextByKind
 
 if TYPE_CHECKING:
     from headrace.models.text.detokenizer import Detokenizer
@@ -38,8 +38,6 @@ _END_OF_MESSAGE = "<|eom|>"
 _THINKER, _USER = "self", "user"  # recipients
 _TAGS = ("<|open|>", "<|close|>", "<|sep|>")
 _THOUGHT, _RESPONSE, _WHOLE = "think", "response", "message"  # names of tags
-_OPENED = f"{OPEN}\n"
-_CLOSED = f"\n{CLOSE}\n\n"
 CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
 _TO = "to="
 _RECIPIENT = re.compile(r"to=(\S+)")
@@ -78,25 +76,24 @@ class ThinkingForm:
         """The text from the end of a thought's message to the head of the next one."""
         return self.closing.removesuffix(self.answer_head)
 
-    def native(self, answer: str, *, is_open: bool = False) -> list[tuple[str, bool]]:
-        """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens).
+    def native(self, answer: TextByKind, *, is_open: bool = False) -> list[tuple[str, bool]]:
+        """Convert an answer to the model's form: (text, whether it is control tokens).
 
         is_open: the prompt has begun the section.
         """
-        parts = split_thinking(answer)
         if self.has_tags and not is_open:
-            return [(parts.answer, False)]
-        if parts.thinking is None:
+            return [(answer.content, False)]
+        if answer.thinking is None:
             if self.has_tags:
-                return [(self.closing, True), (answer, False)]
+                return [(self.closing, True), (answer.content, False)]
             head = [(self.answer_head, True)] if self.has_channels else []
-            return [*head, (answer, False)]
+            return [*head, (answer.content, False)]
         begun = [] if is_open else [(self.opening, True), (self.name, False)]
-        pieces = [*begun, (parts.thinking, False)]
-        if parts.is_open:
+        pieces = [*begun, (answer.thinking, False)]
+        if answer.is_open:
             return pieces
         end = [("\n", False)] if self.name else []
-        return [*pieces, *end, (self.closing, True), (parts.answer, False)]
+        return [*pieces, *end, (self.closing, True), (answer.content, False)]
 
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
@@ -178,7 +175,7 @@ class ThinkingStream:
             return text
         text = self._blank + text
         self._blank = None if text.strip() else text
-        return "" if self._blank is not None else f"{_OPENED}{text}"
+        return "" if self._blank is not None else f"{OPENING}{text}"
 
     def _add(self, token_id: int, mark: str | None) -> str:
         self._begun = self._begun or mark is not None
@@ -225,7 +222,7 @@ class ThinkingStream:
         is_empty = self._blank is not None
         if before != thinks:
             self._blank = "" if thinks else None
-        return "" if before == thinks or thinks or is_empty else _CLOSED
+        return "" if before == thinks or thinks or is_empty else CLOSING
 
 
 class TaggedStream(ThinkingStream):

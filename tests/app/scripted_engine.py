@@ -30,6 +30,7 @@ from headrace.app.engine.events import (
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.events import TextChunk
+from headrace.models.text.thinking import ThinkingSplitter
 from headrace.runtime.engine.request import Finished, FinishReason, Step
 from headrace.runtime.engine.sequence import State
 from headrace.runtime.errors import EngineError
@@ -263,6 +264,7 @@ class ScriptedEngine:
         yield Prefill(command.id, total // 2, total, script.reused, reuse=script.reuse)
         yield Prefill(command.id, total, total, script.reused)
         said = 0
+        splitter = ThinkingSplitter()
         for piece in script.pieces:
             while len(script.pieces) - said <= script.hold and not (command.id in self._cancelled or self._released):
                 yield Delta(command.id, ())
@@ -277,7 +279,8 @@ class ScriptedEngine:
                 step = replace(step, proposed=guessed + 1, accepted=accepted, source="ngram")
                 pieces = (*piece[:guessed], piece[guessed:])
                 rejected = (script.rejected,)
-            chunk = TextChunk(piece, Step((said,), step), content=piece, pieces=pieces, rejected=rejected)
+            by_kind = splitter.by_kind(*splitter.feed(piece))
+            chunk = TextChunk(piece, Step((said,), step), *by_kind, pieces=pieces, rejected=rejected)
             yield Delta(command.id, [chunk])
             said += 1
             if script.repeats and said == 1:

@@ -16,8 +16,12 @@ def delta(
     ttft_s: float | None = None,
     **more: Any,
 ) -> Delta:
-    """Return a delta. The text, and `more` of its step, are of the first step; of the answer's end without records."""
+    """Return a delta. The text, and `more` of its step, are of the first step; of the answer's end without records.
+
+    The text is content, unless `more` tells its kinds.
+    """
     summary: Any = None
+    more = more if "thinking" in more else {"content": text, **more}
     if not records:
         return Delta(generation, [Completed(text, Finished("stop", summary), **more)], ttft_s)
     first, *others = records

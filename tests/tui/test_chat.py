@@ -59,7 +59,7 @@ def test_stop_keeps_the_partial_answer_and_continue_extends_it(play, key: str) -
         await it.write("/continue")
         await it.idle()
         assert it.said == ["count", "one two three"]
-        assert engine.commands[-1].continue_text == "one two "
+        assert engine.commands[-1].begun.text == "one two "
 
     play(scenario, engine)
 

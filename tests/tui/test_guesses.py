@@ -17,6 +17,7 @@ from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render
+from headrace.models.text.thinking import read_tags
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
@@ -159,7 +160,8 @@ def test_an_answer_shows_its_drafts_while_it_is_asked_to() -> None:
     assert (row.plain.rstrip(), kind) == ("One two four three", "body")
     assert underlined([row]) == ["two"]
     assert struck([row]) == [" four"]
-    thinking = replace(message, content="<think>two</think>One two")
+    thought = read_tags("<think>two</think>One two")
+    thinking = replace(message, content=thought.text, kinds=thought.kinds)
     assert entry.update(thinking, MessageState(drafts=accepted((22, 25))))
     assert underlined([row for row, _ in entry.rows(LayoutOptions(40))]) == ["two"]
     entry.update(message, MessageState(drafts=marks))

@@ -16,7 +16,6 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
-from headrace.models.text.thinking import split_thinking
 from headrace.runtime.metrics.telemetry import Summary
 
 _BRANCHES = re.compile(r"‹\d+/\d+›")
@@ -68,9 +67,8 @@ class Entry:
     def __init__(self, message: Message, state: MessageState | None = None) -> None:
         self.message = message
         self.state = state or MessageState()
-        self._raw = ""
-        self._safe = ""
-        self._sanitiser = Sanitiser()
+        self._text = _SafeText()  # of a question, or an answer's content
+        self._thought = _SafeText()
         self._answer = GrowingMarkdown()
         self._thinking = GrowingMarkdown()
         self._thinks = False
@@ -78,7 +76,7 @@ class Entry:
         self._look: LayoutOptions | None = None
         self._detailed = False
         self._open: tuple[int, Content, int] | None = None  # the last line, which row it is, the text it ends with
-        self._take(message.content)
+        self._take(message)
 
     def update(self, message: Message, state: MessageState) -> bool:
         """Take a new version of the message; return whether anything changed."""
@@ -86,7 +84,7 @@ class Entry:
             return False
         self.message = message
         self.state = state
-        self._take(message.content)
+        self._take(message)
         self._rows = None
         return True
 
@@ -106,9 +104,10 @@ class Entry:
         if self._open is None or self._look is None or message.id != self.message.id:
             return None
         place, line, written = self._open
-        added = message.content[written:].rstrip("\n")  # later text may change it
+        content = message.by_kind.content
+        added = content[written:].rstrip("\n")  # later text may change it
         first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
-        if not message.content.startswith(self._raw) or not _PLAIN.fullmatch(first):
+        if not content.startswith(self._text.raw) or not _PLAIN.fullmatch(first):
             return None
         if not first.isprintable() or not all(
             not one or (_NEXT_LINE.fullmatch(one) and one.isprintable()) for one in others
@@ -145,24 +144,19 @@ class Entry:
                 self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
         return self._rows
 
-    def _take(self, raw: str) -> None:
-        if raw.startswith(self._raw):
-            self._safe += self._sanitiser.feed(raw[len(self._raw) :])
-        else:
-            self._sanitiser = Sanitiser()
-            self._safe = self._sanitiser.feed(raw)
-        self._raw = raw
-        if self.message.role == "user":
+    def _take(self, message: Message) -> None:
+        written = message.by_kind
+        content = self._text.take(written.content)
+        if message.role == "user":
             return
-        parts = split_thinking(self._safe, growing=self.state.growing)
-        self._thinks = parts.is_open
-        self._thinking = _grown(self._thinking, parts.thinking or "")
-        self._answer = _grown(self._answer, parts.answer)
+        self._thinks = written.is_open
+        self._thinking = _grown(self._thinking, self._thought.take(written.thinking or ""))
+        self._answer = _grown(self._answer, content)
         if not self.state.growing:
             self.highlight_code()
 
     def _user_rows(self, look: LayoutOptions) -> list[Row]:
-        lines = [line for part in self._safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]
+        lines = [line for part in self._text.safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]
         rows: list[Row] = []
         for place, line in enumerate(lines):
             lead = ("❯ ", "bold $text-accent") if place == 0 else ("  ", "")
@@ -189,16 +183,16 @@ class Entry:
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
         self._open = None
         if self.state.drafts:
-            source, marks = sanitised(self._raw, self.state.drafts)
+            source, marks = sanitised(self.message.content, self.state.drafts)
             body = mark_drafts(body, source, marks, look.width, max(0, source.find(self._answer.text.strip())))
         elif self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)
-            self._open = len(rows) + len(body) - 1, line, len(self._raw)
+            self._open = len(rows) + len(body) - 1, line, len(self._text.raw)
         if self.state.growing and not self._thinks:
             body = _with_caret(body, look.width)
         rows += [(line, "body") for line in body]
-        if self.state.growing and not self._safe:
+        if self.state.growing and not self._thinks and not self._thought.safe and not self._text.safe:
             rows = [(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
         return [*rows, *self._foot(look, apart=bool(body)), BLANK]
 
@@ -260,6 +254,25 @@ class Entry:
         if not self.state.sent:
             notes.append("not sent")
         return notes
+
+
+class _SafeText:
+    """A growing text, and the same sanitised."""
+
+    def __init__(self) -> None:
+        self.raw = ""
+        self.safe = ""
+        self._sanitiser = Sanitiser()
+
+    def take(self, raw: str) -> str:
+        """Return a new version of the text, sanitised; one that only grew costs only the new part."""
+        if not raw.startswith(self.raw):
+            self.raw = ""
+            self.safe = ""
+            self._sanitiser = Sanitiser()
+        self.safe += self._sanitiser.feed(raw[len(self.raw) :])
+        self.raw = raw
+        return self.safe
 
 
 def branch_at(row: Row, x: int) -> int:

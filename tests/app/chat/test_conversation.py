@@ -117,7 +117,7 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     until_idle(chat)
     assert (chat.messages[-1].partial, chat.messages[-1].finish_reason) == (True, "cancelled")
     chat.continue_answer()
-    assert engine.commands[-1].continue_text == "one two "
+    assert engine.commands[-1].begun.text == "one two "
     assert engine.commands[-1].messages == [{"role": "user", "content": "count"}]
     until_idle(chat)
     assert shown(chat) == stored(chat) == ["count", "one two and on"]
@@ -590,7 +590,7 @@ def test_running_into_the_limit_asks_and_then_continues(chat: Conversation, engi
     assert chat.trimming.question.during_answer
     assert chat.messages[-1].partial
     chat.resolve("drop")
-    assert (engine.commands[-1].continue_text, engine.commands[-1].drop_oldest) == ("half", True)
+    assert (engine.commands[-1].begun.text, engine.commands[-1].drop_oldest) == ("half", True)
     until_idle(chat)
     assert shown(chat) == ["q1", "a1", "q2", "half and half"]
 

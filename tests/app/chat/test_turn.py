@@ -1,39 +1,72 @@
 """One generation of a chat: what is stored of its deltas."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.app.chat.turn import Turn
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Failed
+from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from headrace.models.text.events import Completed
+from headrace.models.text.thinking import Kinds
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import SessionError
 from tests.support.deltas import delta
 from tests.support.summaries import make_summary
 
 
-def test_an_answer_that_came_by_kind_is_stored_with_tags(store: SessionStore) -> None:
+def stored(store: SessionStore, *deltas: Delta) -> Message:
+    """Store an answer of these deltas, which a model ended, and read it."""
     question = store.add(store.create().id, None, "user", "Why?")
     turn = Turn(store, question)
-    end = Finished("stop", make_summary())
-    for thinking, content in (("h", ""), ("m", "So "), ("", "it is.")):
-        event = Delta(turn.id, [Completed(thinking + content, end, thinking, content)], by_kind=True)
-        turn.handle(event)
-    turn.end("stop", end.summary)
+    for each in deltas:
+        turn.handle(each)
+    turn.handle(Done(turn.id, Finished("stop", make_summary())))
     turn.settle()
-    answer = store.branch(question.session_id)[-1]
-    assert answer.content == "<think>\nhm\n</think>\n\nSo it is."
+    return store.branch(question.session_id)[-1]
+
+
+def test_an_answer_of_a_server_has_no_steps(store: SessionStore) -> None:
+    answer = stored(store, replace(delta(1, "So it is."), has_steps=False))
+    assert answer.content == "So it is."
     assert store.steps(answer) is None, "no step is known by its text"
 
 
-def test_the_engines_text_is_stored_unchanged(store: SessionStore) -> None:
-    question = store.add(store.create().id, None, "user", "Why?")
-    turn = Turn(store, question)
-    event = delta(turn.id, "<think>hm</think>So.", thinking="hm", content="So.")
-    turn.handle(event)
-    turn.handle(Done(turn.id, Finished("stop", make_summary())))
+def test_an_answer_is_stored_as_the_model_wrote_it_with_its_kinds(store: SessionStore) -> None:
+    text = delta(1, "<think>hm</think>So.", opening="<think>", thinking="hm", closing="</think>", content="So.")
+    answer = stored(store, text)
+    assert answer.content == "<think>hm</think>So."
+    assert answer.kinds == Kinds(7, 2, 8, 3)
+    assert (answer.by_kind.thinking, answer.by_kind.content) == ("hm", "So.")
+
+
+def test_content_that_looks_like_thinking_stays_content(store: SessionStore) -> None:
+    answer = stored(store, delta(1, "<think>is a tag</think>"))
+    assert (answer.by_kind.thinking, answer.by_kind.content) == (None, "<think>is a tag</think>")
+
+
+def test_an_answer_without_kinds_is_read_by_its_tags(store: SessionStore) -> None:
+    """An earlier headrace stored it, or a killed one."""
+    answer = stored(store, delta(1, "<think>hm</think>So.", opening="<think>", thinking="hm", closing="</think>"))
+    for change in ("kinds = NULL", "content = content || ' More.'", "kinds = '[0, 0, 0, 1]'"):
+        store.db.run(f"UPDATE messages SET {change} WHERE id = ?", answer.id)
+        assert store.message(answer.id).by_kind.thinking == "hm"
+        assert store.message(answer.id).by_kind.content.startswith("So.")
+
+
+def test_text_that_was_of_no_known_kind_is_of_the_last_one(store: SessionStore) -> None:
+    answer = stored(store, delta(1, "<think>\nhm</thi", opening="<think>\n", thinking="hm"))
+    assert (answer.by_kind.thinking, answer.by_kind.is_open) == ("hm</thi", True)
+
+
+def test_a_stopped_section_goes_on_with_its_line_ends(store: SessionStore) -> None:
+    leaf = stored(store, delta(1, "<think>\nhm\n", opening="<think>\n", thinking="hm"))
+    turn = Turn(store, leaf, continuing=True)
+    turn.handle(delta(turn.id, "\nmm</think>So.", opening="\n", thinking="mm", closing="</think>", content="So."))
+    turn.end("stop")
     turn.settle()
-    assert store.branch(question.session_id)[-1].content == "<think>hm</think>So."
+    answer = store.message(leaf.id).by_kind
+    assert (answer.thinking, answer.content) == ("hm\n\nmm", "So.")
 
 
 def test_an_end_that_cannot_be_stored_is_tried_again(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from headrace.app.engine.events import (
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.link import log_path
 from headrace.models.text.encoding import EncodingStoppedError
+from headrace.models.text.thinking import read_tags
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
 from tests.support.damaged import install_damaged
@@ -197,7 +198,7 @@ def test_a_continued_answer_equals_an_uninterrupted_one(ready: EngineClient) -> 
     ready.submit(Generate(2, HELLO, replace(LETTERS, max_tokens=10)))
     until(ready, Done, half)
     rest: list[Event] = []
-    ready.submit(Generate(3, HELLO, replace(LETTERS, max_tokens=14), continue_text=said(half)))
+    ready.submit(Generate(3, HELLO, replace(LETTERS, max_tokens=14), begun=read_tags(said(half))))
     done = until(ready, Done, rest)
     assert len(said(whole)) == 24
     assert said(half) + said(rest) == said(whole)
@@ -480,7 +481,7 @@ def test_thinking_ends_with_its_budget_also_in_a_continued_answer(client: Engine
     options = AnswerOptions(temperature=0, max_tokens=20, thinking=5, logit_bias={66: 1000})  # nothing but c
     for number, before, answer in ((1, "", "<think>\nccccc</think>ccc"), (2, "<think>\nx", "ccccc</think>ccc")):
         seen: list[Event] = []
-        client.submit(Generate(number, HELLO, options, continue_text=before))
+        client.submit(Generate(number, HELLO, options, begun=read_tags(before)))
         until(client, Done, seen)
         assert said(seen).startswith(answer)
     client.submit(Generate(3, HELLO, AnswerOptions(chat_template_kwargs={"mood": "glad"})))

@@ -16,6 +16,7 @@ from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Abandoned, Delta, Done, Event, Failed, LoadProgress, Prefill, Ready
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine
+from headrace.models.text.thinking import read_tags
 from headrace.runtime.errors import EngineError
 from tests.support.patience import PATIENCE_S
 from tests.support.server_process import ServerProcess
@@ -81,7 +82,7 @@ def test_an_answer_is_continued(engine: RemoteEngine) -> None:
     until(engine, Done, whole)
     text = "".join(event.text for event in whole if isinstance(event, Delta))
     rest: list[Event] = []
-    engine.submit(Generate(2, HELLO, OPTIONS, continue_text=text[:5]))
+    engine.submit(Generate(2, HELLO, OPTIONS, begun=read_tags(text[:5])))
     done = until(engine, Done, rest)
     (first,) = (event.end.summary.prompt_tokens for event in whole if isinstance(event, Done))
     assert done.end.summary.prompt_tokens > first
@@ -106,7 +107,7 @@ def test_errors_of_the_server_are_errors_of_the_answer(engine: RemoteEngine) -> 
     failed = until(engine, Failed)
     assert failed.id == 1
     assert "token 100000000" in failed.message
-    engine.submit(Generate(2, HELLO, OPTIONS, continue_text="<think>\nso far"))
+    engine.submit(Generate(2, HELLO, OPTIONS, begun=read_tags("<think>\nso far")))
     assert until(engine, Failed).id == 2
     with pytest.raises(EngineError):
         engine.pull("a-model")
@@ -176,7 +177,8 @@ def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch
     done = until(engine, Done, events)
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [(event.thinking, event.content) for event in deltas] == [("hm", ""), ("", "So "), ("", "be it.")]
-    assert all(event.by_kind and not event.steps for event in deltas), "a server tells no steps"
+    assert "".join(event.text for event in deltas) == "<think>\nhm\n</think>\n\nSo be it."
+    assert all(not event.has_steps and not event.steps for event in deltas), "a server tells no steps"
     assert (done.end.reason, done.end.summary.completion_tokens, done.end.summary.reused_tokens) == ("length", 5, 4)
     assert done.end.summary.ttft_s is not None
     body = Other.bodies[-1]

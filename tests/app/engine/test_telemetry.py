@@ -46,7 +46,7 @@ def back(event: Event) -> Any:
     "event",
     [
         Prefill(3, 5, 10, 2, 0.1, 0.2),
-        Delta(3, [textless(record(0, 11)), textless(TIMED)], 0.5, by_kind=True),
+        Delta(3, [textless(record(0, 11)), textless(TIMED)], 0.5, has_steps=False),
         Done(3, Finished("stop", make_summary())),
         BatchStatus({3: "decode", 4: "waiting"}, 9, 1.5, (1, 2), 100, 200, 300, PoolStats(1, 2, 3, 4)),
         BatchStatus({}, 0, 1.5, (), 100, 200, 300, None),
@@ -58,7 +58,7 @@ def test_events_are_read_as_they_were_written(event: Event) -> None:
 
 
 def test_telemetry_has_no_texts() -> None:
-    assert back(delta(3, SECRET, [record(0, 11)])) == Delta(3, [textless(record(0, 11))], by_kind=True)
+    assert back(delta(3, SECRET, [record(0, 11)])) == Delta(3, [textless(record(0, 11))], has_steps=False)
     assert back(Done(3, Finished("stop", make_summary(), stop_string=SECRET))).end.stop_string is None
     assert back(Failed(3, SECRET, SECRET)) == Failed(3, "", None)
     assert isinstance(back(Died(SECRET)), Died)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, TextChunk
-from headrace.models.text.thinking import split_thinking
+from headrace.models.text.thinking import read_tags
 from headrace.runtime.engine.request import Finished, FinishReason, Request, Step, TokenLogprobs
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -144,9 +144,9 @@ def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_clo
     parts: list[Any] = list(map(answer.part, events))
     assert parts[-1].finished.thinking_tokens == tokens
     assert "".join(part.text for part in parts) == "".join(pieces)
-    whole = split_thinking(("<think>" if thinks else "") + "".join(pieces))
+    whole = read_tags(("<think>" if thinks else "") + "".join(pieces))
     assert "".join(part.thinking for part in parts) == (whole.thinking or "")
-    assert "".join(part.content for part in parts) == whole.answer
+    assert "".join(part.content for part in parts) == whole.content
 
 
 def test_a_stop_string_does_not_count_in_half_a_closing_tag() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.thinking import read_tags
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
@@ -27,7 +28,7 @@ def test_a_continued_answer_follows_the_prompt(tmp_path: Path, family: str) -> N
     prompts = ChatPrompt(encoder)
     prompt = prompts.encode(ASK)
     text = "It marks thinking. <|im_end|> It"
-    continued = prompts.encode(ASK, text)
+    continued = prompts.encode(ASK, read_tags(text))
     assert prompt == encoder.encode_chat(ASK)
     assert continued[: len(prompt)] == prompt
     assert encoder.decode(continued[len(prompt) :], skip_special=False).strip() == text
@@ -39,7 +40,7 @@ def test_a_continued_answer_has_the_models_thinking_tags(tmp_path: Path) -> None
     prompts = ChatPrompt(encoder)
     assert prompts.thinks
     tags = encoder.encode("<think></think>", special=True)
-    continued = prompts.encode(ASK, "<think>\nhm\n</think>\n\nFor")[len(prompts.encode(ASK)) :]
+    continued = prompts.encode(ASK, read_tags("<think>\nhm\n</think>\n\nFor"))[len(prompts.encode(ASK)) :]
     assert [token for token in continued if token in tags] == tags
     assert prompts.opening(prompts.encode(ASK)) == ""
 
@@ -48,8 +49,8 @@ def test_an_opening_tag_that_the_template_writes_belongs_to_the_answer(tmp_path:
     prompts = ChatPrompt(tokenizer(tmp_path, "qwen3", opens=True))
     prompt = prompts.encode(ASK)
     assert prompts.opening(prompt) == "<think>\n"
-    assert prompts.encode(ASK, "<think>\n") == prompt  # not written twice
-    longer = prompts.encode(ASK, "<think>\nhm")
+    assert prompts.encode(ASK, read_tags("<think>\n")) == prompt  # not written twice
+    longer = prompts.encode(ASK, read_tags("<think>\nhm"))
     assert longer[: len(prompt)] == prompt
     assert len(longer) > len(prompt)
 
@@ -61,7 +62,7 @@ def test_a_template_gets_enable_thinking(tmp_path: Path) -> None:
     assert prompts.encode(ASK, thinking=True) == asked
     told = prompts.encode(ASK, thinking=False)
     assert told == asked + encoder.encode("<think>\n\n</think>\n\n", special=True)
-    assert prompts.encode(ASK, "It is", thinking=False) == told + encoder.encode("It is")
+    assert prompts.encode(ASK, read_tags("It is"), thinking=False) == told + encoder.encode("It is")
     assert prompts.opening(told) == ""
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.structured.grammars import Grammars
+from headrace.models.text.thinking import read_tags
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
@@ -121,7 +122,7 @@ def test_an_answer_continues_in_its_tags(tokenizer: Tokenizer) -> None:
         ("<think>\nHm, think.\n</think>\n\nWe", f"{THOUGHT}We"),
         ("We", f"{THOUGHT.removeprefix('Hm, think.')}We"),
     ):
-        assert tokenizer.decode(prompts.encode(asked, answer)[len(start) :], skip_special=False) == written
+        assert tokenizer.decode(prompts.encode(asked, read_tags(answer))[len(start) :], skip_special=False) == written
     plain = prompts.encode(asked, thinking=False)
-    rest = prompts.encode(asked, "We", thinking=False)[len(plain) :]
+    rest = prompts.encode(asked, read_tags("We"), thinking=False)[len(plain) :]
     assert tokenizer.decode(rest, skip_special=False) == "We"

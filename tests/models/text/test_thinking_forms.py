@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.models.text.thinking import split_thinking
+from headrace.models.text.thinking import read_tags
 from headrace.models.text.tokenizer import Tokenizer
 from tests.support.tiny_chat import write_byte_tokenizer
 
@@ -59,7 +59,7 @@ def test_thinking_becomes_a_section(tmp_path: Path, family: str) -> None:
     _, _, opening, closing = FAMILIES[family]
     text = said(tokenizer(tmp_path, family), f"{opening}Two and two.{closing}Four.")
     assert text.replace("\n\n</think>", "\n</think>") == "<think>\nTwo and two.\n</think>\n\nFour."
-    assert split_thinking(text).thinking == "Two and two."
+    assert read_tags(text).thinking == "Two and two."
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,10 +75,11 @@ def test_an_answer_continues_in_the_models_form(tmp_path: Path, family: str) -> 
     ours = tokenizer(tmp_path, family)
     asked = [{"role": "user", "content": "2+2?"}]
     start = ChatPrompt(ours).encode(asked)
-    rest = ChatPrompt(ours).encode(asked, "<think>\nHm.\n</think>\n\nFo")[len(start) :]
+    rest = ChatPrompt(ours).encode(asked, read_tags("<think>\nHm.\n</think>\n\nFo"))[len(start) :]
     assert ours.decode(rest, skip_special=False) == f"{opening}Hm.{closing}Fo"
     assert (
-        ours.decode(ChatPrompt(ours).encode(asked, "<think>\nHm")[len(start) :], skip_special=False) == f"{opening}Hm"
+        ours.decode(ChatPrompt(ours).encode(asked, read_tags("<think>\nHm"))[len(start) :], skip_special=False)
+        == f"{opening}Hm"
     )
 
 
@@ -125,9 +126,9 @@ def test_thinking_that_the_prompt_begins_is_a_section(tmp_path: Path, family: st
     stream = begun.answer_stream(thinks=True)
     ids = begun.encode(f"Two and two.{closing}Four.", special=True)
     text = prompts.opening(prompt) + "".join(map(stream.add, ids)) + stream.finish()
-    assert split_thinking(text).thinking == "Two and two."
-    assert split_thinking(text).answer == "Four."
-    go_on = prompts.encode([{"role": "user", "content": "2 + 2"}], "<think>\nTwo and")
+    assert read_tags(text).thinking == "Two and two."
+    assert read_tags(text).content == "Four."
+    go_on = prompts.encode([{"role": "user", "content": "2 + 2"}], read_tags("<think>\nTwo and"))
     assert begun.decode(go_on[len(prompt) :], skip_special=False) == "Two and"
 
 
@@ -140,6 +141,6 @@ def test_an_empty_section_is_left_out(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["harmony", "muse"])
 def test_a_continued_answer_has_the_head_of_its_message(tmp_path: Path, family: str) -> None:
     model = tokenizer(tmp_path, family)
-    prompt = ChatPrompt(model).encode([{"role": "user", "content": "x"}], "So")
+    prompt = ChatPrompt(model).encode([{"role": "user", "content": "x"}], read_tags("So"))
     head = FAMILIES[family][3].partition("assistant")[2]
     assert model.decode(prompt, skip_special=False).endswith(f"<|start|>assistant{head}So")
