@@ -19,7 +19,7 @@ from headrace.app.engine.events import (
     Ready,
 )
 from headrace.app.output.markdown_parser import parser
-from headrace.app.tui.metrics.feed import feed, stored_turns
+from headrace.app.tui.metrics.facts import stored_turns
 from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.poll_interval import PollInterval
 from headrace.app.tui.screens.chat_screen import ChatScreen
@@ -72,7 +72,7 @@ class Poller:
         state = self._state
         metrics = self._state.metrics
         events = state.conversation.poll()
-        feed(metrics, events)
+        metrics.take(events)
         if self._metrics_session != state.conversation.session.id:
             self._metrics_session = state.conversation.session.id
             metrics.session_changed(stored_turns(state.conversation.messages))
@@ -107,9 +107,9 @@ class Poller:
         metrics = self._state.metrics
         heard = comparison.poll()
         events = [event for _, event in heard]
-        if comparison.ids and (metrics.batch is None or metrics.batch.ids != comparison.ids):
+        if comparison.ids and metrics.answers.ids != comparison.ids:
             metrics.begin_batch(comparison.ids)
-        feed(metrics, events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
+        metrics.take(events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
         self._handle_events(events)
         figures, _ = self._figures_due((comparison, *(side.phase for side in comparison.answers)))
         if (screen := self._parallel_screen) is not None:

@@ -19,7 +19,6 @@ from headrace.app.tui.decode.meters import MeterLines, whole_why
 from headrace.app.tui.decode.panel import NUMBERED, Sections, section_bindings
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.metrics.facts import Turn
-from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
 from headrace.app.tui.textual_overrides.crash import CrashReports
@@ -111,7 +110,7 @@ class TopApp(CrashReports[None]):
     def take(self, events: Sequence[Event]) -> None:
         """Take in events of the server."""
         for event in events:
-            feed(self.metrics, [event])
+            self.metrics.take([event])
             if isinstance(event, Ready):
                 self.metrics.begin_batch((), _ROWS)
             elif isinstance(event, Done):

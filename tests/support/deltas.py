@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.app.engine.events import Delta
+from headrace.app.engine.telemetry import textless
 from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import Finished, Step
 from headrace.runtime.metrics.telemetry import StepRecord
+
+
+def delta_of(records: Sequence[StepRecord], ttft_s: float | None = None) -> Delta:
+    """Return a delta of steps without text."""
+    return Delta(1, [textless(record) for record in records], ttft_s, has_steps=False)
 
 
 def delta(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.content import Content
 
-from headrace.app.engine.events import Prefill
+from headrace.app.engine.events import Done, Prefill
 from headrace.app.tui.decode.context import ContextSection, origins, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
@@ -19,8 +19,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
-from headrace.app.tui.metrics.facts import MachineFacts
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import MachineFacts, facts
 from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -29,6 +28,7 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts
 from headrace.runtime.metrics.units import format_milliseconds
 from tests.app.scripted_engine import CARD, COST, record, summary
+from tests.support.deltas import delta_of
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
@@ -156,7 +156,8 @@ def test_the_histogram_shares_the_axis_of_the_history() -> None:
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=400), st.integers(24, 80), st.integers(9, 20))
 def test_the_percentiles_are_those_of_the_meters(latencies: list[float], width: int, height: int) -> None:
     metrics = LiveMetrics()
-    metrics.stepped([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])])
+    records = [replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])]
+    metrics.take([delta_of(records)])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, width, height)]
     of = Percentiles.of(latencies)
     assert of is not None
@@ -292,9 +293,9 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
         rows = 1 + proposed
         read = COST.kv_bytes_read(past + proposed)
         written = rows * COST.kv_bytes_written()
-        metrics.stepped([replace(step, kv_bytes_read=read, kv_bytes_written=written)])
+        metrics.take([delta_of([replace(step, kv_bytes_read=read, kv_bytes_written=written)])])
     if over:
-        metrics.finished(Finished("stop", summary(20, 0, len(steps))))
+        metrics.take([Done(1, Finished("stop", summary(20, 0, len(steps))))])
     point = decode_point(metrics.totals)
     achieved = metrics.achieved_gb_s
     assert point is not None
@@ -340,7 +341,7 @@ def test_the_largest_parts_of_a_step_stand_first(lines: int, expected: list[str]
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    metrics.stepped([replace(record(n, 20 + n), latency_s=0.006, parts=PARTS) for n in range(40)])
+    metrics.take([delta_of([replace(record(n, 20 + n), latency_s=0.006, parts=PARTS) for n in range(40)])])
     shown = [line.plain for line in StepSection(metrics).lines(metrics, width, lines + 2)]
     assert len(shown) == lines + 2
     assert [" ".join(line.split()[: -2 if width > 24 else -1]) for line in shown[1:-1]] == expected
@@ -405,8 +406,8 @@ def _answering() -> LiveMetrics:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    metrics.prefilling(Prefill(1, 19, 19, 0))
-    metrics.stepped([record(n, 20 + n) for n in range(200)])
+    metrics.take([Prefill(1, 19, 19, 0)])
+    metrics.take([delta_of([record(n, 20 + n) for n in range(200)])])
     metrics.set_context(219)
     return metrics
 
@@ -418,9 +419,9 @@ def test_the_running_turn_is_a_live_row() -> None:
     assert row.split()[:4] == ["●", "1", "20", "0"]
     assert "200" in row
     before = section.change_key(metrics)
-    metrics.stepped([record(200, 220)])
+    metrics.take([delta_of([record(200, 220)])])
     assert section.change_key(metrics) != before
-    metrics.finished(Finished("stop", summary(20, 0, 201)))
+    metrics.take([Done(1, Finished("stop", summary(20, 0, 201)))])
     rows = section.lines(metrics, 60, 5)
     assert len(rows) == 2
     assert "●" not in rows[1].plain
@@ -443,7 +444,7 @@ def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
     guessed = LiveMetrics()
     guessed.ready(*facts(CARD))
     guessed.submitted()
-    guessed.stepped([replace(record(n, 20 + n), proposed=3, accepted=3) for n in range(200)])
+    guessed.take([delta_of([replace(record(n, 20 + n), proposed=3, accepted=3) for n in range(200)])])
     guessed.set_context(219)
     assert (seconds_until_full(guessed) or 0) == pytest.approx((seconds_until_full(plain) or 0) / 4)
     rate = guessed.history.token_gb_s or 0

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.prompt_reuse import PromptReuse
-from headrace.app.engine.events import Prefill, PrefixCached
+from headrace.app.engine.events import Done, Prefill, PrefixCached
 from headrace.app.tui.decode.context import ContextSection, _bar, origins
-from headrace.app.tui.metrics.facts import CacheFill
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record, summary
+from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
 DIFFERENCE = PrefixDifference(12, "You are a ", "kind\nhelper", "terse \x1b[31mone", "kind", "terse")
@@ -34,11 +34,10 @@ def answered() -> LiveMetrics:
     """Return the metrics of a turn: 20 tokens cached, 10 prefetched, 15 new, 40 of output."""
     metrics = loaded()
     metrics.submitted()
-    metrics.prefilling(Prefill(1, 14, 14, 30))
-    metrics.explained(PromptReuse(30, prefetched=10))
-    metrics.stepped([record(n, 45 + n) for n in range(40)])
+    metrics.take([Prefill(1, 14, 14, 30, reuse=PromptReuse(30, prefetched=10))])
+    metrics.take([delta_of([record(n, 45 + n) for n in range(40)])])
     metrics.set_context(84)
-    metrics.finished(Finished("stop", summary(45, 30, 40)))
+    metrics.take([Done(1, Finished("stop", summary(45, 30, 40)))])
     return metrics
 
 
@@ -57,7 +56,7 @@ def test_the_tokens_of_the_context_by_origin(monkeypatch: pytest.MonkeyPatch) ->
     metrics.set_context(120)  # typed, not prefetched yet
     assert origins(metrics)[-2:] == [("output", 40), ("not cached", 35)]
     assert lines_of(metrics)[3].rstrip() == "next turn reuses 84 of 120"
-    metrics.prefix_cached(CacheFill(118, 1, 1, shared_blocks=3), PromptReuse(84))
+    metrics.take([PrefixCached(118, 1, 1, PromptReuse(84), 3)])
     line = lines_of(metrics)[3]
     assert line.startswith("next turn reuses 118")
     assert line.endswith("3 blocks shared with others")
@@ -92,7 +91,7 @@ def test_a_reopened_session_has_only_what_the_cache_has() -> None:
     metrics = loaded()
     metrics.set_context(100)
     assert origins(metrics) == [("cached", 0), ("not cached", 100)]
-    metrics.prefix_cached(CacheFill(99, 1, 1))
+    metrics.take([PrefixCached(99, 1, 1)])
     assert origins(metrics) == [("cached", 99), ("template", 1)]
 
 
@@ -112,13 +111,12 @@ def test_parts_sum_to_the_context_and_any_window_has_room(
     metrics = loaded()
     reused, prefetched, done, more = counts
     metrics.submitted()
-    metrics.prefilling(Prefill(1, done, done + more, reused))
-    metrics.explained(PromptReuse(reused, prefetched))
+    metrics.take([Prefill(1, done, done + more, reused, reuse=PromptReuse(reused, prefetched))])
     if steps:
-        metrics.stepped([record(n, 20 + n) for n in range(steps)])
+        metrics.take([delta_of([record(n, 20 + n) for n in range(steps)])])
     metrics.set_context(context)
     if over:
-        metrics.finished(Finished("stop", summary(reused + done + 1, reused, steps)))
+        metrics.take([Done(1, Finished("stop", summary(reused + done + 1, reused, steps)))])
     metrics.reuse = reuse
     parts = origins(metrics)
     assert sum(tokens for _, tokens in parts) == context

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.tui.decode.step import StepSection
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.figures import Trail, decode_point, latency_window, step_bytes
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts, StepRecord
 from tests.app.scripted_engine import CARD, COST, record
+from tests.support.deltas import delta_of
 
 SECONDS = st.just(0.0) | st.floats(1e-6, 1e-3) | st.floats(1e-3, 0.1) | st.floats(1, 60)
 PARTS = st.none() | st.builds(StepParts, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
@@ -38,7 +39,7 @@ def fed(steps: list[StepRecord], measured: float | None = 54.0) -> LiveMetrics:
     metrics.ready(replace(model, cost=cost), replace(machine, measured_gb_s=measured))
     metrics.submitted()
     if steps:
-        metrics.stepped(steps)
+        metrics.take([delta_of(steps)])
     return metrics
 
 
@@ -150,7 +151,7 @@ def test_the_trail_has_the_flops_and_bytes_of_its_steps(
 def test_the_trail_begins_anew_with_a_turn() -> None:
     metrics = fed([])
     for n in range(20):
-        metrics.stepped([replace(record(n, 20 + n), latency_s=0.3)])
+        metrics.take([delta_of([replace(record(n, 20 + n), latency_s=0.3)])])
     assert len(metrics.trail.points) == 9
     metrics.submitted()
     assert metrics.trail.points == []

@@ -10,7 +10,7 @@ from textual.content import Content
 
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.step import StepSection
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
@@ -20,6 +20,7 @@ from headrace.app.tui.transcript.markdown_lines import render
 from headrace.models.text.thinking import read_tags
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record
+from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
 
@@ -43,7 +44,7 @@ def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
 def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    metrics.stepped(STEPS)
+    metrics.take([delta_of(STEPS)])
     assert metrics.answer.totals.proposed
     section = StepSection(metrics)
     assert section.lines(metrics, 40, 6)[0].plain.startswith("mean step 10.0 ms, 2.25 tokens")
@@ -57,7 +58,7 @@ def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
     lines = FigureLines(metrics)
     lines._figures = Figures(tokens=10)
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens ")
-    metrics.stepped(STEPS)
+    metrics.take([delta_of(STEPS)])
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens 2.25/step")
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.app.answer.sentence import sentence
+from headrace.app.engine.events import Done
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target, predict
 from headrace.app.tui.decode.context_speed import expected_rate
-from headrace.app.tui.metrics.facts import with_peaks
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts, with_peaks
 from headrace.app.tui.metrics.figures import decode_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.model_rows import model_rows
@@ -17,6 +17,7 @@ from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.limit import step_limit
 from tests.app.scripted_engine import CARD, COST, record, summary
+from tests.support.deltas import delta_of
 
 READING_S = COST.step_bytes(0) / 54e9
 
@@ -24,8 +25,8 @@ READING_S = COST.step_bytes(0) / 54e9
 def answer(metrics: LiveMetrics, **figures: float) -> None:
     """Add an answer of 20 tokens, a tenth of a second each, that has ended. figures: of its summary."""
     metrics.submitted()
-    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
-    metrics.finished(Finished("stop", replace(summary(1, 0, 20), **figures)))
+    metrics.take([delta_of([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])])
+    metrics.take([Done(1, Finished("stop", replace(summary(1, 0, 20), **figures)))])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_later_measurement_leaves_the_figures_of_an_answer_as_they_are() -> No
     metrics.version += 1
     assert figures() == before
     metrics.submitted()
-    metrics.stepped([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])
+    metrics.take([delta_of([replace(record(n, 1 + n), latency_s=0.1) for n in range(20)])])
     assert metrics.limits.measured_gb_s == 80.0
 
 

@@ -16,6 +16,7 @@ from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings
 from headrace.runtime.metrics.telemetry import RankTimes
 from tests.app.scripted_engine import record
+from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
 QUIET = Load(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
@@ -57,14 +58,14 @@ def test_energy_of_a_token_is_net_of_the_least_idle_power() -> None:
     metrics.set_load(_spent(4.0))  # 2 W
     metrics.set_load(_spent(40.0))  # something else ran
     metrics.submitted()
-    metrics.prefilling(Prefill(1, 5, 5, 0))
-    metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+    metrics.take([Prefill(1, 5, 5, 0)])
+    metrics.take([delta_of([record(index, 20 + index, 1) for index in range(10)])])
     metrics.set_load(_spent(30.0))  # also of the prompt
     assert metrics.energy.joules_per_token is None
     assert _facts(metrics) == "swap 0 B · 12.0 W"
-    metrics.stepped([record(index, 20 + index, 1) for index in range(10, 30)])
+    metrics.take([delta_of([record(index, 20 + index, 1) for index in range(10, 30)])])
     metrics.set_load(_spent(24.0))
-    metrics.stepped([record(index, 20 + index, 1) for index in range(30, 40)])
+    metrics.take([delta_of([record(index, 20 + index, 1) for index in range(30, 40)])])
     kept = metrics.frozen()
     metrics.set_load(_spent(19.0))
     assert kept.energy.joules_per_token == pytest.approx((24.0 - 2 * 2.0) / 20)
@@ -80,9 +81,9 @@ def test_without_a_counter_or_idle_power_there_is_no_energy_of_a_token() -> None
     for load in (QUIET, _spent(30.0)):
         metrics = LiveMetrics()
         metrics.ready(ModelFacts(), MachineFacts())
-        metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+        metrics.take([delta_of([record(index, 20 + index, 1) for index in range(10)])])
         for _ in range(3):
-            metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+            metrics.take([delta_of([record(index, 20 + index, 1) for index in range(10)])])
             metrics.set_load(load)
         assert metrics.energy.joules_per_token is None
         assert "token" not in _facts(metrics)

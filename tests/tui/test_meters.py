@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from headrace.app.tui.decode.meters import MeterLines
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import percent
 from tests.app.scripted_engine import CARD, record
+from tests.support.deltas import delta_of
 
 NAMES = ["speed", "step", "cache", "memory"]
 LONG_NAMES = ["speed", "typical step", "K/V cache", "memory reads"]
@@ -32,7 +33,7 @@ def test_meters_keep_their_places_during_an_answer(width: int) -> None:
     metrics = started()
     places = set()
     for index in range(40):
-        metrics.stepped([replace(record(index, 20 + index), latency_s=0.06 + 0.01 * (index % 4))])
+        metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.06 + 0.01 * (index % 4))])])
         lines = drawn(metrics, width)
         names = LONG_NAMES if width >= 74 else NAMES
         assert [line.startswith(f"{name} ") for line, name in zip(lines, names, strict=False)] == [True] * 4
@@ -47,7 +48,7 @@ def test_meters_keep_their_places_during_an_answer(width: int) -> None:
 @pytest.mark.parametrize("width", [36, 76])
 def test_each_meter_has_its_whole(width: int) -> None:
     metrics = started()
-    metrics.stepped([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])
+    metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])])
     speed, step, cache, memory, last = drawn(metrics, width)
     assert "16.0 tok/s" in speed
     most = metrics.figures.roofline_rate
@@ -64,7 +65,7 @@ def test_each_meter_has_its_whole(width: int) -> None:
 @pytest.mark.parametrize("width", [36, 76])
 def test_mbu_stays_a_percentage_while_other_programs_run(width: int) -> None:
     metrics = started()
-    metrics.stepped([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])
+    metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])])
     share = percent(metrics.mbu)
     for _ in range(2):
         metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))

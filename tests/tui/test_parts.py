@@ -14,14 +14,14 @@ from textual.markup import parse_style
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.chat.commands import COMMANDS, Invocation, matching, parse_command, unknown_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.engine.events import Prefill
+from headrace.app.engine.events import Died, Done, Prefill
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.drawing import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.meters import MeterLines, state, whole_why
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
-from headrace.app.tui.metrics.feed import facts, feed
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.figures import decode_point, prefill_point
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.transcript import code_theme
@@ -36,7 +36,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
-from tests.support.deltas import delta
+from tests.support.deltas import delta, delta_of
 from tests.support.summaries import make_summary
 from tests.tui.conftest import Driver
 
@@ -255,7 +255,7 @@ def _metrics(steps: int = 30) -> LiveMetrics:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    metrics.stepped([record(n, 20 + n) for n in range(steps)])
+    metrics.take([delta_of([record(n, 20 + n) for n in range(steps)])])
     return metrics
 
 
@@ -274,17 +274,17 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     """In the order of their lengths, as many as fit; while the answer runs, its prefill is what remains."""
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
-    feed(metrics, [delta(1, "Hi", [], ttft_s=1.05)])
+    metrics.take([Prefill(1, 0, 37, 0, 0.976, 0.004), delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
+    metrics.take([delta(1, "Hi", [], ttft_s=1.05)])
     assert state(metrics, 80).plain.endswith("  first token 1.05 s")
     assert "First token after 1.05 s: 37 computed, wait 976 ms, prefill 60.0 ms" in whole_why(metrics)
     ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
-    metrics.finished(Finished("stop", ended))
+    metrics.take([Done(1, Finished("stop", ended))])
     shown = (
         "First token after 980 ms: 8 prompt tokens cached, 29 computed, prefill 600 ms, tokenize 200 ms, wait 100 ms"
     )
     assert f"{shown}, first step 50.0 ms, rest 30.0 ms." in whole_why(metrics)
-    metrics.finished(Finished("cancelled", replace(ended, ttft_s=None)))
+    metrics.take([Done(1, Finished("cancelled", replace(ended, ttft_s=None)))])
     assert "first token" not in state(metrics, 80).plain
 
 
@@ -292,14 +292,21 @@ def test_prefill_time_is_the_same_during_decoding_and_at_the_end() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    feed(metrics, [Prefill(1, 37, 37, 0, 0.1, 0.2, prefill_s=0.6)])
-    feed(metrics, [delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
+    metrics.take([Prefill(1, 37, 37, 0, 0.1, 0.2, prefill_s=0.6)])
+    metrics.take([delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
     during = metrics.first_token
-    metrics.finished(
-        Finished(
-            "stop",
-            replace(summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05),
-        )
+    metrics.take(
+        [
+            Done(
+                1,
+                Finished(
+                    "stop",
+                    replace(
+                        summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05
+                    ),
+                ),
+            )
+        ]
     )
     assert during is not None
     assert dict(during.parts()) == pytest.approx(dict(metrics.first_token.parts()))  # type: ignore[union-attr]
@@ -309,7 +316,7 @@ def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
     metrics = _metrics()
     metrics.machine = replace(metrics.machine, memory_gb_s=27.0)
     assert metrics.mbu == pytest.approx((metrics.achieved_gb_s or 0) / 27.0)
-    metrics.finished(Finished("stop", make_summary(mbu=0.42)))
+    metrics.take([Done(1, Finished("stop", make_summary(mbu=0.42)))])
     assert (metrics.mbu, metrics.mbu_average, metrics.turns[-1].mbu) == (0.42, 0.42, 0.42)
 
 
@@ -322,11 +329,11 @@ def test_other_load_hides_mbu() -> None:
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
     for lines in (MeterLines(metrics), TurnsSection(metrics)):
         assert "busy" in "".join(line.plain for line in lines.lines(metrics, 80, 8))
-    metrics.finished(Finished("stop", make_summary(mbu=0.42)))
+    metrics.take([Done(1, Finished("stop", make_summary(mbu=0.42)))])
     assert (metrics.busy, metrics.mbu) == (False, 0.42)
     metrics.submitted()
-    metrics.stepped([record(n, 20 + n) for n in range(9)])
-    metrics.finished(Finished("stop", replace(make_summary(mbu=None), busy=True)))
+    metrics.take([delta_of([record(n, 20 + n) for n in range(9)])])
+    metrics.take([Done(1, Finished("stop", replace(make_summary(mbu=None), busy=True)))])
     metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
 
@@ -334,8 +341,8 @@ def test_other_load_hides_mbu() -> None:
 def test_frozen_metrics_stay() -> None:
     metrics = _metrics()
     frozen = metrics.frozen()
-    metrics.stepped([record(30, 50)])
-    metrics.finished(Finished("stop", summary(20, 5, 31)))
+    metrics.take([delta_of([record(30, 50)])])
+    metrics.take([Done(1, Finished("stop", summary(20, 5, 31)))])
     assert len(frozen.answer.records) == 30
     assert not frozen.turns
     assert frozen.document()["phase"] == "decode"
@@ -353,7 +360,7 @@ def test_frozen_metrics_stay() -> None:
 )
 def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, cause: str) -> None:
     metrics = _metrics()
-    metrics.stepped([replace(record(30, 50), latency_s=0.2, **change)])  # type: ignore[arg-type]
+    metrics.take([delta_of([replace(record(30, 50), latency_s=0.2, **change)])])  # type: ignore[arg-type]
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
     assert lines[0].rstrip().endswith(mark)
     assert lines[-1] == f"{mark} 1x {cause}"
@@ -362,16 +369,16 @@ def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, c
 def test_a_stall_is_attributed_to_other_programs() -> None:
     metrics = _metrics()
     metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
-    metrics.stepped([replace(record(30, 50), latency_s=0.2), record(31, 51)])
+    metrics.take([delta_of([replace(record(30, 50), latency_s=0.2), record(31, 51)])])
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
-    metrics.stepped([replace(record(32, 52), latency_s=0.2)])
+    metrics.take([delta_of([replace(record(32, 52), latency_s=0.2)])])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
     assert lines[-1] == "O 1x other programs ? 1x unknown cause"
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
     metrics = _metrics()
-    metrics.finished(Finished("stop", summary(200, 0, 30)))
+    metrics.take([Done(1, Finished("stop", summary(200, 0, 30)))])
     point = decode_point(metrics.totals)
     assert point is not None
     assert point.flops <= 54e9 * point.intensity
@@ -395,7 +402,7 @@ def test_phases_differ_without_colour() -> None:
     assert state(metrics, 80).plain == "● idle      loaded in 0.20 s  a step reads 93.5 MiB of weights"
     metrics.submitted()
     assert state(metrics, 60).plain == "◌ prefill"
-    metrics.died()
+    metrics.take([Died("")])
     assert state(metrics, 60).plain.startswith("✗")
 
 

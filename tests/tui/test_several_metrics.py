@@ -6,9 +6,8 @@ import pytest
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
 from headrace.app.tui.decode.tables import SequencesSection
-from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.answers import TurnAnswers
 from headrace.app.tui.metrics.facts import Turn
-from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
@@ -35,7 +34,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
     words = delta(9, "and so the \x1b[31mmill\nwheel turns", ())
-    feed(metrics, [Prefill(7, 3, 19, 1), Prefill(9, 19, 19, 12), stepped(9, range(20), 2), words, served(1.0, 20)])
+    metrics.take([Prefill(7, 3, 19, 1), Prefill(9, 19, 19, 12), stepped(9, range(20), 2), words, served(1.0, 20)])
     section = SequencesSection(metrics)
     lines = [line.plain for line in section.lines(metrics, 70, 7)]
     assert lines[0].split() == ["state", "tokens", "tok/s", "cached", "last", "words"]
@@ -55,7 +54,7 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
 def test_prefix_hits_are_of_all_answers_and_of_each() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7,))
-    feed(metrics, [Prefill(7, 3, 19, 1), served(1.0, 20)])
+    metrics.take([Prefill(7, 3, 19, 1), served(1.0, 20)])
     metrics.set_turns(
         [Turn.of(number, summary(20, reused, 5), "stop") for number, reused in ((1, 0), (2, 20), (3, 10))]
     )
@@ -70,7 +69,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
     slow = replace(record(20, 40, 2), latency_s=0.2)
-    feed(metrics, [stepped(7, range(20), 2), delta(7, "x", (slow,)), stepped(9, range(5), 2)])
+    metrics.take([stepped(7, range(20), 2), delta(7, "x", (slow,)), stepped(9, range(5), 2)])
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     for shown in (metrics, metrics.frozen()):
         window = latency_window(shown.latency_steps, shown.latencies, shown.busy_steps, 100)
@@ -79,7 +78,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
 
 
 def test_a_row_for_each() -> None:
-    several = BatchMetrics((7, 9))
+    several = TurnAnswers((7, 9))
     several.take(Prefill(7, 3, 19, 0))
     several.take(stepped(9, range(4), 2))
     first, second = several.rows
@@ -97,7 +96,7 @@ def test_a_row_for_each() -> None:
 
 
 def test_weights_are_read_once_for_all_of_a_pass() -> None:
-    several = BatchMetrics((1, 2, 3, 4))
+    several = TurnAnswers((1, 2, 3, 4))
     for number in several.ids:
         several.take(stepped(number, range(5), 4))
     assert several.weight_bytes_per_token == COST.weight_bytes / 4
@@ -106,7 +105,7 @@ def test_weights_are_read_once_for_all_of_a_pass() -> None:
 
 
 def test_speed_is_of_all_together_now_and_over_the_turn() -> None:
-    several = BatchMetrics((1, 2))
+    several = TurnAnswers((1, 2))
     several.take(served(10.0, 0))
     assert several.rate_average is None
     for look in range(1, 9):
@@ -118,20 +117,20 @@ def test_speed_is_of_all_together_now_and_over_the_turn() -> None:
 
 def test_only_a_turn_of_several_has_them() -> None:
     metrics = LiveMetrics()
-    feed(metrics, [Prefill(1, 0, 19, 0), stepped(1, range(5), 1), done(1, 5)])
-    assert metrics.batch is None
+    metrics.take([Prefill(1, 0, 19, 0), stepped(1, range(5), 1), done(1, 5)])
+    assert not metrics.answers.is_several
     assert metrics.document()["several"] is None
     metrics.begin_batch((2, 3))
-    feed(metrics, [stepped(2, range(3), 2), stepped(3, range(3), 2)])
+    metrics.take([stepped(2, range(3), 2), stepped(3, range(3), 2)])
     assert (metrics.phase, metrics.running, len(metrics.turns)) == ("decode", None, 1)
     frozen = metrics.frozen()
-    feed(metrics, [done(2, 3), done(3, 3, "cancelled"), served(2.0, 6)])
+    metrics.take([done(2, 3), done(3, 3, "cancelled"), served(2.0, 6)])
     assert metrics.phase == "idle"
-    assert [row.phase for row in metrics.batch.rows] == ["done", "stopped"]  # type: ignore[attr-defined]
-    assert [row.phase for row in frozen.batch.rows] == ["decode", "decode"]  # type: ignore[union-attr]
+    assert [row.phase for row in metrics.answers.rows] == ["done", "stopped"]
+    assert [row.phase for row in frozen.answers.rows] == ["decode", "decode"]
     metrics.begin_batch((4, 5))
-    feed(metrics, [Died("killed")])
+    metrics.take([Died("killed")])
     assert metrics.phase == "dead"
-    assert [row.phase for row in metrics.batch.rows] == ["failed", "failed"]  # type: ignore[attr-defined]
-    feed(metrics, [Prefill(6, 0, 19, 0)])
-    assert metrics.batch is None
+    assert [row.phase for row in metrics.answers.rows] == ["failed", "failed"]
+    metrics.take([Prefill(6, 0, 19, 0)])
+    assert not metrics.answers.is_several

@@ -1,13 +1,14 @@
 """Figures on the screen are current, of this session, and the same everywhere."""
 
-from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
+from headrace.app.engine.events import Abandoned, Done, PrefixCached, PromptCounted
 from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.metrics.feed import facts, feed
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.units import three_digits
 from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
+from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
 
@@ -15,30 +16,30 @@ def decoded(steps: int = 300) -> LiveMetrics:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.submitted()
-    metrics.stepped([record(n, 20 + n) for n in range(steps)])
+    metrics.take([delta_of([record(n, 20 + n) for n in range(steps)])])
     return metrics
 
 
 def test_current_figures_are_empty_while_nothing_decodes() -> None:
     metrics = decoded()
     assert metrics.rate_now
-    metrics.finished(Finished("stop", summary(20, 0, 300)))
+    metrics.take([Done(1, Finished("stop", summary(20, 0, 300)))])
     assert metrics.rate_now is None
     metrics.submitted()
-    metrics.stepped([record(0, 20)])  # a first step says how long the prompt took, not how fast decoding is
+    metrics.take([delta_of([record(0, 20)])])  # a first step says how long the prompt took, not how fast decoding is
     assert metrics.rate_now is None
 
 
 def test_a_finished_answer_has_one_speed() -> None:
     metrics = decoded()
-    metrics.finished(Finished("stop", summary(20, 0, 300)))
+    metrics.take([Done(1, Finished("stop", summary(20, 0, 300)))])
     assert metrics.rate_average == metrics.turns[-1].tokens_per_second == 1 / LATENCY_S
 
 
 def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() -> None:
     metrics = decoded()
     metrics.loading("loading another", None)
-    feed(metrics, [Abandoned(1)])
+    metrics.take([Abandoned(1)])
     assert metrics.phase == "load"
 
 

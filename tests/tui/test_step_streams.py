@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import sentence
-from headrace.app.engine.events import BatchStatus
+from headrace.app.engine.events import Abandoned, BatchStatus
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import SECTIONS
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, COST, record
-from tests.support.deltas import delta
+from tests.support.deltas import delta, delta_of
 
 LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.floats(1.0, 60.0)
 STEPS = st.lists(
@@ -67,7 +67,7 @@ def check(metrics: LiveMetrics) -> None:
     text = said[0]
     if figures.share is not None and figures.share > 1.01:
         assert "above that" in text
-    if metrics.mbu is not None and metrics.mbu > 1.01 and metrics.batch is None:
+    if metrics.mbu is not None and metrics.mbu > 1.01 and not metrics.answers.is_several:
         assert "above that" in text or figures.compute_bound
     for value in re.findall(r"-?(?:NaN|Infinity)", json.dumps(metrics.document())):
         pytest.fail(value)
@@ -79,9 +79,9 @@ def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, 
     metrics = fed(machine)
     stream = [replace(one, batch=1) for one in records(steps)]
     if stream:
-        metrics.stepped(stream)
+        metrics.take([delta_of(stream)])
     if ended:
-        metrics.ended_early()
+        metrics.take([Abandoned(1)])
     check(metrics)
     totals = metrics.answer.totals
     after = stream[1:]
@@ -101,9 +101,11 @@ def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], mac
     for number, (generation, steps) in enumerate(zip(ids, streams, strict=True)):
         states = dict.fromkeys(ids, "decode") | {generation: "preempted"}
         if steps:
-            metrics.handle_batch_event(delta(generation, "x", tuple(records(steps))))
-        metrics.handle_batch_event(
-            BatchStatus(states, 9 * number, float(number), (), 0, 0, 0, None)  # type: ignore[arg-type]
+            metrics.take([delta(generation, "x", tuple(records(steps)))])
+        metrics.take(
+            [
+                BatchStatus(states, 9 * number, float(number), (), 0, 0, 0, None)  # type: ignore[arg-type]
+            ]
         )
     check(metrics)
     rows = [one for steps in streams for one in records(steps) if one.index]
@@ -119,11 +121,11 @@ def test_an_answer_in_a_batch_has_its_own_speed() -> None:
     metrics.ready(*facts(CARD))
     metrics.submitted()
     steps = [replace(record(n, 20 + n, batch=2), latency_s=0.01) for n in range(50)]
-    metrics.stepped(steps)
+    metrics.take([delta_of(steps)])
     assert metrics.rate_average == pytest.approx(100)
     assert metrics.rate_now == pytest.approx(100)
     metrics.begin_batch([1, 2])
     for generation in (1, 2):
-        metrics.handle_batch_event(delta(generation, "x", steps, ttft_s=0.2))
+        metrics.take([delta(generation, "x", steps, ttft_s=0.2)])
     totals = metrics.totals
     assert (totals.steps, totals.tokens, totals.seconds) == pytest.approx((49, 98, 0.49))

@@ -13,6 +13,7 @@ from headrace.app.tui.decode.step_text import TokenLines
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import Script, ScriptedEngine, record
+from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
 STEPS = (
@@ -30,7 +31,7 @@ def metrics_of(steps: tuple[tuple[StepText, float], ...]) -> LiveMetrics:
     metrics.submitted()
     records = [step_record(n, text, latency) for n, (text, latency) in enumerate(steps)]
     metrics.texts += [text for text, _ in steps]
-    metrics.stepped(records)
+    metrics.take([delta_of(records)])
     return metrics
 
 
@@ -80,7 +81,8 @@ def test_the_cursor_marks_the_word_and_shows_its_record(back: int, word: str, sa
 def test_marks_of_causes_are_explained_beside_the_colours_of_the_text() -> None:
     """As at 80x24, where the chart has one line for both."""
     metrics = metrics_of(tuple((StepText((" so",)), 0.010) for _ in range(20)))
-    metrics.stepped([replace(record(n, 50), latency_s=0.2, gc_s=gc_s) for n, gc_s in ((20, 0), (21, 0.19), (22, 0.19))])
+    slow = [replace(record(n, 50), latency_s=0.2, gc_s=gc_s) for n, gc_s in ((20, 0), (21, 0.19), (22, 0.19))]
+    metrics.take([delta_of(slow)])
     section = LatencySection(metrics, with_text=True)
     marks, *_, last = (line.plain for line in section.lines(metrics, 70, 7))
     assert last.startswith("C 2x garbage collection + 1x more")

@@ -7,9 +7,8 @@ from headrace.app.engine.events import BatchStatus, Died, Done, Event, Prefill, 
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.tables import SequencesSection
-from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.answers import TurnAnswers
 from headrace.app.tui.metrics.facts import Turn
-from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
@@ -60,8 +59,8 @@ def test_rows_of_answers_appear_and_disappear() -> None:
             assert isinstance(screen, TopScreen)
             app.show()
             await pilot.pause()
-            assert app.metrics.batch is not None
-            assert [row.phase for row in app.metrics.batch.rows] == ["done", "decode"]
+            assert app.metrics.answers.is_several
+            assert [row.phase for row in app.metrics.answers.rows] == ["done", "decode"]
             assert [turn.number for turn in app.metrics.turns] == [1]
             shown = {section.NAME for section in screen.query_one(Sections).shown}
             assert {"sequences", "latency"} <= shown
@@ -84,7 +83,7 @@ def test_rows_of_answers_appear_and_disappear() -> None:
 
 
 def test_an_endless_turn_keeps_the_newest_answers() -> None:
-    metrics = BatchMetrics((), most=3)
+    metrics = TurnAnswers((), most=3)
     for number in range(1, 9):
         for event in answer(number, ended=number != 2):
             assert metrics.has(event)
@@ -97,7 +96,7 @@ def test_an_endless_turn_keeps_the_newest_answers() -> None:
 
 
 def test_the_speed_begins_anew_after_a_rest() -> None:
-    metrics = BatchMetrics((), most=3)
+    metrics = TurnAnswers((), most=3)
     for tokens in (0, 100, 200, 0, 50):
         metrics.take(status({}, tokens))
     assert metrics.rate_average is None or metrics.rate_average >= 0
@@ -107,8 +106,8 @@ def test_the_speed_begins_anew_after_a_rest() -> None:
 def test_running_answers_and_the_pool_come_before_ended_answers() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((), 16)
-    feed(metrics, [event for number in range(1, 13) for event in answer(number, ended=number not in (4, 12))])
-    feed(metrics, [BatchStatus({}, 5, 1.0, (2,), 100, 1000, 2000, PoolStats(used=6, shared=2, cached=3, free=1))])
+    metrics.take([event for number in range(1, 13) for event in answer(number, ended=number not in (4, 12))])
+    metrics.take([BatchStatus({}, 5, 1.0, (2,), 100, 1000, 2000, PoolStats(used=6, shared=2, cached=3, free=1))])
     metrics.set_turns([Turn.of(1, make_summary(), "stop")])
     section = SequencesSection(metrics)
     for width, height in ((31, 7), (36, 7), (60, 12)):
@@ -123,14 +122,14 @@ def test_running_answers_and_the_pool_come_before_ended_answers() -> None:
 def test_the_cache_meter_counts_no_tokens_of_ended_answers() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((), 16)
-    feed(metrics, [*answer(1), BatchStatus({}, 5, 1.0, (1,), 0, 2 << 20, 2 << 20, None)])
+    metrics.take([*answer(1), BatchStatus({}, 5, 1.0, (1,), 0, 2 << 20, 2 << 20, None)])
     lines = [line.plain for line in MeterLines(metrics).lines(metrics, 78, MeterLines.HEIGHT)]
     assert lines[2].startswith("K/V cache    0 B ")
     assert lines[2].endswith("0 % of 2.00 MiB")
 
 
 def test_the_chart_shows_steps_of_an_answer_that_runs() -> None:
-    metrics = BatchMetrics((), most=16)
+    metrics = TurnAnswers((), most=16)
     ended = delta(1, "", [record(index, 10 + index) for index in range(9)], 0.05)
     for event in [Prefill(1, 9, 9, 3), ended, Done(1, Finished("stop", make_summary()))]:
         metrics.take(event)

@@ -122,7 +122,7 @@ class LatencySection(Section):
 
     def _text(self, metrics: LiveMetrics, window: LatencyWindow, width: int, height: int) -> list[Content]:
         """Return lines of the answer around the cursor's step or the newest one."""
-        if not self._with_text or metrics.batch is not None or not metrics.texts:
+        if not self._with_text or not metrics.texts:
             return []
         count = next(lines for least, lines in _TEXT_LINES if height >= least)
         steps = list(metrics.answer.records)
@@ -133,7 +133,7 @@ class LatencySection(Section):
         """Return the record of the cursor's step; without a cursor, the colours of a text."""
         if self.cursor is not None and self.cursor < self._kept:
             step = metrics.charted[-1 - self.cursor]
-            has_text = metrics.batch is None and step.index < len(metrics.texts)
+            has_text = step.index < len(metrics.texts)
             return [record_line(step, metrics.texts[step.index] if has_text else None, width)]
         if not has_text or os.environ.get("NO_COLOR"):
             return []

@@ -28,7 +28,7 @@ class MachineSection(Section):
     MOST = 10
 
     def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.has_steps or metrics.batch is not None
+        return metrics.has_steps or metrics.answers.is_several
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last

@@ -125,8 +125,8 @@ def _step(metrics: LiveMetrics) -> Meter:
 
 
 def _cache(metrics: LiveMetrics) -> Meter:
-    batch = metrics.batch
-    if batch is not None:  # the tokens of the answers are not those of the cache
+    batch = metrics.answers
+    if batch.is_several:  # the tokens of the answers are not those of the cache
         used = batch.kv_used_bytes
         room = batch.kv_room_bytes
         if not room:
@@ -177,7 +177,7 @@ def state(metrics: LiveMetrics, width: int) -> Content:
     phase = f"{mark} {metrics.phase}"
     head = Content.styled(f"{phase:<{_PHASE}}" if details else phase, style)
     first = metrics.first_token
-    text = f"first token {format_seconds(first.ttft_s)}" if first is not None and metrics.batch is None else ""
+    text = f"first token {format_seconds(first.ttft_s)}" if first is not None and not metrics.answers.is_several else ""
     line = fitting([head, *details], width)
     return spread(line, Content.styled(text, "$quiet"), width) if text else line
 
@@ -188,14 +188,15 @@ def _details(metrics: LiveMetrics) -> list[str]:
     if metrics.phase == "load":
         share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
         return [f"{metrics.load_stage}{share}"]
-    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
+    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and not metrics.answers.is_several):
         loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
         size = [f"a step reads {format_bytes(model.weight_bytes)} of weights"] if model.weight_bytes else []
         return [loaded, *size]
-    if metrics.phase == "prefill" and metrics.answer.prefill_total and metrics.batch is None:
+    if metrics.phase == "prefill" and metrics.answer.prefill_total:
         return [f"{metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} prompt tokens"]
     why = cause(metrics.figures)
-    if (batch := metrics.batch) is not None:
+    batch = metrics.answers
+    if batch.is_several:
         running = f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers"
         each = [f"{three_digits(batch.rate_each)} tok/s each"] if batch.rate_each is not None else []
         return [running, *each, f"{batch.tokens:,} tokens", *([why] if why else [])]

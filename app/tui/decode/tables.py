@@ -6,7 +6,7 @@ from textual.content import Content
 
 from headrace.app.answer.phrases import mbu_text
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.metrics.batch import OVER, BatchMetrics, Row, RowPhase
+from headrace.app.tui.metrics.answers import OVER, Row, RowPhase, TurnAnswers
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting, legend, segments
@@ -48,11 +48,11 @@ class SequencesSection(Section):
     MOST = 14
 
     def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.batch is not None
+        return metrics.answers.is_several
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        batch = metrics.batch
-        if batch is None:
+        batch = metrics.answers
+        if not batch.is_several:
             return []
         columns = _fitting(_SEQUENCES, width)
         head = "".join(f"{name:<{cells}}" if n < 2 else f"{name:>{cells}}" for n, (name, cells) in enumerate(columns))
@@ -92,7 +92,7 @@ def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Conte
     return Content.assemble(line, "  ", said) if words else line
 
 
-def _shared(batch: BatchMetrics, width: int) -> list[Content]:
+def _shared(batch: TurnAnswers, width: int) -> list[Content]:
     """Return the weights of a token, and the blocks of the K/V pool."""
     lines = []
     if (each := batch.weight_bytes_per_token) is not None:

@@ -1,7 +1,10 @@
 """Facts about the machine, the loaded model and its turns."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from headrace.app.engine.model_card import ModelCard
+from headrace.app.sessions.records import Message
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -141,4 +144,45 @@ def with_peaks(
         measured_gb_s=measured_gb_s,
         compute_flops=compute_flops or machine.compute_flops,
         memory_gb_s=memory_gb_s or machine.memory_gb_s,
+    )
+
+
+def stored_turns(messages: Iterable[Message]) -> list[Turn]:
+    """Return the turns of a branch's stored answers."""
+    answers = [(message, message.metrics) for message in messages if message.metrics is not None]
+    return [
+        Turn.of(number, summary, message.finish_reason or "") for number, (message, summary) in enumerate(answers, 1)
+    ]
+
+
+def _coarse(card: ModelCard) -> str:
+    """Return the bits of prompts' activations, if they are not 16."""
+    return "" if card.activations == 16 else f", activations {card.activations}"
+
+
+def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
+    """Return a loaded model's facts and its machine's."""
+    machine = card.machine
+    chip = card.machine.chip
+    model = ModelFacts(
+        name=card.name,
+        context_limit=card.context_limit,
+        weight_bytes=card.cost.weight_bytes,
+        kv_format=card.kv or "",
+        kv_bytes_per_token=card.kv_bytes_per_token,
+        kv_bytes_at_limit=card.cost.kv_bytes(card.context_limit),
+        cost=card.cost,
+        load_s=card.load_s,
+        ranks=card.ranks,
+        kernels=" ".join(dict.fromkeys(card.kernels.values())) + _coarse(card),
+    )
+    nominal = machine.nominal_bandwidth
+    return model, MachineFacts(
+        name=machine.device_name,
+        backend=machine.backend,
+        memory_bytes=machine.memory_bytes,
+        measured_gb_s=card.peak.gb_s if card.peak else None,
+        nominal_gb_s=nominal / 1e9 if nominal else None,
+        compute_flops=card.compute_flops,
+        peak_flops=chip.fp16_flops if chip else None,
     )

@@ -5,7 +5,7 @@
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
@@ -13,9 +13,32 @@ from typing import TYPE_CHECKING, Literal
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
-from headrace.app.engine.events import Delta, Event, Prefill
-from headrace.app.tui.metrics.batch import STEPS_KEPT, BatchMetrics, Row
-from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
+from headrace.app.engine.events import (
+    Abandoned,
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    LoadProgress,
+    PeakMeasured,
+    Prefill,
+    PrefixCached,
+    Ready,
+)
+from headrace.app.engine.model_card import ModelCard
+from headrace.app.tui.metrics.answers import STEPS_KEPT, Row, TurnAnswers
+from headrace.app.tui.metrics.facts import (
+    CacheFill,
+    FirstToken,
+    MachineFacts,
+    MeasuredPrefill,
+    ModelFacts,
+    Turn,
+    facts,
+    with_peaks,
+)
 from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
@@ -42,8 +65,8 @@ class LiveMetrics:
         self.model = ModelFacts()
         self.load_stage = ""
         self.load_share: float | None = None
-        self.answer = Row(1)
-        """The latest turn, if it is one answer."""
+        self.answers = TurnAnswers()
+        """The answers of the latest turn."""
         self.first_token: FirstToken | None = None
         self._prefill = Prefill(0, 0, 0, 0)  # the latest
         self.texts: list[StepText] = []
@@ -61,8 +84,6 @@ class LiveMetrics:
         self.trail = Trail()
         self._final: Summary | None = None  # of the turn, once it is over
         self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
-        self.batch: BatchMetrics | None = None
-        """Metrics of parallel answers, if the latest turn is one of them; its steps are there, then."""
         self.turns: list[Turn] = []
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
@@ -79,6 +100,69 @@ class LiveMetrics:
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
+    def take(self, events: Iterable[Event]) -> None:
+        """Take in events of the engine, in order."""
+        for event in events:
+            match event:
+                case LoadProgress():
+                    self.loading(event.stage, event.done / event.total if event.total else None)
+                case Ready():
+                    self.ready(*facts(event.card))
+                case PeakMeasured():
+                    self.machine = with_peaks(self.machine, event.peak.gb_s, event.compute_flops, event.memory_gb_s)
+                case Failed(id=None):  # no model is loaded
+                    self.phase, self.model, self.fill = "failed", ModelFacts(), CacheFill()
+                case PrefixCached():
+                    self._prefix_cached(event)
+                case Prefill():
+                    begins = not self.answers.is_several and (event.done == 0 or self.phase == "idle")
+                    if begins or not self.answers.has(event):
+                        self.submitted()
+                    self._answered(event)
+                case Died():
+                    self.answers.take(event)
+                    self.phase = "dead"
+                case _ if self.answers.has(event):
+                    self._answered(event)
+                case _:
+                    continue
+            self._changed()
+
+    def _answered(self, event: Event) -> None:
+        """Take in an event about the answers of the turn."""
+        self.answers.take(event)
+        if not self.answers.is_several:
+            self._one_answered(event)
+        if isinstance(event, Delta):
+            self._since_look.extend(event.records)
+        self.trail.add(self.answers.totals)
+        if not self.answers.over:
+            self.phase = "decode" if any(row.phase == "decode" for row in self.answers.rows) else "prefill"
+        elif self.phase in ("prefill", "decode"):  # not while a model is loaded
+            self.phase = "idle"
+        if self.answers.over and self.answers.is_several:
+            self._machine_at_end = self._machine_at_end or self.machine
+
+    def _one_answered(self, event: Event) -> None:
+        """Take in what the view shows of a turn with one answer alone."""
+        match event:
+            case Prefill():
+                self._prefill = event
+                if event.reuse is not None:
+                    self.reuse, self.prefetched = event.reuse, event.reuse.prefetched
+            case Delta():
+                self.texts += event.steps
+                if records := event.records:
+                    last = records[-1]
+                    self.history.add(records)
+                    self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
+                if event.ttft_s is not None:
+                    self._first_text(event.ttft_s)
+            case Done():
+                self._finished(event.end)
+            case ContextFull() | Failed() | Abandoned():
+                self.history.end_turn()
+
     def loading(self, stage: str, share: float | None) -> None:
         """Note load progress. share: 0 to 1, None if unknown."""
         self.phase = "load"
@@ -86,15 +170,16 @@ class LiveMetrics:
         self.load_share = share
         self._changed()
 
-    def load_failed(self) -> None:
-        """Forget the model: none is loaded."""
-        self.phase, self.model, self.fill = "failed", ModelFacts(), CacheFill()
-        self._changed()
-
     def ready(self, model: ModelFacts, machine: MachineFacts) -> None:
         self.phase, self.model, self.machine, self.fill = "idle", model, machine, CacheFill()
+        self.answers.cost = model.cost
         self.history = DecodeHistory()
         self._changed()
+
+    def use_model(self, card: ModelCard, known: MachineFacts) -> None:
+        """Start the metrics of a loaded model. known: facts on the machine, perhaps measured since it was loaded."""
+        model, machine = facts(card)
+        self.ready(model, machine if machine.measured_gb_s is not None else known)
 
     def submitted(self) -> None:
         """Begin the next turn."""
@@ -103,28 +188,10 @@ class LiveMetrics:
         self._changed()
 
     def begin_batch(self, ids: Sequence[int], most: int | None = None) -> None:
-        """Begin a turn of parallel answers. most: see `BatchMetrics`."""
+        """Begin a turn of several answers. most: see `TurnAnswers`."""
         self.submitted()
-        self.batch = BatchMetrics(ids, self.model.cost, most)
+        self.answers = TurnAnswers(ids, self.model.cost, most)
         self.phase = "prefill" if ids else "idle"
-        self.trail = Trail()
-
-    def handle_batch_event(self, event: Event) -> None:
-        """Take in an event about the parallel answers."""
-        assert self.batch is not None
-        self.batch.take(event)
-        if isinstance(event, Delta):
-            self._since_look.extend(event.records)
-        self.trail.add(self.batch.totals)
-        decoding = any(row.phase == "decode" for row in self.batch.rows)
-        if self.batch.over:
-            self.phase = "idle"
-            self._machine_at_end = self._machine_at_end or self.machine
-        elif decoding:
-            self.phase = "decode"
-        else:
-            self.phase = "prefill"
-        self._changed()
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
         """Replace the turns, after one of several answers was taken."""
@@ -140,7 +207,7 @@ class LiveMetrics:
         self._changed()
 
     def _forget_turn(self) -> None:
-        self.answer = Row(1)
+        self.answers = TurnAnswers(cost=self.model.cost)
         self.prefetched = 0
         self.first_token = None
         self._final = None
@@ -149,23 +216,10 @@ class LiveMetrics:
         self.busy_steps.clear()
         self._since_look.clear()
         self.trail = Trail()
-        self.batch = None
         self.energy.begin_turn()
         self._fed = True
 
-    def prefilling(self, event: Prefill) -> None:
-        """Note the progress of the prefill."""
-        self.phase = "prefill"
-        self.answer.prefilling(event.done, event.total, event.reused)
-        self._prefill = event
-        self._changed()
-
-    def explained(self, reuse: PromptReuse) -> None:
-        """Note the reuse of the turn's prompt."""
-        self.reuse, self.prefetched = reuse, reuse.prefetched
-        self._changed()
-
-    def first_text(self, ttft_s: float) -> None:
+    def _first_text(self, ttft_s: float) -> None:
         """Note the time to first token. What remains of it is prefill, unless the engine told the time of that."""
         steps = self.answer.records
         step_s = steps[0].latency_s if steps and steps[0].index == 0 else 0.0
@@ -174,18 +228,6 @@ class LiveMetrics:
         rest_s = max(0.0, ttft_s - waited_s - tokenize_s - step_s)
         prefill_s = rest_s if self._prefill.prefill_s is None else min(self._prefill.prefill_s, rest_s)
         self.first_token = FirstToken(ttft_s, waited_s, tokenize_s, prefill_s, step_s, rest_s=rest_s - prefill_s)
-        self._changed()
-
-    def stepped(self, records: Sequence[StepRecord]) -> None:
-        """Add steps, at least one."""
-        self.answer.stepped(records, self.model.cost)
-        self.history.add(records)
-        self._since_look.extend(records)
-        self.trail.add(self.answer.totals)
-        self.phase = "decode"
-        last = records[-1]
-        self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
-        self._changed()
 
     def set_context(self, tokens: int) -> None:
         """Set the tokens of the conversation."""
@@ -193,19 +235,16 @@ class LiveMetrics:
             self.context = tokens
             self._changed()
 
-    def prefix_cached(self, fill: CacheFill, reuse: PromptReuse | None = None) -> None:
-        """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known; kept if it has a miss."""
-        self.fill = fill
+    def _prefix_cached(self, cached: PrefixCached) -> None:
+        """Note the cache after a prefetch. Its reuse is that of the next prompt, as far as it is known."""
+        self.fill = CacheFill(cached.tokens, cached.used_bytes, cached.allocated_bytes, cached.shared_blocks)
         self._fed = True
-        if reuse is not None and (reuse.difference is not None or reuse.dropped):
-            self.reuse = reuse
-        self._changed()
+        if cached.reuse is not None and (cached.reuse.difference is not None or cached.reuse.dropped):
+            self.reuse = cached.reuse
 
-    def finished(self, end: "Finished") -> None:
+    def _finished(self, end: "Finished") -> None:
         summary = end.summary
         fed = summary.prefill_tokens
-        self.phase = "idle"
-        self.answer.prefilling(fed, fed, summary.reused_tokens)
         self.history.end_turn()
         self.first_token = FirstToken.of(summary)
         self._final = summary
@@ -213,18 +252,6 @@ class LiveMetrics:
         if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
             self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
         self.turns.append(Turn.of(len(self.turns) + 1, summary, end.reason))
-        self._changed()
-
-    def ended_early(self) -> None:
-        """End the turn without a summary. A model that is being loaded stays so."""
-        self.history.end_turn()
-        if self.phase in ("prefill", "decode"):
-            self.phase = "idle"
-        self._changed()
-
-    def died(self) -> None:
-        self.phase = "dead"
-        self._changed()
 
     def set_load(self, load: "Load") -> None:
         """Note the machine's load."""
@@ -243,9 +270,14 @@ class LiveMetrics:
     # -- read by the view ------------------------------------------------------------------------------------------
 
     @property
+    def answer(self) -> Row:
+        """The answer of the latest turn; an empty one of a turn with several."""
+        return Row(1) if self.answers.is_several else self.answers.rows[0]
+
+    @property
     def charted(self) -> Sequence[StepRecord]:
-        """Steps of the turn in order; of parallel answers, those of the sequence that has most."""
-        return self.answer.records if self.batch is None else self.batch.longest
+        """Steps of the turn in order; of several answers, those of the sequence that has most."""
+        return self.answers.longest
 
     @property
     def latency_steps(self) -> Sequence[StepRecord]:
@@ -279,15 +311,15 @@ class LiveMetrics:
     @property
     def rate_now(self) -> float | None:
         """Tokens per second over the last second, in total for a batch; None outside decoding."""
-        if self.batch is not None:
-            return self.batch.rate_now if self.phase == "decode" else None
+        if self.answers.is_several:
+            return self.answers.rate_now if self.phase == "decode" else None
         return self._now.tokens_per_second if self.phase == "decode" else None
 
     @property
     def rate_average(self) -> float | None:
         """Tokens per second over the turn, 1 / TPOT: without the first step. As stored once the turn is over."""
-        if self.batch is not None:
-            return self.batch.rate_average
+        if self.answers.is_several:
+            return self.answers.rate_average
         if self._final is not None and self._final.decode_tokens_per_second is not None:
             return self._final.decode_tokens_per_second
         return self.answer.totals.tokens_per_second
@@ -320,9 +352,8 @@ class LiveMetrics:
     @property
     def totals(self) -> StepTotals:
         """Totals over the last second, over the turn once it is over."""
-        if self.batch is not None:
-            return self.batch.totals
-        return self._now if self.phase == "decode" else self.answer.totals
+        is_now = self.phase == "decode" and not self.answers.is_several
+        return self._now if is_now else self.answers.totals
 
     @property
     def figures(self) -> StepFigures:
@@ -413,7 +444,7 @@ class LiveMetrics:
     @property
     def running(self) -> Turn | None:
         """The turn in progress."""
-        if self.phase not in ("prefill", "decode") or self.batch is not None:
+        if self.phase not in ("prefill", "decode") or self.answers.is_several:
             return None
         answer = self.answer
         fed = answer.prefill_total
@@ -435,12 +466,11 @@ class LiveMetrics:
         """Return a copy that later events do not change."""
         copy = LiveMetrics()
         copy.__dict__.update(self.__dict__)
-        copy.answer = self.answer.copy()
+        copy.answers = self.answers.copy()
         copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
         copy.trail, copy.energy = deepcopy(self.trail), deepcopy(self.energy)
         copy.texts, copy.turns = list(self.texts), list(self.turns)
         copy.history = self.history.copy()
-        copy.batch = deepcopy(self.batch)
         return copy
 
     def document(self) -> dict[str, object]:
@@ -461,7 +491,7 @@ class LiveMetrics:
             "step_seconds_timed": bool(times and times.timed),
             "step_bytes": dict(self.step_bytes),
             "prompt_reuse": self.reuse.document() if self.reuse else None,
-            "several": self.batch.document() if self.batch is not None else None,
+            "several": self.answers.document() if self.answers.is_several else None,
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records],
         }

@@ -1,14 +1,15 @@
 """The latest turn's sequences for a trace-event file; times count from the request."""
 
 from headrace.app.output.trace_file import Span, TracedSequence
-from headrace.app.tui.metrics.batch import Row
+from headrace.app.tui.metrics.answers import Row
 from headrace.app.tui.metrics.live import LiveMetrics
 
 
 def traced(metrics: LiveMetrics) -> list[TracedSequence]:
     """Return the latest answer, or each parallel answer. Steps that are no longer kept are left out."""
-    if metrics.batch is not None:
-        return [_sequence(f"sequence {row.number}", row, row.ttft_s, []) for row in metrics.batch.rows if row.records]
+    if metrics.answers.is_several:
+        rows = [row for row in metrics.answers.rows if row.records]
+        return [_sequence(f"sequence {row.number}", row, row.ttft_s, []) for row in rows]
     first = metrics.first_token
     if not metrics.answer.records:
         return []

@@ -85,10 +85,10 @@ class AgainScreen(ParallelScreen):
     def head(self) -> str:
         candidates = self.candidates
         count = len(self.panes)
-        batch = self.state.metrics.batch
+        answers = self.state.metrics.answers
         parts = ["▚ again", f"{candidates.growing} of {count} running" if candidates.growing else f"{count} answers"]
-        if batch is not None and batch.rate_average is not None:
-            parts.append(f"{three_digits(batch.rate_average)} tok/s total")
+        if answers.is_several and answers.rate_average is not None:
+            parts.append(f"{three_digits(answers.rate_average)} tok/s total")
         if (hidden := sum(not pane.display for pane in self.panes)) > 0:
             parts.append(f"{hidden} more: → and ←")
         parts.append(" ".join(sanitise(candidates.question.content).split()))

@@ -12,7 +12,6 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.metrics.feed import feed, use_model
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
@@ -155,7 +154,7 @@ class AnswerPane(Vertical):
 
     def handle_event(self, event: Event) -> None:
         self._take_card()
-        feed(self.metrics, [event])
+        self.metrics.take([event])
 
     def extend_last_line(self) -> bool:
         """Draw text that only extends the last line; return False if a layout is needed."""
@@ -196,7 +195,7 @@ class AnswerPane(Vertical):
         """Pass a newly loaded model on to the metrics."""
         if self.side.card is not None and self.side.card is not self._card:
             self._card = self.side.card
-            use_model(self.metrics, self.side.card, self._known.machine)
+            self.metrics.use_model(self.side.card, self._known.machine)
 
     def _state_text(self) -> tuple[str, str]:
         """Text and style."""

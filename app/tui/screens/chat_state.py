@@ -20,7 +20,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.platform_tools import copy_with_tool
-from headrace.app.tui.metrics.feed import stored_turns, use_model
+from headrace.app.tui.metrics.facts import stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.config.paths import data_dir
@@ -235,7 +235,7 @@ class ChatState:
             self.metrics.set_turns(turns)
             return
         if self.engine.card is not None:
-            use_model(self.metrics, self.engine.card, self.metrics.machine)
+            self.metrics.use_model(self.engine.card, self.metrics.machine)
         else:
             self.metrics.loading("starting the engine", None)
         self.metrics.session_changed(turns)

@@ -122,7 +122,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         is_small = room < _LEAST_STEPS + _LEAST_SECTIONS
         steps = self.query_one(LatencySection)
         sections = self.query_one(Sections)
-        hidden = self._hides_steps or (is_small and (sections.is_asked or self.metrics.batch is not None))
+        hidden = self._hides_steps or (is_small and (sections.is_asked or self.metrics.answers.is_several))
         steps.display = steps.applies(self.metrics) and not hidden
         sections.display = not (is_small and steps.display)
         steps.styles.height = room if is_small else max(_LEAST_STEPS, round(room * _STEPS_SHARE))

@@ -86,7 +86,7 @@ class StatusBar(Lines):
 
     def _right(self, width: int) -> Content:
         speed = Content("")
-        if (self.metrics.answer.records or self.metrics.batch) and self._with_speed:
+        if (self.metrics.answer.records or self.metrics.answers.is_several) and self._with_speed:
             average = self.metrics.mbu_average
             busy = self.metrics.busy
             share = f" MBU {mbu_text(average, busy=busy)}" if busy or average is not None else ""

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from headrace.app.engine.events import Prefill
 from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced
 from headrace.runtime.metrics.telemetry import StepParts, StepRecord
 from tests.app.scripted_engine import CARD, record
-from tests.support.deltas import delta
+from tests.support.deltas import delta, delta_of
 
 METADATA = {"process_name", "thread_name"}
 
@@ -101,9 +101,9 @@ def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:
     metrics.ready(*facts(CARD))
     assert traced(metrics) == []
     metrics.submitted()
-    metrics.prefilling(Prefill(1, 30, 30, 0, waited_s=0.01, tokenize_s=0.002))
-    metrics.stepped([record(n, 20 + n) for n in range(5000)])
-    metrics.first_text(0.1)
+    metrics.take([Prefill(1, 30, 30, 0, waited_s=0.01, tokenize_s=0.002)])
+    metrics.take([delta_of([record(n, 20 + n) for n in range(5000)])])
+    metrics.take([delta_of((), 0.1)])
     (sequence,) = traced(metrics)
     assert len(sequence.steps) == 4096
     total = math.fsum(record(n, 20 + n).latency_s for n in range(1, 5000))
@@ -114,7 +114,7 @@ def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:
     metrics.begin_batch([1, 2])
     for generation in (1, 2):
         records = [record(n, 20 + n, batch=2) for n in range(9)]
-        metrics.handle_batch_event(delta(generation, "x", records, ttft_s=0.2))
+        metrics.take([delta(generation, "x", records, ttft_s=0.2)])
     several = traced(metrics)
     assert [sequence.name for sequence in several] == ["sequence 1", "sequence 2"]
     assert math.isclose(several[0].steps_from_s, 0.2 - several[0].steps[0].latency_s)

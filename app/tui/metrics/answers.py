@@ -1,4 +1,4 @@
-"""Metrics of parallel answers: a row for each, and totals.
+"""Metrics of the answers of a turn, one or several: a row for each, and totals.
 
 A pass reads the weights once for all its sequences, so a token's share is weight bytes / batch size. Units are those of
 `runtime.metrics.telemetry`.
@@ -6,6 +6,7 @@ A pass reads the weights once for all its sequences, so a token's share is weigh
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
@@ -31,6 +32,7 @@ OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")
 STEPS_KEPT = 4096  # that the chart can look back on
 _LATENCIES = 256  # steps of a sequence that its ITL is of
 _WORDS = 120  # characters of a text's end
+_ANY = 0  # stands for the id of a turn's only answer
 
 
 @dataclass(slots=True)
@@ -66,9 +68,8 @@ class Row:
     def itl(self) -> Percentiles | None:
         return Percentiles.of(self.latencies_s)
 
-    def prefilling(self, done: int, total: int, reused: int) -> None:
+    def prefilled(self, done: int, total: int, reused: int) -> None:
         """Note the progress of the prefill; see `Prefill`."""
-        self.phase = "prefill"
         self.prefill_done = done
         self.prefill_total = total
         self.reused = reused
@@ -87,20 +88,32 @@ class Row:
         return replace(self, records=records, totals=replace(self.totals), latencies_s=self.latencies_s.copy())
 
 
-class BatchMetrics:
-    """One turn of parallel answers. rows: in the order of their requests. batches: sequences of each pass."""
+class TurnAnswers:
+    """The answers of one turn.
 
-    def __init__(self, ids: Sequence[int], cost: StepCost | None = None, most: int | None = None) -> None:
-        """most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`."""
-        self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
+    rows: in the order of their requests.
+    batches: sequences of each pass.
+    cost: for the FLOPs of steps.
+    """
+
+    def __init__(self, ids: Sequence[int] | None = None, cost: StepCost | None = None, most: int | None = None) -> None:
+        """Begin the turn.
+
+        ids: of several answers; None: the turn has one answer, of any id.
+        most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`.
+        """
+        self.is_several = ids is not None
+        self._rows = {generation: Row(number) for number, generation in enumerate(ids or (), 1)}
+        if ids is None:
+            self._rows = {_ANY: Row(1)}
         self._most = most
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
         self.weight_bytes = 0  # of a step
         self._weights_read, self._said = 0.0, 0  # each step's share of its pass, and its tokens
-        self._cost = cost
-        self.totals = StepTotals()
+        self.cost = cost
+        self._totals = StepTotals()  # of several
         self._looks: deque[tuple[float, int]] = deque()  # when, and tokens by then: the first, and those since lately
         self._began: tuple[float, int] | None = None
 
@@ -112,6 +125,11 @@ class BatchMetrics:
     @property
     def rows(self) -> list[Row]:
         return list(self._rows.values())
+
+    @property
+    def totals(self) -> StepTotals:
+        """Totals of all steps."""
+        return self._totals if self.is_several else self._rows[_ANY].totals
 
     @property
     def is_endless(self) -> bool:
@@ -162,12 +180,16 @@ class BatchMetrics:
 
     def has(self, event: Event) -> bool:
         """Return True for an event about one of the answers, or about all."""
-        if self._most is not None and isinstance(event, AnswerEvent):
+        if isinstance(event, AnswerEvent) and (self._most is not None or not self.is_several):
             return event.id is not None
-        return isinstance(event, BatchStatus | Died) or getattr(event, "id", None) in self._rows
+        if isinstance(event, BatchStatus):
+            return self.is_several
+        return getattr(event, "id", None) in self._rows
 
     def _row(self, generation: int) -> Row:
         """Return an answer's row, a new one in an endless turn; the oldest that are over make room."""
+        if not self.is_several:
+            return self._rows[_ANY]
         if generation not in self._rows:
             over = [number for number, row in self._rows.items() if row.phase in OVER]
             for number in over[: max(0, len(self._rows) + 1 - (self._most or 0))]:
@@ -184,28 +206,29 @@ class BatchMetrics:
                 for row in self._rows.values():
                     row.phase = row.phase if row.phase in OVER else "failed"
             case Prefill():
-                self._row(event.id).prefilling(event.done, event.total, event.reused)
-            case Delta():
+                row = self._row(event.id)
+                row.phase = "prefill"
+                row.prefilled(event.done, event.total, event.reused)
+            case Delta() if event.parts:
                 row = self._row(event.id)
                 row.phase = "decode"
                 row.ttft_s = event.ttft_s if row.ttft_s is None else row.ttft_s
                 row.words = (row.words + event.text)[-_WORDS:]
-                self._stepped(row, event.records)
+                row.stepped(event.records, self.cost)
+                for record in event.records if self.is_several else ():
+                    self.weight_bytes = record.weight_bytes
+                    self._weights_read += record.weight_bytes / max(1, record.batch)
+                    self._said += record.tokens
+                    self._totals.add(record, self.cost, whole_batch=True)
             case Done():
                 row = self._row(event.id)
+                summary = event.end.summary
                 row.phase = "stopped" if event.end.reason == "cancelled" else "done"
-                row.tokens = event.end.summary.completion_tokens  # a step that ended it gave none
+                row.prefilled(summary.prefill_tokens, summary.prefill_tokens, summary.reused_tokens)
+                row.tokens = summary.completion_tokens  # a step that ended it gave none
             case Failed() | ContextFull() | Abandoned():
                 if event.id is not None:
                     self._row(event.id).phase = "failed"
-
-    def _stepped(self, row: Row, records: Sequence[StepRecord]) -> None:
-        row.stepped(records, self._cost)
-        for record in records:
-            self.weight_bytes = record.weight_bytes
-            self._weights_read += record.weight_bytes / max(1, record.batch)
-            self._said += record.tokens
-            self.totals.add(record, self._cost, whole_batch=True)
 
     def _served(self, served: BatchStatus) -> None:
         for generation, state in served.states.items():
@@ -224,6 +247,15 @@ class BatchMetrics:
         self._looks.append(look)
         while len(self._looks) > 2 and look[0] - self._looks[1][0] >= NOW_S:
             self._looks.popleft()
+
+    def copy(self) -> "TurnAnswers":
+        """Return a copy that later events do not change."""
+        other = copy(self)
+        other._rows = {generation: row.copy() for generation, row in self._rows.items()}
+        other.batches = self.batches.copy()
+        other._totals = replace(self._totals)
+        other._looks = self._looks.copy()
+        return other
 
     def document(self) -> dict[str, object]:
         """Return a JSON document."""
