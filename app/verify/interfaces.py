@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.app.api import Model, load
 from headrace.app.engine.http_address import HTTPAddress
+from headrace.app.engine.server_process import server_process
 from headrace.app.verify.checks import Begin, CheckResult, Plan, judged
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP, Trace, compare
@@ -77,7 +77,9 @@ class Interfaces:
             yield ("Python API", how), partial(list, traces)
         for how, parallel in hows.items():
             yield ("batch", how), partial(self._by_batch, expected, parallel)
-        with self._server() as address:
+        key = environment.api_key()
+        with server_process(self._load, key) as url:
+            address = HTTPAddress(url, key)
             for how, parallel in hows.items():
                 yield ("server", how), partial(self._by_server, address, expected, parallel)
 
@@ -139,22 +141,6 @@ class Interfaces:
             trace.logprobs.append(TokenLogprobs(report["logprob"], top))
         return trace
 
-    @contextmanager
-    def _server(self) -> Iterator[HTTPAddress]:
-        arguments = [sys.executable, "-m", "headrace", "serve", "--port=0", "-q", *self._load]
-        with subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline().split()
-                if not line:
-                    raise EngineError(f"the server did not start: {_last_line(process.communicate()[1])}")
-                yield HTTPAddress(line[-1], environment.api_key())
-            finally:
-                process.terminate()
-                process.communicate()
-
 
 def _flags(options: Mapping[str, object]) -> list[str]:
     """Return options of `load` as those of a command."""
@@ -171,9 +157,6 @@ def _command(arguments: Sequence[str], given: str = "") -> str:
     command = [sys.executable, "-m", "headrace", *arguments]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise EngineError(f"headrace {arguments[0]} failed: {_last_line(done.stderr)}")
+        last_line = (done.stderr.strip().splitlines() or [""])[-1]
+        raise EngineError(f"headrace {arguments[0]} failed: {last_line}")
     return done.stdout
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]

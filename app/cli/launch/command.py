@@ -7,14 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
-from typing import IO
 from urllib.parse import quote
 
 import click
@@ -24,12 +22,12 @@ from headrace.app.cli.model_options import model_option
 from headrace.app.cli.say import say
 from headrace.app.cli.serve import PORT
 from headrace.app.engine.http_address import HTTPAddress, ServerError
+from headrace.app.engine.server_process import server_process
 from headrace.runtime.config import environment
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import HeadraceError
 
 _LOOK_S = 2.0  # for a running server to answer
 _LOAD_S = 3600.0  # for a model to be loaded
-_SERVER_END_S = 15.0  # for a server to end
 _OWNER = "headrace"
 _AGENT_END_S = 5.0  # for an agent to end after SIGTERM
 
@@ -51,7 +49,6 @@ def launch(agent: str, model: str | None, url: str, api_key: str | None, argumen
     Starts a server unless one runs. The agent's settings count for this run alone; its own files are not changed. Ends
     with the agent, and with its exit code.
     """
-    from headrace.runtime.config import environment
 
     chosen = AGENTS[agent]
     program = shutil.which(chosen.program)
@@ -76,7 +73,11 @@ def _endpoint(url: str, model: str | None, key: str | None) -> Iterator[Endpoint
         yield running
         return
     resolved_model(name, quiet=False)  # fetched here, where progress can be drawn
-    with own_server(name, key) as endpoint:
+    say(f"headrace: loading {name or 'the default model'}", err=True)
+    with server_process(["-m", name] if name is not None else [], key) as address:
+        endpoint = find_endpoint(address, None, key)
+        if endpoint is None:
+            raise HeadraceError(f"{address} does not answer", "`headrace serve` says why")
         yield endpoint
 
 
@@ -142,61 +143,3 @@ def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
         return Endpoint(address.url, name, context if isinstance(context, int) else None, key)
     except (OSError, HTTPException, ValueError, AttributeError) as error:
         raise HeadraceError(f"{address.url}: {error}") from error
-
-
-@contextmanager
-def own_server(model: str | None, key: str | None) -> Iterator[Endpoint]:
-    """Run a server on a free port during the block. Raises HeadraceError with the server's last line if it fails."""
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "-q", "--parent", str(os.getpid())]
-    command += ["-m", model] if model is not None else []
-    with tempfile.TemporaryFile() as errors:
-        server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=os.environ if key is None else {**os.environ, environment.API_KEY: key},
-            start_new_session=True,  # Ctrl-C is for the agent
-        )
-        try:
-            say(f"headrace: loading {model or 'the default model'}", err=True)
-            yield _announced(server, errors, key)
-        finally:
-            _end(server)
-
-
-def _announced(server: "subprocess.Popen[bytes]", errors: IO[bytes], key: str | None) -> Endpoint:
-    """Wait for the line with a server's address, and return its model. Raises the error that the server ended with."""
-    assert server.stdout is not None
-    _, at, url = server.stdout.readline().decode().strip().rpartition(" at ")
-    if not at:
-        kind = UsageError if server.wait(_SERVER_END_S) == UsageError.exit_code else HeadraceError
-        raise kind(*_last_error(errors))
-    endpoint = find_endpoint(url, None, key)
-    if endpoint is None:
-        raise HeadraceError(f"{url} does not answer", "`headrace serve` says why")
-    return endpoint
-
-
-def _last_error(errors: IO[bytes]) -> tuple[str, str | None]:
-    """Return the message and the hint that a server ended with."""
-    errors.seek(0)
-    lines: list[str] = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    hint = None
-    if lines and lines[-1].startswith("hint: "):
-        hint = lines.pop().removeprefix("hint: ")
-    if not lines:
-        return "the server ended unexpectedly", hint
-    return lines[-1].removeprefix("headrace: "), hint
-
-
-def _end(server: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        server.send_signal(signal.SIGINT)
-    try:
-        server.wait(_SERVER_END_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
-    if server.stdout is not None:
-        server.stdout.close()

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
-from headrace.app.cli.launch.command import _announced, _run
+from headrace.app.cli.launch.command import _run
+from headrace.app.engine.server_process import announced_address
 from headrace.runtime.errors import HeadraceError
 from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.patience import PATIENCE_S
@@ -199,7 +200,7 @@ def test_the_error_of_a_server_keeps_its_exit_code(code: int) -> None:
         command = [sys.executable, "-S", "-c", program]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         with server, pytest.raises(HeadraceError, match="broken") as raised:
-            _announced(server, errors, None)
+            announced_address(server, errors)
     assert raised.value.exit_code == code
 
 
