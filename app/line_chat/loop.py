@@ -127,10 +127,6 @@ def _set(chat: LineChat, assignment: str) -> None:
         chat.say(f"{parameter.name}: {value or 'not set'} ({parameter.help}; {parameter.range})")
 
 
-def _schema(chat: LineChat, text: str) -> None:
-    chat.say(set_schema(chat.conversation, text))
-
-
 def _preset(chat: LineChat, argument: str) -> None:
     if argument:
         chat.say(use_preset(chat.conversation, argument))
@@ -153,14 +149,6 @@ def _file(chat: LineChat, path: str) -> None:
     chat.attached += line
     what = attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
     chat.say(f"{what} attached to the next message")
-
-
-def _regen(chat: LineChat, _: str) -> None:
-    chat.answer(chat.conversation.regenerate)
-
-
-def _continue(chat: LineChat, _: str) -> None:
-    chat.answer(chat.conversation.continue_answer)
 
 
 def _edit(chat: LineChat, which: str) -> None:
@@ -236,19 +224,11 @@ def _search(chat: LineChat, words: str) -> None:
         chat.say("nothing found")
 
 
-def _rename(chat: LineChat, title: str) -> None:
-    chat.conversation.branch.rename(title)
-
-
 def _export(chat: LineChat, name: str) -> None:
     from headrace.app.sessions.export import write_export
 
     chat.conversation.settle()
     chat.say(f"wrote {write_export(chat.store, chat.conversation.session.id, unquoted(name))}")
-
-
-def _restart(chat: LineChat, _: str) -> None:
-    chat.restart()
 
 
 def _quit(chat: LineChat, _: str) -> None:
@@ -260,11 +240,11 @@ _ACTIONS: dict[str, Callable[[LineChat, str], None]] = {
     "model": _model,
     "system": _system,
     "set": _set,
-    "schema": _schema,
+    "schema": lambda chat, text: chat.say(set_schema(chat.conversation, text)),
     "preset": _preset,
     "file": _file,
-    "regen": _regen,
-    "continue": _continue,
+    "regen": lambda chat, _: chat.answer(chat.conversation.regenerate),
+    "continue": lambda chat, _: chat.answer(chat.conversation.continue_answer),
     "edit": _edit,
     "summary": _summary,
     "branch": _branch,
@@ -272,10 +252,10 @@ _ACTIONS: dict[str, Callable[[LineChat, str], None]] = {
     "new": _new,
     "sessions": _sessions,
     "search": _search,
-    "rename": _rename,
+    "rename": lambda chat, title: chat.conversation.branch.rename(title),
     "export": _export,
     "think": _think,
-    "restart": _restart,
+    "restart": lambda chat, _: chat.restart(),
     "quit": _quit,
 }
 """Actions by the names of their commands."""

@@ -255,7 +255,12 @@ def _format_of(section: Mapping[str, object], module: str) -> str:
     bits = settings.get("bits", section.get("bits"))
     group = settings.get("group_size", section.get("group_size"))
     mode = settings.get("mode", section.get("mode", "affine"))
-    return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
+    return format_text(bits, group, mode)
+
+
+def format_text(bits: object, group_size: object, mode: object) -> str:
+    """Return a format's name: `4-bit, groups of 64`."""
+    return f"{bits}-bit, groups of {group_size}" + ("" if mode == "affine" else f", {mode}")
 
 
 def _available(entry: CatalogEntry, usable: int | None) -> Document:

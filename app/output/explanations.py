@@ -48,24 +48,5 @@ def of_section(section: str) -> list[Explanation]:
     return [each for each in explanations() if section in each.sections]
 
 
-def markdown() -> str:
-    """Return docs/metrics.md."""
-    lines = [
-        "# Figures",
-        "",
-        "Every figure of the decode view, `headrace run --stats` and `headrace bench`. `headrace explain NAME` prints",
-        "one entry, F1 in the decode view those on its screen. Bytes and FLOPs are computed from shapes; times and",
-        "bandwidth are measured. This page is made from `assets/explain.toml`.",
-    ]
-    for each in explanations():
-        lines += ["", f"## {each.name}", ""]
-        if each.aliases:
-            lines += [f"Also: {', '.join(each.aliases)}.", ""]
-        lines += [each.sentence, ""]
-        for field, title in FIELDS:
-            lines.append(f"- {title.capitalize()}: {getattr(each, field)}")
-    return "\n".join(lines) + "\n"
-
-
 def _plain(name: str) -> str:
     return "".join(name.casefold().split())

@@ -1,14 +1,14 @@
 """The result of `headrace quantize` for people."""
 
-from collections.abc import Callable
 from functools import partial
 
 import click
 
-from headrace.app.bench.quality.figures import Figure
+from headrace.app.bench.show.phrases import bracketed
+from headrace.app.model_info.report import format_text
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
-from headrace.app.quantize.run import FormatCount, Quantized, QuantizedHere
+from headrace.app.quantize.run import Quantized, QuantizedHere
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
 _LABEL = 18
@@ -18,7 +18,7 @@ def show(quantized: Quantized) -> None:
     """Print the formats and the figures."""
     rows = quantized.figures.formats
     columns = [
-        Column.of(rows, "FORMAT", format_name, right=False),
+        Column.of(rows, "FORMAT", lambda row: format_text(row.bits, row.group_size, row.mode), right=False),
         Column.of(rows, "PARTS", lambda row: str(row.parts)),
         Column.of(rows, "WEIGHTS", lambda row: f"{row.weights:,}"),
     ]
@@ -29,11 +29,6 @@ def show(quantized: Quantized) -> None:
     click.echo(sanitise(f"{'Directory'.ljust(_LABEL)}{quantized.path}"))
     if quantized.name is not None:
         click.echo(sanitise(f"{'Run it'.ljust(_LABEL)}headrace run -m {quantized.name} PROMPT"))
-
-
-def format_name(row: FormatCount) -> str:
-    """Return a format's name, as `models show` has it."""
-    return f"{row.bits}-bit, groups of {row.group_size}" + ("" if row.mode == "affine" else f", {row.mode}")
 
 
 def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
@@ -55,14 +50,7 @@ def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
             f"{predicted.context:,} tokens",
         ),
         ("Measured", f"{figures.measured_tokens_per_second:.1f} tok/s here, at the begin of a context"),
-        ("KL", f"{kl.value:.4f} nats{_interval(kl, partial(decimals, digits=4))} from the given weights"),
-        ("Top-1 agreement", f"{percent(top1.value, 1)}{_interval(top1, partial(percent, digits=1))}"),
+        ("KL", f"{kl.value:.4f} nats{bracketed(kl, partial(decimals, digits=4))} from the given weights"),
+        ("Top-1 agreement", f"{percent(top1.value, 1)}{bracketed(top1, partial(percent, digits=1))}"),
         ("Scored", f"{figures.scored_tokens:,} tokens of text that chose nothing; 95 % intervals"),
     ]
-
-
-def _interval(figure: Figure, form: Callable[[float], str]) -> str:
-    """Return the interval in brackets; nothing if the text was too short for one."""
-    if figure.low is None or figure.high is None:
-        return ""
-    return f" ({form(figure.low)} to {form(figure.high)})"

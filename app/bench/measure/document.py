@@ -15,6 +15,7 @@ from headrace.app.bench.measure.records import (
     Result,
 )
 from headrace.app.predict.step_cost_fit import Point
+from headrace.app.verify.expectation import Expectation
 from headrace.runtime import ops
 from headrace.runtime.machine.hardware import Machine, PowerState, power_state
 from headrace.runtime.machine.peaks import cached_peak
@@ -39,6 +40,7 @@ def points_of(results: Sequence[Result]) -> list[Point]:
 def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:
     """Describe the machine, its peaks, its kernels and its power state."""
     nominal = host.nominal_bandwidth
+    best = cached_peak(host)  # what other commands use: this run's or a higher recent one
     return Device(
         name=host.device_name,
         backend=host.backend,
@@ -51,20 +53,14 @@ def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:
         measured_peak_gb_s=memory.peak_gb_s if memory else None,
         nominal_peak_gb_s=nominal / 1e9 if nominal else None,
         measured_peak=memory.spread() if memory else None,
-        remembered_peak=_remembered(host),
+        remembered_peak=RememberedPeak(best.gb_s, best.measured_at, best.source) if best else None,
         kernels=ops.describe(),
         power=power_state(),
     )
 
 
-def _remembered(host: Machine) -> RememberedPeak | None:
-    """Return the peak that other commands use: this run's or a higher recent one."""
-    peak = cached_peak(host)
-    return RememberedPeak(peak.gb_s, peak.measured_at, peak.source) if peak else None
-
-
-def identity(results: Sequence[Result], expected: Mapping[str, tuple[bool, str]]) -> Identity | None:
-    """Report whether speculation changed tokens, if measured. expected: by model, (must be equal, reason).
+def identity(results: Sequence[Result], expected: Mapping[str, Expectation]) -> Identity | None:
+    """Report whether speculation changed tokens, if measured. expected: by model; exact ones must be equal.
 
     broken: a must-be-equal answer differed.
     """
@@ -73,11 +69,11 @@ def identity(results: Sequence[Result], expected: Mapping[str, tuple[bool, str]]
         return None
     differs = [entry for entry in results if entry.speculation is not None and not entry.speculation.same_tokens]
     return Identity(
-        expected={model: ExpectedIdentity(same, reason) for model, (same, reason) in expected.items()},
+        expected={model: ExpectedIdentity(each.exact, each.reason) for model, each in expected.items()},
         tests=tests,
         same=tests - len(differs),
         differs=[f"{entry.model} {entry.test}" for entry in differs],
-        broken=[f"{entry.model} {entry.test}" for entry in differs if expected[entry.model][0]],
+        broken=[f"{entry.model} {entry.test}" for entry in differs if expected[entry.model].exact],
     )
 
 

@@ -145,7 +145,8 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     models = [model for family in families for model in family]
     reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
     held = reader.pass_bytes if reader and host.backend != "cpu" else 0
-    own_engines = _own(models, options.tests, limit, held, _draft(options, models[0]))
+    draft = None if options.draft is None else load_draft(_resolved(options.draft), models[0]).network
+    own_engines = _own(models, options.tests, limit, held, draft)
     look = sensors(host.backend)
     for backend in own_engines:
         backend.sensors = look
@@ -208,7 +209,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         peer_agreement=[entry for engine in engines for entry in agreement(results, engine)],
         profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
         run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
-        identity=identity(results, {model.name: _expected(model) for model in models} if workloads else {}),
+        identity=identity(results, {model.name: expectation(model) for model in models} if workloads else {}),
         hosts=_hosts_account(opened, results),
         notes=[*opened.peer_notes, *session.notes],
     )
@@ -321,16 +322,6 @@ def _load_options(options: Options, kv: str) -> LoadOptions:
         "activations": activations_choice(options.activations),
         "force": options.force,
     }
-
-
-def _expected(model: LoadedModel) -> tuple[bool, str]:
-    """Return whether speculation must not change tokens of this model here, and the reason."""
-    expected = expectation(model)
-    return expected.exact, expected.reason
-
-
-def _draft(options: Options, model: LoadedModel) -> Network | None:
-    return None if options.draft is None else load_draft(_resolved(options.draft), model).network
 
 
 def _own(

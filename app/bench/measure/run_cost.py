@@ -55,9 +55,6 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> R
             cache.rollback()
     cache.close()
     medians = {drafts: median(values[1:]) for drafts, values in times.items()}
-    costs = [_draft_cost(drafts, medians[drafts] / medians[0], medians[drafts]) for drafts in DRAFT_LENGTHS]
-    return RunCosts(depth, rounds, medians[0] * 1e3, costs)
-
-
-def _draft_cost(drafts: int, cost: float, seconds: float) -> DraftCost:
-    return DraftCost(drafts, seconds * 1e3, cost, break_even(cost, drafts))
+    costs = {drafts: medians[drafts] / medians[0] for drafts in DRAFT_LENGTHS}
+    rows = [DraftCost(drafts, medians[drafts] * 1e3, cost, break_even(cost, drafts)) for drafts, cost in costs.items()]
+    return RunCosts(depth, rounds, medians[0] * 1e3, rows)

@@ -23,6 +23,7 @@ from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.summary_view import show
 from headrace.app.cli.bench.command import bench
+from headrace.app.verify.expectation import Expectation
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
@@ -142,8 +143,8 @@ def test_the_figures_of_a_workload_are_paired() -> None:
 def test_different_output_is_an_error() -> None:
     same = entry(0.5, 0.5)
     other = entry(0.5, 0.5, same=False)
-    exact = {"tiny": (True, "native kernels")}
-    near = {"tiny": (False, "stock MLX operations: near-ties may flip")}
+    exact = {"tiny": Expectation(True, 0.0, "native kernels")}
+    near = {"tiny": Expectation(False, 0.5, "stock MLX operations: near-ties may flip")}
     assert identity([], exact) is None
     well = identity([same, same], exact)
     assert well is not None
@@ -219,7 +220,8 @@ def test_a_changed_token_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyP
         return replace(sample, pair=replace(sample.pair, same=False))
 
     monkeypatch.setattr("headrace.app.bench.measure.own.measure_pair", broken)
-    monkeypatch.setattr("headrace.app.bench.measure.run._expected", lambda _: (True, "as they should be"))
+    exact = Expectation(True, 0.0, "as they should be")
+    monkeypatch.setattr("headrace.app.bench.measure.run.expectation", lambda _: exact)
     done = run("-m", str(model), "--speculate", "--workload", "prose", "-r", "1")
     assert done.return_value == 1
     assert "speculation changed tokens" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.cli.explain import explain
-from headrace.app.output.explanations import explanation, explanations, markdown, of_section
+from headrace.app.output.explanations import FIELDS, explanation, explanations, of_section
 from headrace.app.tui.decode.panel import SECTIONS
 from headrace.runtime.errors import UsageError
 
@@ -22,6 +22,25 @@ def test_every_figure_is_explained_in_full() -> None:
             assert text.strip() == text
             assert text
             assert len(text) <= 120
+
+
+def markdown() -> str:
+    """Return docs/metrics.md."""
+    lines = [
+        "# Figures",
+        "",
+        "Every figure of the decode view, `headrace run --stats` and `headrace bench`. `headrace explain NAME` prints",
+        "one entry, F1 in the decode view those on its screen. Bytes and FLOPs are computed from shapes; times and",
+        "bandwidth are measured. This page is made from `assets/explain.toml`.",
+    ]
+    for each in explanations():
+        lines += ["", f"## {each.name}", ""]
+        if each.aliases:
+            lines += [f"Also: {', '.join(each.aliases)}.", ""]
+        lines += [each.sentence, ""]
+        for field, title in FIELDS:
+            lines.append(f"- {title.capitalize()}: {getattr(each, field)}")
+    return "\n".join(lines) + "\n"
 
 
 def test_the_page_is_made_of_the_file() -> None:
