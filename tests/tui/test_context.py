@@ -43,14 +43,14 @@ def answered() -> LiveMetrics:
 
 def test_the_tokens_of_the_context_by_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = answered()
-    assert lines_of(metrics)[2] == "█ output 39  █ cached 20  █ new 15  █ prefetched 10"  # in four colours
+    assert lines_of(metrics)[2] == "█ cached 20  █ prefetched 10  █ new 15  █ output 39"  # in four colours
     monkeypatch.setenv("NO_COLOR", "1")
     assert origins(metrics) == [("cached", 20), ("prefetched", 10), ("new", 15), ("output", 39), ("template", 0)]
     lines = lines_of(metrics)
     assert lines[0].startswith("84 of 512 tokens")
-    assert lines[2] == "░ output 39  █ cached 20  ▒ new 15  ▓ prefetched 10"
+    assert lines[2] == "█ cached 20  ▓ prefetched 10  ▒ new 15  ░ output 39"
     assert lines[3].rstrip() == "next turn reuses 84"
-    assert lines_of(metrics, 34)[2] == "░out 39 █cached 20 ▒new 15 ▓pre 10"
+    assert lines_of(metrics, 34)[2] == "█cached 20 ▓pre 10 ▒new 15 ░out 39"
     assert lines_of(metrics, 33)[2] == "░out 39 █cached 20 + 2 more 25"
     assert lines_of(metrics, 20)[2] == "░out 39 + 3 more 45"
     metrics.set_context(120)  # typed, not prefetched yet
