@@ -76,12 +76,18 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             call = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
-    own_options = call.options
-    options = own_options.over(defaults.options)
+    options = call.options.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
+    return Line(number, name, form, call, options, _digest(_identity(call, form, called, defaults)))
+
+
+def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: Defaults) -> list[object]:
+    """Return everything that decides a request's answer. called: the request's name, or the number of its line."""
     messages = None if call.prompts else call.messages
     text = call.prompts[0] if call.prompts else ""
-    values = options.given() | {key: value for key, value in defaults.written.items() if key not in own_options.given()}
+    own_keys = call.options.given().keys()
+    values = call.options.over(defaults.options).given()
+    values |= {key: value for key, value in defaults.written.items() if key not in own_keys}
     with_recommended = {**defaults.recommended, **values}
     if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
         values = with_recommended
@@ -90,8 +96,7 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     identity: list[object] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
     if call.tools is not None:  # their definitions stand in the prompt, in their order
         identity.append([json.dumps(call.tools.definitions), call.tools.choice, call.tools.parallel])
-    identity += [part for part in (call.logprobs, call.effort, call.budget) if part is not None]
-    return Line(number, name, form, call, options, _digest(identity))
+    return identity + [part for part in (call.logprobs, call.effort, call.budget) if part is not None]
 
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:
