@@ -60,8 +60,10 @@ class ThinkingValue:
 class Option:
     """A row of the table.
 
-    help: a noun phrase. short: a short flag. default: for the command line's help. example: for the settings file;
-    None keeps the option out of it.
+    help: a noun phrase.
+    short: a short flag.
+    default: for the command line's help.
+    example: for the settings file; None keeps the option out of it.
     """
 
     kind: ValueType[object]

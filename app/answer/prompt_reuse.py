@@ -20,9 +20,10 @@ _KEPT = 8  # earlier sequences
 class PromptReuse:
     """Reuse of one prompt, in tokens.
 
-    reused: found in the cache. prefetched: those of them computed before it was sent, while it was typed. dropped:
-    equal to those of an earlier sequence and not in the cache: evicted, or between marks of a recurrent state.
-    difference: from the most similar earlier sequence; None if one is the beginning of the other, or there is none.
+    reused: found in the cache.
+    prefetched: those of them computed before it was sent, while it was typed.
+    dropped: equal to an earlier sequence's and not in the cache: evicted, or between marks of a recurrent state.
+    difference: from the most similar earlier sequence; None if one begins with the other, or there is none.
     """
 
     reused: int
