@@ -19,7 +19,6 @@ from gguf.quants import dequantize, quantize
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
-from headrace.models.gguf.affine import Affine, Array
 from headrace.models.gguf.architecture import Contents, Entries, Vector
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
@@ -30,6 +29,8 @@ from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongF
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from headrace.models.gguf.target import Target
 from headrace.models.gguf.tensors import (
+    Affine,
+    Array,
     is_quantized,
     is_requantized,
     plain_type,

@@ -5,13 +5,14 @@ from typing import Any, Literal
 
 from headrace.models.gguf.architecture import Config, Entries
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import UnsupportedModelError
 
 # Largest values that are believed
 HEADS = 1 << 16
 WIDTH = 1 << 22
 _EXPERTS = 1 << 14
+
+_WINDOWED = "{arch}.attention.sliding_window_pattern"  # a flag for each layer, or the period of those without
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,25 @@ def require_whole_heads(config: Config) -> None:
     """Raise UnsupportedModelError unless the heads together are as wide as the model, as some classes take them."""
     if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
         raise UnsupportedModelError(f"heads of {config['head_dim']} are not supported in a {config['model_type']}")
+
+
+def window_flags(metadata: Metadata, layers: int, period: int) -> list[bool]:
+    """Return whether each layer has a window. period: every n-th layer has none, unless the file states it."""
+    if metadata.is_list(_WINDOWED):
+        return metadata.flags(_WINDOWED, layers)
+    period = metadata.integer(_WINDOWED, period, maximum=1 << 16)
+    return [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
+
+
+def window_period(metadata: Metadata, layers: int, period: int) -> int:
+    """Return n if every n-th layer has no window. Raises UnsupportedModelError for another order of layers."""
+    flags = window_flags(metadata, layers, period)
+    if all(flags):
+        return layers + 1
+    stated = flags.index(False) + 1
+    if flags != [(layer + 1) % stated != 0 for layer in range(layers)]:
+        raise UnsupportedModelError(f"a GGUF {metadata.architecture!r} with windows in these layers is not supported")
+    return stated
 
 
 def windows(metadata: Metadata, layers: int, period: int) -> Entries:

@@ -11,6 +11,7 @@ Scales and biases are float16 if that is exact, since a decode step reads them a
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,35 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import IQ4_NL, MXFP4, dequantize
 
-from headrace.models.gguf.affine import GROUP_SIZE, Affine, Array
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.cost import quantized_bytes
 
+Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and masks
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
+GROUP_SIZE = 32
 _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # their scales are products that half precision would round
 _CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a processor's cache
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A quantized matrix, or one per expert, in MLX's layout. max_error: against the source's exact values."""
+
+    weight: Array  # (..., rows, columns * bits / 32), uint32
+    scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
+    biases: Array | None
+    bits: int
+    max_error: float
+    group_size: int = GROUP_SIZE
+
+    @property
+    def mode(self) -> str:
+        return "affine" if self.biases is not None else "mxfp4"
 
 
 def is_quantized(tensor: RawTensor) -> bool:

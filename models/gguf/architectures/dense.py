@@ -17,10 +17,9 @@ from headrace.models.gguf.architectures.blocks import (
     tables,
     ungated_mlp,
 )
-from headrace.models.gguf.keys import SECTIONS, windows
+from headrace.models.gguf.keys import SECTIONS, window_period, windows
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
-from headrace.models.gguf.windows import window_period
 from headrace.runtime.errors import UnsupportedModelError
 
 _EXAONE4_WINDOWED = 64  # layers of the size with sliding windows

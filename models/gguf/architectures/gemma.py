@@ -20,10 +20,9 @@ from headrace.models.gguf.architectures.blocks import (
     mlp,
     tables,
 )
-from headrace.models.gguf.keys import HEADS, KEYS, WIDTH, layer_type, layers_of, mixture
+from headrace.models.gguf.keys import HEADS, KEYS, WIDTH, layer_type, layers_of, mixture, window_period
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
-from headrace.models.gguf.windows import window_period
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Layer counts of the two sizes that scale queries by the width per head instead of the head size.

@@ -32,10 +32,10 @@ from headrace.models.gguf.keys import (
     gating_of,
     layers_of,
     rotated_part,
+    window_flags,
 )
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS, rope_scaling
-from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Entries of experts; where the class has no other width, it is that of all feed-forwards.
