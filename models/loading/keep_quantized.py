@@ -5,6 +5,7 @@ The copy is an MLX-quantized directory that headrace and mlx-lm load. Memory: th
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -51,10 +52,8 @@ def keep_quantized(
 
     def build(target: Path) -> dict[str, object]:
         _write_weights(checkpoint, kind, target, progress)
-        copy_text_files(checkpoint, target)
         section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}
-        config = {**checkpoint.config, "quantization": section, "quantization_config": section}
-        (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_side_files(checkpoint, section, target)
         how = f"quantized here to {kind.bits} bits, groups of {kind.group_size}"
         return {"source": f"{model.origin}, {how}", "licence": model.licence}
 
@@ -62,8 +61,10 @@ def keep_quantized(
     return Store().install(name or f"{stem}-{kind.bits}bit", build, progress=progress)
 
 
-def copy_text_files(checkpoint: Checkpoint, target: Path) -> None:
-    """Copy tokenizer, templates and sampling defaults."""
+def write_side_files(checkpoint: Checkpoint, section: Mapping[str, object], target: Path) -> None:
+    """Write config.json with this section for the quantization, and copy tokenizer, templates and sampling defaults."""
+    config = {**checkpoint.config, "quantization": section, "quantization_config": section}
+    (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     for file in _COPIED:
         if (checkpoint.path / file).is_file():
             shutil.copyfile(checkpoint.path / file, target / file)
@@ -72,7 +73,7 @@ def copy_text_files(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
-    kept_names = _kept(checkpoint)
+    kept_names = _unquantized_names(checkpoint)
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
     shapes = {name: checkpoint.tensors[stored].shape for stored, name in here.items()}
@@ -92,7 +93,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
         save_arrays(target / f"model-{number:05d}.safetensors", written)
 
 
-def _kept(checkpoint: Checkpoint) -> set[str]:
+def _unquantized_names(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
     names = set(text_part(checkpoint).stored.values())
     head = head_tensors(checkpoint)

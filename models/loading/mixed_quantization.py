@@ -5,7 +5,6 @@ so that they stay one matrix. The written directory is an ordinary MLX checkpoin
 entry for each module. Dense models of headrace's own decoder are supported.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from headrace.models.checkpoint.tensor_info import FLOATS
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
-from headrace.models.loading.keep_quantized import copy_text_files
+from headrace.models.loading.keep_quantized import write_side_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import layer_tensors
@@ -171,10 +170,7 @@ def write_mixed(
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
         save_arrays(target / f"model-{number:05d}.safetensors", written)
-    copy_text_files(checkpoint, target)
-    section = _section(formats)
-    config = {**checkpoint.config, "quantization": section, "quantization_config": section}
-    (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    write_side_files(checkpoint, _section(formats), target)
 
 
 def _tensors(module: str, weight: Weight) -> dict[str, mx.array]:
