@@ -406,6 +406,7 @@ def test_predictions_need_no_weights(directory: Path, tmp_path: Path, monkeypatc
     assert predict(str(directory), chip="RTX 4090").expected is None
 
 
+@pytest.mark.nightly
 def test_strict_type_checkers_see_the_types(tmp_path: Path) -> None:
     mypy = pytest.importorskip("mypy.api")
     program = tmp_path / "program.py"

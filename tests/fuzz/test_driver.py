@@ -11,6 +11,7 @@ from tests.fuzz.target import BROKEN, chance_of
 from tests.support.patience import PATIENCE_S
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
 def test_every_kind_of_problem_is_found(tmp_path: Path) -> None:
     for seconds in (4, 8, PATIENCE_S):  # longer on a busy machine

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ _IMPORTED = (
 # is none: it is read for each call, and each test process has it once it has loaded a tokenizer.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "LANG", "LC_")
 _FIRST_ENVIRONMENT = dict(os.environ)
-_STARTS_OTHERS = ("launch", "serve", "verify")  # commands that start a server or an engine
+_STARTS_OTHERS = ("chat", "launch", "serve", "verify")  # commands that start a server or an engine
 _SHOWN = 4096  # bytes of the arguments and of the variables of a forked process that others can read
 _CLONE_PARENT = 0x8000
 _CLONE = {"x86_64": 56, "aarch64": 220}  # number of the system call
@@ -89,28 +90,52 @@ class ForkedProcess(subprocess.Popen[Any]):
     def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
     ) -> None:
-        template = None
-        if isinstance(args, list) and preexec_fn is None and (_is_headrace(args) or _is_engine(args)):
-            template = _find_template(os.environ if env is None else env)
-        if template is None:
+        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, start_new_session, _ = more
+        streams = [stream if given == -1 else given for stream, given in enumerate((p2cread, c2pwrite, errwrite))]
+        pid = None
+        if isinstance(args, list) and preexec_fn is None:
+            numbered = {**dict(enumerate(streams)), **{number: number for number in pass_fds}}
+            environment = os.environ if env is None else env
+            pid = fork_headrace(args, environment, cwd, new_session=start_new_session, descriptors=numbered)
+        if pid is None:
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more
             )
             return
-        _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, start_new_session, _ = more
-        streams = [stream if given == -1 else given for stream, given in enumerate((p2cread, c2pwrite, errwrite))]
-        request = {
-            "command": [*map(str, args)],
-            "environment": dict(os.environ if env is None else env),
-            "folder": str(cwd or Path.cwd()),
-            "new_session": start_new_session,
-            "numbers": [0, 1, 2, *pass_fds],
-        }
-        self.pid = template.fork(request, [*streams, *pass_fds])
+        self.pid = pid
         self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         )
+
+
+def fork_headrace(
+    command: Sequence[Any],
+    environment: Mapping[str, str],
+    folder: Any,
+    *,
+    new_session: bool,
+    descriptors: Mapping[int, int],
+) -> int | None:
+    """Return the id of a forked child process, or None if the command needs an interpreter of its own.
+
+    folder: its working directory; None for this process's.
+    new_session: a terminal among its streams becomes its controlling terminal.
+    descriptors: our files by their numbers there; 0, 1 and 2 among them.
+    """
+    if not (_is_headrace(command) or _is_engine(command)):
+        return None
+    template = _find_template(environment)
+    if template is None:
+        return None
+    request = {
+        "command": [*map(str, command)],
+        "environment": dict(environment),
+        "folder": str(folder or Path.cwd()),
+        "new_session": new_session,
+        "numbers": [*descriptors],
+    }
+    return template.fork(request, [*descriptors.values()])
 
 
 def fork_engines() -> None:
@@ -138,6 +163,12 @@ def _is_headrace(command: Sequence[str]) -> bool:
 
 def _is_engine(command: Sequence[str]) -> bool:
     return len(command) > 2 and command[0] == HEADRACE[0] and command[2].endswith(_ENGINE)
+
+
+def _starts_others(command: Sequence[str]) -> bool:
+    """Return whether this command starts a server or an engine. One without a name is a chat."""
+    words = command[len(HEADRACE) :]
+    return not words or words[0].startswith("-") or any(name in words for name in _STARTS_OTHERS)
 
 
 def _find_template(environment: Mapping[str, str]) -> "_Template | None":
@@ -277,13 +308,16 @@ def _run(descriptors: Sequence[int]) -> NoReturn:
     _move(descriptors[1:], numbers)
     if request["new_session"]:
         os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     importlib.reload(sys.modules["huggingface_hub.constants"])  # reads its variables at its import
     _show(command, request["environment"])
     sys.argv = command[2:] if _is_engine(command) else ["headrace", *command[3:]]
-    if any(name in command for name in _STARTS_OTHERS):
+    if _starts_others(command):
         _inherit_template()
     code: Any = 0
     try:

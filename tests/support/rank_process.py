@@ -3,6 +3,8 @@
 A job: model directory, split, prompts, and the environment in which all ranks load. Its answer: tokens and logits.
 """
 
+import atexit
+import functools
 import json
 import os
 import secrets
@@ -10,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +31,11 @@ def hostfile(path: Path, size: int) -> Path:
     return path
 
 
-def build_waiting_ring(folder: Path) -> Path:
+@functools.cache
+def build_waiting_ring() -> Path:
     """Compile the library with which ranks wait for each other without using a core."""
+    folder = Path(tempfile.mkdtemp(prefix="waiting-ring-"))
+    atexit.register(shutil.rmtree, folder)
     library = folder / "waiting_ring.so"
     source = Path(__file__).with_name("waiting_ring.cpp")
     subprocess.run(
@@ -44,7 +50,7 @@ class Ranks:
     def __init__(self, folder: Path, size: int) -> None:
         environment = {**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile(folder / "hosts.json", size))}
         if sys.platform == "linux" and shutil.which("c++") is not None:
-            environment["LD_PRELOAD"] = str(build_waiting_ring(folder))
+            environment["LD_PRELOAD"] = str(build_waiting_ring())
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.rank_process", str(size)],
             stdin=subprocess.PIPE,

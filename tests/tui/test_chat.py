@@ -685,6 +685,7 @@ def test_a_model_that_cannot_be_loaded(play) -> None:
     play(scenario, ScriptedEngine(load_failure="not enough memory: needs 40 GiB"), ready=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("key", "choice"), [("d", "drop"), ("s", "summarise"), ("n", "new")])
 def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))

@@ -110,6 +110,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("phase", ["queued", "loading", "waiting"])
 def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -303,6 +304,7 @@ def test_leaving_the_program_keeps_both(play) -> None:
     play(scenario, scripted(A, B))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("leave", [False, True])
 def test_unsent_text_is_kept(play, leave: bool) -> None:
     async def scenario(it: Driver) -> None:

@@ -43,6 +43,7 @@ def test_a_digit_shows_and_hides_a_section(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("key", "name"), [("3", "context"), ("7", "machine"), ("tab", "turns")])
 def test_a_small_window_shows_a_section_in_the_place_of_the_steps(play, key: str, name: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -128,6 +129,7 @@ def test_the_keys_to_go_back_and_for_help_are_shown(play, size: tuple[int, int])
     play(scenario, size=size)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("theme", ["headrace-dark", "headrace-light", "ansi-dark"])
 def test_a_placeholder_is_visible_in_16_colours(play, theme: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -210,6 +210,7 @@ def test_models_on_a_disk_that_cannot_be_read(play, monkeypatch: pytest.MonkeyPa
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("width", "shown"), [(120, True), (60, False)])
 def test_the_model_picker_explains_the_columns_it_shows(play, width: int, shown: bool) -> None:
     """A mixture, of which a step reads the active experts, has a speed, too."""

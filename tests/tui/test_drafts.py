@@ -87,6 +87,7 @@ def test_text_is_kept_in_a_pause_of_typing(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("column", "keys", "left"),
     [

@@ -45,6 +45,7 @@ def drawn(update: str) -> Cells:
     return cells
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keys", [(), ("f1",)])
 def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...]) -> None:
     """Also below a dialog, whose ground is the chat."""

@@ -52,6 +52,7 @@ def test_a_download_shows_its_model_size_and_speed(play, size: tuple[int, int]) 
     play(scenario, engine, size=size, ready=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
 def test_a_failed_download_shows_its_whole_error_and_hint(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

@@ -170,6 +170,7 @@ def test_an_answer_shows_its_drafts_while_it_is_asked_to() -> None:
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
 def test_the_decode_view_shows_the_gain_of_draft_tokens(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

@@ -46,6 +46,7 @@ def asked(columns: int) -> Settings:
     return Settings(screen=ScreenSettings(decode_view_width=columns))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [46, 120])
 def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
     async def scenario(it: Driver) -> None:

@@ -51,6 +51,7 @@ def test_an_answer_edited_by_hand_is_not_called_incomplete(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["ctrl+e", "ctrl+o"])
 def test_no_key_of_the_session_search_writes_a_file_by_itself(play, home: Path, key: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -47,6 +47,7 @@ def test_the_hint_below_what_waits_takes_one_line(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)), size=(40, 20))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["stop", "die", "another session"])
 def test_queued_messages_return_to_the_input_if_the_answer_is_stopped(play, end: str) -> None:
     async def scenario(it: Driver) -> None:
@@ -162,6 +163,7 @@ def test_the_text_that_a_killed_editor_saved_is_kept(home: Path, monkeypatch: py
     kept.unlink()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", ["false", "no-such-editor-here", "'unclosed"])
 def test_a_failing_editor_restores_the_terminal_and_the_draft(
     play, command: str, monkeypatch: pytest.MonkeyPatch

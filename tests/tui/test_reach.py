@@ -10,6 +10,7 @@ from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_a_click_on_the_count_of_branches_switches(play, size: tuple[int, int]) -> None:
     async def click(it: Driver, mark: str, at: int) -> None:

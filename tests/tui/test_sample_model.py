@@ -26,6 +26,7 @@ class SlowFetch(ScriptedEngine):
         return super()._poll_pull()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("recommended", "line"),
     [

@@ -57,6 +57,7 @@ def test_another_answer_at_temperature_0_is_sampled_and_reported(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recommended", [{"do_sample": False}, {}])
 def test_a_greedy_model_is_sampled_when_asked_again(recommended: dict[str, Any], play) -> None:
     async def scenario(it: Driver) -> None:

@@ -103,6 +103,7 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
     assert len(times) - 1 <= 2 * (times[-1] - times[0]) + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(60, 20), (120, 40)])
 def test_a_line_that_grows_is_drawn_alone(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]

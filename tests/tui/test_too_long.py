@@ -149,6 +149,7 @@ def test_prefetched_text_is_not_counted_again(play, monkeypatch: pytest.MonkeyPa
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_message_that_proves_too_long_returns_to_the_input(play, home: Path, turns: int) -> None:
     """Sent before it was counted; alone, or after the older turns were left out. The next message goes without it."""

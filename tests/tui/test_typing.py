@@ -104,6 +104,7 @@ def test_fields_of_other_screens_keep_the_order_too(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", ["", "/", "/exp", "/export", "/export a"])
 def test_the_command_that_was_typed_is_the_one_that_runs(play, home: Path, first: str) -> None:
     """Whatever the menu shows when the rest and Enter come at once."""

@@ -60,6 +60,7 @@ def test_a_letter_of_a_burst_is_text(asked, monkeypatch: pytest.MonkeyPatch) -> 
     asked(then)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("keys", "told_by"), [(["n"], "new"), (["enter"], "drop"), (["down", "enter"], "new")])
 def test_keys_answer_a_question_after_typing_has_paused(asked, keys: list[str], told_by: str) -> None:
     async def then(it: Driver, told: list[str | None]) -> None:

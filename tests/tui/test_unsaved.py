@@ -26,6 +26,7 @@ async def answer(it: Driver, key: str) -> None:
     await it.until(lambda: isinstance(it.app.screen, ChatScreen))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(120, 40), (60, 20)])
 def test_a_full_disk_offers_an_unsaved_session(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

@@ -18,7 +18,7 @@ from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from tests.support.damaged import install_damaged
-from tests.support.patience import PATIENCE_S
+from tests.support.terminal import spawn_headrace
 from tests.support.tiny import config_of
 from tests.support.tiny_chat import write_chat_model
 
@@ -309,10 +309,8 @@ def test_sequences_of_mlx_lm_decode_together(model: Path) -> None:
 def test_ctrl_c_prints_finished_tests(model: Path) -> None:
     import pexpect
 
-    child = pexpect.spawn(
-        sys.executable, ["-m", "headrace", "bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000"],
-        cwd=str(Path(__file__).parents[3]), dimensions=(40, 80), encoding="utf-8", timeout=PATIENCE_S,
-    )  # fmt: skip
+    arguments = ("bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "100000")
+    child = spawn_headrace(*arguments, dimensions=(40, 80))
     child.expect("round 3 ")
     child.sendintr()
     child.expect("interrupted in round")

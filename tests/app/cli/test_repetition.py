@@ -1,13 +1,12 @@
 """`headrace run` on a terminal: one line about an answer that repeats itself. Tiny model."""
 
-import sys
 from pathlib import Path
 
 import pexpect
 import pytest
 
 from headrace.app.answer.repetition import REPEATS
-from tests.support.patience import PATIENCE_S
+from tests.support.terminal import spawn_headrace
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -17,13 +16,7 @@ def test_a_loop_is_one_line_on_a_terminal(quiet: bool, tmp_path: Path, monkeypat
     model = write_chat_model(tmp_path / "tiny")
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     options = ["-n", "700", "-t", "0", "--logit-bias", "66=1000", *(["-q"] if quiet else [])]
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "headrace", "run", "hi", "-m", str(model), *options],
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-        dimensions=(24, 200),
-    )
+    child = spawn_headrace("run", "hi", "-m", str(model), *options, dimensions=(24, 200))
     child.expect(pexpect.EOF)
     child.close()
     output = str(child.before)

@@ -1,7 +1,6 @@
 """`headrace` on TERM=dumb, with --plain and with --inline: the real command on a terminal, with a tiny model."""
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pexpect
 import pytest
 
 from headrace.app.sessions.store import SessionStore
-from tests.support.patience import PATIENCE_S
+from tests.support.terminal import spawn_headrace
 from tests.support.tiny_chat import write_chat_model
 
 PROMPT = "\r\n> "
@@ -26,15 +25,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def spawn(*arguments: str, term: str = "dumb") -> "pexpect.spawn[str]":
         monkeypatch.setenv("TERM", term)
-        child = pexpect.spawn(
-            sys.executable,
-            ["-m", "headrace", *arguments],
-            encoding="utf-8",
-            codec_errors="replace",
-            timeout=PATIENCE_S,
-            cwd=str(tmp_path),
-            dimensions=(24, 80),
-        )
+        child = spawn_headrace(*arguments, folder=str(tmp_path))
         started.append(child)
         return child
 

@@ -55,6 +55,7 @@ def test_every_weight_is_dequantized_exactly(pair: tuple[str, Path, Path]) -> No
         assert mx.array_equal(found[name].astype(mx.float32), array), name  # to the bit
 
 
+@pytest.mark.sampled
 def test_headers_match_the_arrays_read(pair: tuple[str, Path, Path]) -> None:
     checkpoint = open_checkpoint(pair[1])
     arrays = read_arrays(checkpoint)
@@ -101,6 +102,7 @@ MOE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.peer
 @pytest.mark.parametrize("name", ["fp8-blocks", "compressed-int8", "gptq", "awq", "compressed-int4"])
 def test_experts_are_stacked_after_dequantizing(tmp_path: Path, name: str) -> None:

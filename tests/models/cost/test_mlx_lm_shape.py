@@ -19,6 +19,7 @@ pytestmark = pytest.mark.peer
 EVERY = {**CONFIGS, "gpt2": GPT2, "talkie": TALKIE, "deepseek_v41": DEEPSEEK}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_sum_to_the_loaded_models_cost(name: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path, EVERY[name]))

@@ -117,6 +117,7 @@ def test_a_config_alone_gives_the_same_sizes(variant: str, tmp_path: Path) -> No
     assert guessed.resident_bytes == exact.resident_bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_a_config_alone_gives_the_bytes_of_every_family(name: str, tmp_path: Path) -> None:
     config = mlx_lm_models.config_of(name)

@@ -73,6 +73,7 @@ def test_a_linked_file_of_layers_that_differ_has_the_arrays_of_its_copy(variant:
     compare(write_layered(tmp_path / "m.gguf", variant))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", EXACT)
 def test_every_exact_type_is_read_in_chunks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_CHUNK", 10_000)

@@ -29,6 +29,7 @@ def total_kl(chosen: list[Option]) -> float:
     return sum(option.kl for option in chosen)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(60))
 def test_the_budget_is_kept_and_no_better_format_fits_into_the_rest(seed: int) -> None:
     parts = random_parts(seed)

@@ -38,6 +38,7 @@ def distance(ours: mx.array, theirs: mx.array) -> float:
     return float((mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["peft", "mlx-lm"])
 @pytest.mark.parametrize("name", ["olmo2", "cohere2"])
 def test_an_adapter_of_a_plain_class_is_merged(tmp_path: Path, name: str, kind: Any) -> None:

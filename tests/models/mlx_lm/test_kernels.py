@@ -89,6 +89,7 @@ def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Qua
     assert ours.vocab_size == stock.vocab_size
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["lfm2", "olmo2"])  # with recurrent state, and in shared passes
 def test_answers_alone_and_together_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
     directory = write(tmp_path, EVERY[kind])

@@ -118,6 +118,7 @@ def test_rollback_and_continuation_leave_output_unchanged(directory: Path, kv: K
     assert end.summary.reused_tokens == len(PROMPT)
 
 
+@pytest.mark.sampled
 def test_the_same_weights_in_another_format(directory: Path) -> None:
     plain = load(directory)
     packed = plain.with_kv(Q8)

@@ -167,6 +167,7 @@ def test_a_short_prompt_crosses_the_window_while_decoding(network: MlxLmNetwork,
     assert short_run.tokens == step_by_step(network, PROMPT[:5], 2 * WINDOW)[0]
 
 
+@pytest.mark.sampled
 def test_steps_are_queued_ahead_for_every_cache(short_run: ShortRun) -> None:
     ahead = [length - committed for length, committed in short_run.positions[1:]]
     assert ahead == [0] + [1] * (2 * WINDOW - 1)

@@ -38,6 +38,7 @@ def test_a_layer_of_llama_has_the_counted_operations(tmp_path: Path) -> None:
     assert (counts.kernels, counts.levels) == (11, 10)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_norms_of_heads_and_norms_after_blocks_add_no_kernel(family: str, tmp_path: Path) -> None:
     counts = count_layer(own_step, family, tmp_path)

@@ -96,6 +96,7 @@ def test_a_prediction_head_equals_its_definition(tmp_path: Path, kind: str, kern
         np.testing.assert_allclose(np.array(head.logits(out)[0]), expected[-1], atol=3 * tolerance)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in OWN}))
 def test_a_quantized_copy_keeps_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))

@@ -104,6 +104,7 @@ def uniform(bits: int, group_size: int) -> dict[str, dict[str, int]]:
     return dict.fromkeys(["model.embed_tokens", *layers], kind)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group_size", [size for size in GROUP_SIZES if size <= HIDDEN])
 def test_quantizing_on_load_equals_a_quantized_directory(

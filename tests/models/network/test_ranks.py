@@ -101,6 +101,7 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
     assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "changes", "shares", "environment"),
     [
@@ -170,6 +171,7 @@ def test_quantized_classes_with_draft_tokens_are_divided(
     assert "evenly" in unequal["message"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 @pytest.mark.parametrize(
     "changes",
@@ -225,6 +227,7 @@ def test_prediction_heads_draft_as_on_one_rank(
         assert divided == wanted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 @pytest.mark.parametrize("changes", [{}, {"sampled": True}, {"kv": "q8"}], ids=["greedy", "sampled", "q8"])
 def test_prediction_heads_leave_output_unchanged(
@@ -273,6 +276,7 @@ def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: P
         assert [8, 2] in answer["steps"][sequence]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
 def test_three_ranks_with_unequal_shares(three: Ranks, tmp_path: Path, kind: str, shares: list[float]) -> None:
     wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 5}
@@ -295,6 +299,7 @@ def test_models_that_cannot_be_divided_are_refused_by_name(three: Ranks, tmp_pat
     assert "tokens" in three.ask(**job_of(path), kind="pipeline", shares=[1, 1, 1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 def test_ranks_out_of_step_are_an_error(tmp_path: Path, kind: str) -> None:
     ranks = Ranks(tmp_path, 2)

@@ -84,6 +84,7 @@ def logits(directory: Path, ops: Any) -> mx.array:
     return network.all_logits(network.layers(network.embed(mx.array([TOKENS])), cache))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "mxfp4"])
 def test_both_layouts_are_the_same_model(tmp_path: Path, quantized: bool, ops: Any) -> None:

@@ -101,6 +101,7 @@ def test_text_parts_without_a_class_in_mlx_lm(
     assert greedy(whole, KERNELS[0]) == greedy(alone, KERNELS[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("style", STYLES)
 def test_quantized_parts_are_found_under_their_stored_names(tmp_path: Path, style: str) -> None:
     directory = nested(tmp_path / "nested", "qwen3_vl", style)

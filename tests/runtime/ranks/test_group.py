@@ -24,6 +24,7 @@ print(json.dumps([group._peer is not None, group.all_sum(x).tolist(), group.all_
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not native.status().available, reason="peers need the native kernels")
 @pytest.mark.parametrize("stock", [False, True])
 def test_two_ranks_have_a_connection_of_their_own_if_both_have_native_kernels(tmp_path: Path, stock: bool) -> None:

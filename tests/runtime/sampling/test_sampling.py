@@ -195,6 +195,7 @@ def test_frequency_grows_with_every_occurrence() -> None:
     assert sampler(SamplingParams(presence_penalty=0.4), output=[0, 0, 0])(logits).item() == 0
 
 
+@pytest.mark.sampled
 def test_large_sample_is_the_softmax() -> None:
     """Chi-square with 11 degrees of freedom; 37.4 has a false alarm rate of 1e-4, and the seed is fixed."""
     logits = [0.31 * (i % 5) - 0.17 * i for i in range(VOCAB)]

@@ -150,6 +150,7 @@ def test_a_stop_token_at_any_place_of_a_draft_ends_the_answer(
             assert same_rows(watched.caches[0], plain.caches[0])
 
 
+@pytest.mark.sampled
 def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decoder, expected: list[list[Any]]) -> None:
     """As for a stop string: the cancel flag has the number of tokens that count."""
     tokens = [token for token, _ in expected[0]]
@@ -341,6 +342,7 @@ def test_budget_counts_the_draft_models_kv(network: Decoder) -> None:
     drafted.submit(Request(prompt[:100]))
 
 
+@pytest.mark.sampled
 def test_draft_model_in_a_batch(network: Decoder) -> None:
     """With n-grams and plain requests in one batch; the cache has output tokens only."""
     requests = [

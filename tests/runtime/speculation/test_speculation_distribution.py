@@ -146,6 +146,7 @@ def lenient(chosen: Sequence[int], drafts: Sequence[int]) -> int:
     return right
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stage", "draft"), [*((stage, of_a_draft) for stage in STAGES), ("all", of_the_prompt)])
 def test_joint_frequencies_are_the_models(stage: str, draft: Draft) -> None:
     assert passes(answers(STAGES[stage], DRAWS, draft, num_accepted), joint(STAGES[stage]))
