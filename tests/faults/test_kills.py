@@ -1,4 +1,4 @@
-"""12 SIGKILLs of the engine at random moments of a chat. `python -m tests.fuzz.kills` does as many as one likes.
+"""8 SIGKILLs of the engine at random moments of a chat. `python -m tests.fuzz.kills` does as many as one likes.
 
 Several at a time, so that the machine's cores are kept busy. No kill may lose of an answer what the chat had received,
 or leave a process behind.
@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
 
 LANES = 4
-ENGINE_KILLS = 12
+ENGINE_KILLS = 8
 
 
 def in_lanes(lane: Callable[[int], None]) -> None:

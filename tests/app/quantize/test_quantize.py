@@ -41,7 +41,8 @@ def _few_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    return write_chat_model(tmp_path / "tiny")
+    """A model of one layer: six parts."""
+    return write_chat_model(tmp_path / "tiny", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +147,11 @@ def test_an_interrupted_run_leaves_no_file_and_resumes(
         interrupting(patched, 3)
         with pytest.raises(click.exceptions.Abort) as raised:
             run(plain, "--bits", 4.5, "-o", tmp_path / "out")
-    assert str(raised.value.__cause__).startswith("interrupted: 3 of 14 parts are measured and kept")
+    assert str(raised.value.__cause__).startswith("interrupted: 3 of 6 parts are measured and kept")
     assert sorted(entry.name for entry in tmp_path.iterdir() if "out" in entry.name) == []
     measured = interrupting(monkeypatch, 99)
     again = document(plain, "--bits", 4.5, "-o", tmp_path / "out")
-    assert len(measured) == 11
+    assert len(measured) == 3
     assert again["modules"] == parts["modules"]
     assert again["kl"] == parts["kl"]
 
@@ -164,16 +165,16 @@ def test_measurements_serve_other_budgets_but_no_changed_weights(
     assert measured == []
     os.utime(plain / "model.safetensors", (1, 1))
     document(plain, "--bits", 3.5, "-o", tmp_path / "third")
-    assert len(measured) == 14
+    assert len(measured) == 6
 
 
-def test_a_failed_write_leaves_nothing(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_module, "write_mixed", full)
     with pytest.raises(HeadraceError, match=r"cannot be written: No space left on device"):
-        run(plain, "--bits", 4.5, "-o", tmp_path / "out")
+        run(measured, "--bits", 4.5, "-o", tmp_path / "out")
     assert not [entry for entry in tmp_path.iterdir() if "out" in entry.name]
 
 
@@ -189,7 +190,7 @@ def test_an_interrupt_has_exit_code_130(plain: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 130, done.stderr
-    assert "interrupted: 0 of 14 parts are measured and kept; the same command goes on" in done.stderr
+    assert "interrupted: 0 of 6 parts are measured and kept; the same command goes on" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,7 +1,5 @@
 """A server process on a tiny chat model, and clients of it."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,9 +42,3 @@ def start(model: Path, tmp_path: Path) -> Iterator[Starter]:
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.root, timeout=60) as client:
         yield client
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _modules_are_compiled() -> None:
-    """Start-up time of the first server is no test's own."""
-    subprocess.run([sys.executable, "-c", "import starlette, uvicorn, headrace.app.server.serve"], check=True)
