@@ -38,8 +38,9 @@ class Family:
     v_norm: bool = False  # values are normalized, without weights
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
     mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
-    # Attention's heads are multiplied by gates, stored with the queries or as a module of their own.
-    gates: Literal["joined", "apart"] | None = None
+    # Attention's heads are multiplied by gates, stored with the queries or as a module of their own: one for each
+    # number, or the softplus of one for each head ("heads").
+    gates: Literal["joined", "apart", "heads"] | None = None
 
     def norms_of(self, attends: bool) -> NormNames:
         """Return the norms of a layer with attention, or with recurrent state alone."""
@@ -170,7 +171,7 @@ class LayerConfig:
 
     mixer: recurrent mixing, in place of attention unless the layer `attends`.
     feeds: it has a feed-forward.
-    kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
+    heads, kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
     source: layer whose K/V this one reads, None for its own.
     projects, growth, chunked: see `AttentionSpec`.
     indexer: None if queries attend to all entries.
@@ -182,6 +183,7 @@ class LayerConfig:
     mixer: MixerConfig | None = None
     attends: bool = True
     feeds: bool = True
+    heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
     inner: int = 0
@@ -233,6 +235,10 @@ class DecoderConfig:
     def appending(self) -> int:
         """Layers up to the last that has K/V or recurrent state of its own."""
         return max(i for i, layer in enumerate(self.layers) if layer.source is None) + 1
+
+    def query_heads(self, layer: LayerConfig) -> int:
+        """Return a layer's query heads."""
+        return layer.heads or self.heads
 
     def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
         """Return a layer's K/V heads and their size."""

@@ -14,7 +14,7 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import corrected_experts, count_experts, several_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind
 from headrace.models.architectures.llama import EXPERT_NAMES
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -133,6 +133,50 @@ def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
 def _afmoe(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     scaled = fields.values.get("mup_enabled", True)
     return replace(decoder, embedding_scale=decoder.hidden_size**0.5 if scaled else 1.0)
+
+
+# Laguna
+def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    experts = ExpertsConfig(
+        *count_experts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=True,
+        sigmoid=True,
+        correction="gate.e_score_correction_bias",
+        scale=fields.positive("moe_routed_scaling_factor", default=1.0),
+        shared=fields.count("shared_expert_intermediate_size"),
+        shared_at="shared_expert",
+    )
+    kinds = values.get("mlp_layer_types") or ["dense", *["sparse"] * (layers - 1)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise CheckpointError(f"config.json: mlp_layer_types does not list {layers} layers")
+    return [experts if kind == "sparse" else None for kind in kinds]
+
+
+def _laguna_runs(fields: Fields) -> bool:
+    """Return False for gates of other shapes, and for scores of experts that are no sigmoids."""
+    values = fields.values
+    sigmoids = values.get("moe_router_score_func", "sigmoid") == "sigmoid" and several_experts(fields)
+    return isinstance(values.get("gating", True), bool) and sigmoids and not values.get("moe_router_logit_softcapping")
+
+
+def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the heads of each layer, and leave out gates if the config does."""
+    family = decoder.family if fields.values.get("gating", True) else replace(decoder.family, gates=None)
+    listed = fields.values.get("num_attention_heads_per_layer") or [decoder.heads] * len(decoder.layers)
+    if not isinstance(listed, list) or len(listed) != len(decoder.layers):
+        raise CheckpointError(f"config.json: num_attention_heads_per_layer does not list {len(decoder.layers)} layers")
+    counts = [
+        Fields({"num_attention_heads_per_layer": count}).count("num_attention_heads_per_layer") for count in listed
+    ]
+    if any(count % decoder.kv_heads for count in counts):
+        raise CheckpointError(f"config.json: {counts} attention heads cannot share {decoder.kv_heads} key/value heads")
+    layers = (
+        replace(layer, heads=0 if count == decoder.heads else count)
+        for layer, count in zip(decoder.layers, counts, strict=True)
+    )
+    return replace(decoder, family=family, layers=tuple(layers))
 
 
 # ERNIE 4.5
@@ -374,6 +418,21 @@ ROWS = (
         ropes=_hunyuan_ropes,
         experts=_hunyuan_experts,
         runs=_hunyuan_runs,
+    ),
+    Architecture(
+        "laguna",
+        Family(qk_norm="head", gates="heads"),
+        tensor_names=(
+            (".self_attn.g_proj.", ".self_attn.gate_proj."),
+            (".mlp.gate.proj.", ".mlp.gate."),
+            (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+        ),
+        rotated=1.0,
+        ropes=ropes_by_kind,
+        experts=_laguna_experts,
+        runs=_laguna_runs,
+        biases={"qkv_bias": QKV, "attention_bias": ("self_attn.o_proj",)},
+        complete=_laguna,
     ),
     Architecture(
         "minimax",

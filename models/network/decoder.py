@@ -27,6 +27,7 @@ from headrace.models.network.projections import (
     Residual,
     add_experts,
     add_products,
+    gated_heads,
     project,
     stacked,
     with_gates,
@@ -345,7 +346,7 @@ class Decoder:
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = self._mix_tokens(kv, index, qkv)
         if layer.gate is not None:
-            heads = ops.glu(stacked(project(ops, residual, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+            heads = gated_heads(ops, stacked(project(ops, residual, layer.input_norm, eps, [layer.gate])), heads)
         products = [Product(heads, layer.output)]
         if layer.mixer_ends is not None and layer.mixer is not None:
             into_mixer, out_of_mixer = layer.mixer_ends

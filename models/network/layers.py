@@ -273,6 +273,7 @@ def _attention(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> AttentionSpec:
     together = config.family.qk_norm == "heads"
+    heads = config.query_heads(layer)
     kv_heads, head_dim = config.heads_of(layer)
     turns = head_order(head_dim, rope) if config.family.interleaved else None
 
@@ -284,17 +285,17 @@ def _attention(
         return weight if turns is None else weight.reshape(-1, head_dim)[:, turns].flatten()
 
     return AttentionSpec(
-        heads=config.heads,
+        heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=config.attention_scale,
         rope=rope,
-        q_norm=head_norm("q_norm", config.heads),
+        q_norm=head_norm("q_norm", heads),
         k_norm=head_norm("k_norm", kv_heads) if "k" in layer.projects else None,
         norm_eps=config.norm_eps,
         window=layer.window,
         softcap=config.attention_softcap,
-        sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
+        sinks=parameters.vector(f"{prefix}.sinks", heads) if config.sinks else None,
         norm_last=config.family.norm_last,
         growth=layer.growth,
         v_norm=config.family.v_norm,

@@ -98,14 +98,15 @@ class TensorPart:
 
     def _range(self, unit: Unit, size: int, layer: LayerConfig) -> range:
         """Return this rank's part of `size` rows or columns."""
-        heads = self.whole.heads
+        total = self.whole.query_heads(layer)
         kv_heads = self.whole.heads_of(layer)[0]
+        heads = query_range(self.heads, self.whole.heads, total)
         if unit == "inner":
             return self.own(size)
         if unit == "kv_heads":
-            return _scaled(kv_range(self.heads, heads, kv_heads), size // kv_heads)
+            return _scaled(kv_range(heads, total, kv_heads), size // kv_heads)
         if unit not in ("mixer_heads", "mixer_keys"):
-            return _scaled(self.heads, size // heads)
+            return _scaled(heads, size // total)
         assert layer.mixer is not None
         sizes = layer.mixer.sizes
         own_heads = mixer_ranges(layer.mixer, self.split, self.unit)[self.rank]  # heads, or channels
@@ -167,6 +168,15 @@ def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> li
     return [_scaled(units, step) for units in split.ranges(total // step)]
 
 
+def query_range(heads: range, total: int, count: int) -> range:
+    """Return the query heads of a layer with `count` of them, for a rank's `heads` of a `total` in other layers."""
+    start = heads.start * count
+    stop = heads.stop * count
+    if start % total or stop % total:
+        raise UsageError(f"tensor parallel: layers with {total} and {count} heads cannot be divided so", _HINT)
+    return range(start // total, stop // total)
+
+
 def kv_range(heads: range, total: int, kv_heads: int) -> range:
     """Return the K/V heads that query heads read. Raises UsageError if they are not all heads of those."""
     each = total // kv_heads
@@ -200,7 +210,8 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     if mixer is not None:
         mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
     kv_heads = len(kv_range(heads, config.heads, layer.kv_heads)) if layer.kv_heads else 0
-    return replace(layer, experts=experts, mixer=mixer, kv_heads=kv_heads, inner=own(layer.inner))
+    own_heads = len(query_range(heads, config.heads, layer.heads)) if layer.heads else 0
+    return replace(layer, experts=experts, mixer=mixer, heads=own_heads, kv_heads=kv_heads, inner=own(layer.inner))
 
 
 def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:

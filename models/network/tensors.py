@@ -122,7 +122,7 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the projections into attention, then the one out of it."""
     kv_heads, head_dim = config.heads_of(layer)
     width = config.hidden_size
-    queries = config.heads * head_dim
+    queries = config.query_heads(layer) * head_dim
     entries = kv_heads * head_dim
     rows = {"q": queries * (2 if config.family.gates == "joined" else 1), "k": entries, "v": entries}
     units: dict[str, Unit] = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
@@ -136,9 +136,10 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 
 def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the gates of attention's heads, if they are stored apart."""
-    if config.family.gates != "apart":
+    if config.family.gates not in ("apart", "heads"):
         return []
-    rows = config.heads * config.heads_of(layer)[1]
+    size = config.heads_of(layer)[1] if config.family.gates == "apart" else 1
+    rows = config.query_heads(layer) * size
     return [Tensor("self_attn.gate_proj", rows, config.hidden_size, rows_by="heads")]
 
 
@@ -370,7 +371,7 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
         return vectors
     kv_heads, dim = config.heads_of(layer)
     vectors = []
-    units: dict[str, tuple[Unit, int]] = {"q": ("heads", config.heads), "k": ("kv_heads", kv_heads)}
+    units: dict[str, tuple[Unit, int]] = {"q": ("heads", config.query_heads(layer)), "k": ("kv_heads", kv_heads)}
     for part, (unit, heads) in units.items():
         if part not in layer.projects or config.family.qk_norm in (None, "unit"):
             continue
@@ -378,7 +379,8 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
         size = heads * dim if together else dim
         vectors.append(Vector(f"{at}.{part}_norm.weight", size, ((unit, size),) if together else ()))
     if config.sinks:
-        vectors.append(Vector(f"{at}.sinks", config.heads, (("heads", config.heads),)))
+        heads = config.query_heads(layer)
+        vectors.append(Vector(f"{at}.sinks", heads, (("heads", heads),)))
     return vectors
 
 

@@ -87,6 +87,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.latent is not None or layer.mixer_gates is not None:
         return None
+    if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
+        return None
     if layer.mixture is not None and layer.mlp_norm is None:
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:

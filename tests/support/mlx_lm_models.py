@@ -181,6 +181,15 @@ _HUNYUAN = {
     "moe_intermediate_size": 48, "rope_scaling": {"type": "dynamic", "alpha": 40.0, "factor": 1.0},
     "tie_word_embeddings": True,
 }  # fmt: skip
+_LAGUNA = {
+    "model_type": "laguna", "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+    "num_attention_heads_per_layer": [6, 4], "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "full_attention": {**_YARN, "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -382,6 +391,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "youtu_llm", "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64,
         "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": None,
         "tie_word_embeddings": True,
+    },
+    "laguna": _LAGUNA,
+    "laguna-ungated": {
+        **_LAGUNA, "gating": False, "num_attention_heads_per_layer": None, "qkv_bias": True, "attention_bias": True,
+        "mlp_layer_types": ["sparse", "sparse"], "tie_word_embeddings": True,
     },
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
