@@ -33,7 +33,7 @@ _OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\
 _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "sliding_window": 4096,
 }  # fmt: skip
 
 
@@ -186,7 +186,7 @@ ROWS = (
     Architecture(
         "gemma2",
         Family(_AROUND, activation="gelu"),
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "query_pre_attn_scalar": 256},
         context=8192,
         tied=True,
         activation_key=None,
@@ -197,7 +197,7 @@ ROWS = (
     Architecture(
         "gemma3_text",
         Family(_AROUND, activation="gelu", qk_norm="head"),
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "query_pre_attn_scalar": 256},
         nested_defaults=_GEMMA3,
         context=131072,
         period_key="sliding_window_pattern",

@@ -217,3 +217,11 @@ def test_norms_before_mamba_gates_are_left_to_mlx_lm() -> None:
     config = mlx_lm_models.config_of("falcon-h1-normed")
     assert decoder_config(config) is not None
     assert decoder_config({**config, "mamba_norm_before_gate": True}) is None
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_scores_of_gemma_are_scaled_by_transformers_default(kind: str) -> None:
+    config = {key: value for key, value in config_of("gemma2").items() if key != "query_pre_attn_scalar"}
+    decoder = decoder_config(normalized({**config, "model_type": kind}))
+    assert decoder is not None
+    assert decoder.attention_scale == 256**-0.5
