@@ -155,10 +155,13 @@ def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _laguna_runs(fields: Fields) -> bool:
-    """Return False for gates of other shapes, and for scores of experts that are no sigmoids."""
+    """Return False for other gates, experts weighed otherwise, and one section for the rotations of all layers."""
     values = fields.values
+    sections = fields.section("rope_parameters")
+    sectioned = all(isinstance(sections.get(kind), dict) for kind in values.get("layer_types") or ["full_attention"])
     sigmoids = values.get("moe_router_score_func", "sigmoid") == "sigmoid" and several_experts(fields)
-    return isinstance(values.get("gating", True), bool) and sigmoids and not values.get("moe_router_logit_softcapping")
+    capped = values.get("moe_router_logit_softcapping")
+    return sectioned and isinstance(values.get("gating", True), bool) and sigmoids and not capped
 
 
 def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tests.support import mlx_lm_models
+
 LAYERS = 4
 VOCAB = 96
 EXPERTS = 8
@@ -53,6 +55,11 @@ _SIZES: dict[str, Any] = {
 _BY_TYPE: dict[Any, Any] = {bool: False, float: 1.0, int: 2}
 _LONG = {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8}
 _YARN = {"rope_theta": 50000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_WITHOUT_WINDOW = {"sliding_window": None, "layer_types": None}
+_LONGCAT = {
+    "attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+    "num_layers": 3,
+}  # fmt: skip
 _OTHERS: dict[str, dict[str, Any]] = {
     "apertus": {"qk_norm": True},
     "baichuan_m1": {"sliding_window_layers": [0, 2]},
@@ -69,12 +76,23 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "exaone4": {"rope_scaling": None, "sliding_window_pattern": "LLLG"},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},
     "falcon_h1": {"mamba_d_ssm": 128},
+    "gemma2": {"query_pre_attn_scalar": 32, "sliding_window": 512, "max_position_embeddings": 512},
+    "gemma3n": {
+        "model_type": "gemma3n_text",
+        "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0], "num_kv_shared_layers": 2, "altup_num_inputs": 2,
+        "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_active_idx": 0, "laurel_rank": 16,
+        "hidden_size_per_layer_input": 16, "final_logit_softcapping": 30.0,
+    },
     "gear": {"layer_types": ["sliding_attention", "conv_mixer", "sliding_attention", "full_attention"]},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"] * 2, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True,
         "mamba_proj_bias": False, "position_embedding_type": "nope",
     },
     "hunyuan": {"cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 40.0, "factor": 1.0}},
+    "helium": {"head_dim": 16},
+    "jamba": {"attn_layer_offset": 1, "expert_layer_offset": 1},
+    "longcat_flash": _LONGCAT,
+    "longcat_flash_ngram": {**_LONGCAT, "emb_split_num": 2, "emb_neighbor_num": 2},
     "kimi_k3": {
         "hidden_act": "situ", "activation_situ_beta": 1.5, "activation_situ_linear_beta": 2.0, "attn_res_block_size": 2,
     },
@@ -94,6 +112,24 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "nanbeige": {"num_loops": 2},
     "nemotron": {"hidden_act": "relu2"},
     "nemotron_h": {"hybrid_override_pattern": "M*-M", "layer_types": None},
+    "nemotron-nas": {
+        "block_configs": [
+            {"attention": {"n_heads_in_group": size} if size else {"no_op": True}, "ffn": {"ffn_mult": 1.5}}
+            for size in (2, 0, 4, 1)
+        ],
+    },
+    "openelm": {
+        "num_query_heads": [4, 8, 4, 4], "num_kv_heads": [2, 4, 2, 2], "ffn_multipliers": [1.0, 2.0, 1.0, 1.0],
+        "ffn_dim_divisor": 32,
+    },
+    "mistral3": _WITHOUT_WINDOW,
+    "phi3small": {
+        "vocab_size": 100352, "dense_attention_every_n_layers": 2, "blocksparse_block_size": 64,
+        "blocksparse_num_local_blocks": 4, "blocksparse_vert_stride": 2, "mup_attn_multiplier": 1.0,
+        "mup_use_scaling": True, "mup_embedding_multiplier": 10.0, "mup_width_multiplier": 8.0,
+        "rope_embedding_base": 10000.0, "rope_position_scale": 1.0, "gegelu_limit": 20.0,
+    },
+    "pixtral": _WITHOUT_WINDOW,
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "smollm3": {"sliding_window": None},
     "spark2_5": {
@@ -102,13 +138,20 @@ _OTHERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _TEXTS = ("TextArgs", "TextConfig", "TextModelArgs")  # classes of arguments of a model's text part
-# Adapters of other modules, packs, classes of Macs' GPUs or of other packages, and those with tests of their own.
-_LEFT_OUT = {
-    *("gemma2", "gemma3", "gemma3_text", "gemma3n", "kimi_vl", "lfm2-vl", "llama4", "mistral3", "pixtral"),
-    *("qwen2_vl", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
-    *("bitnet", "muse_spark", "nemotron-nas", "olmo", "openelm", "phi3small", "prism_hadamard_qwen35"),
-    *("ernie4_5_moe", "gemma4", "gemma4_text", "jamba", "longcat_flash", "longcat_flash_ngram"),
-}
+# Multimodal modules around another one, and modules with a config among those of families.
+_TEXT_OF = {
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "kimi_vl": "deepseek_v3", "lfm2-vl": "lfm2", "mistral3": "llama",
+    "pixtral": "llama", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3",
+}  # fmt: skip
+_OF_FAMILIES = {
+    "ernie4_5_moe": "ernie4_5-moe", "gemma4_text": "gemma4", "laguna": "laguna", "llama4": "llama4",
+    "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5-moe", "qwen3_vl_moe": "qwen3-vl-moe", "solar_open": "solar-open",
+}  # fmt: skip
+LEFT_OUT = {
+    "bitnet": "packed weights", "muse_spark": "Metal only", "olmo": "needs the package ai2-olmo",
+    "prism_hadamard_qwen35": "packed weights",
+}  # fmt: skip
+"""Modules that random weights on a CPU do not run, and why."""
 
 
 def names() -> list[str]:
@@ -117,10 +160,15 @@ def names() -> list[str]:
     if spec is None or spec.origin is None:
         return []
     files = (Path(spec.origin).parent / "models").glob("*.py")
-    return sorted(path.stem for path in files if "class ModelArgs" in path.read_text() and path.stem not in _LEFT_OUT)
+    return sorted(path.stem for path in files if "class ModelArgs" in path.read_text() and path.stem not in LEFT_OUT)
 
 
 def config_of(name: str) -> dict[str, Any]:
+    if name in _OF_FAMILIES:
+        return mlx_lm_models.config_of(_OF_FAMILIES[name])
+    if name in _TEXT_OF:
+        text_config = config_of(_TEXT_OF[name]) | _OTHERS.get(name, {})
+        return {"model_type": name, "vocab_size": VOCAB, "text_config": text_config}
     module = import_module(f"mlx_lm.models.{name}")
     text = next((found for part in _TEXTS if (found := getattr(module, part, None)) is not None), None)
     if text is None:

@@ -1,0 +1,138 @@
+"""Turns on every model module of mlx-lm, beside the module's own logits, on tiny random weights.
+
+    python -m tests.parity.modules
+
+writes the results into docs/models.md, between `<!-- modules -->` and `<!-- end -->`.
+"""
+
+import re
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.mlx_lm.load import load
+from headrace.models.mlx_lm.network import MlxLmNetwork
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.ops import reference
+from tests.support.every_module import LEFT_OUT, VOCAB, config_of, names
+from tests.support.kernels import FAST
+from tests.support.mlx_lm_models import write_mlx_lm_model
+from tests.support.tiny import load_decoder
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
+TOKENS = 12
+NEAR_TIE = 4e-3  # of the largest logit: half-precision K/V and rounded activations
+_SAME = 1e-4  # of the largest logit: logits in float32
+_MARKED = re.compile(r"(<!-- modules -->\n).*?(<!-- end -->)", re.DOTALL)
+
+OWN = "equal, in headrace's own decoder"
+CLASS = "equal, in mlx-lm's class"
+ROUNDED = "equal but for tokens that the class in half precision would change, too"
+CORRECTED = "equal to the class with its fault corrected ([workarounds](workarounds.md)), and so unlike mlx-lm"
+DIFFERENT = "different"
+
+
+def compare(name: str, directory: Path) -> str:
+    """Return the result of a first turn, a second on its prefix and an edited one, with weights in `directory`.
+
+    Each token must be the class's choice; a wider gap must be one that the class itself, in half precision, could turn.
+    """
+    write_mlx_lm_model(directory, config_of(name))
+    checkpoint = open_checkpoint(directory)
+    peer = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu).model
+    engine = Engine(network_of(directory), context_limit=256, keep_prefix=True)
+    answers: list[list[int]] = []
+    gaps = []
+    prompts = [PROMPT, PROMPT, [*PROMPT[:25], 9, 2, 6, *PROMPT[28:]]]
+    for turn, prompt in enumerate(prompts):
+        if turn == 1:
+            prompt = [*PROMPT, *answers[0], 3, 1, 4, 1, 5]
+        answer = answer_of(engine, prompt)
+        answers.append(answer)
+        gaps.append(gap_of(peer, directory, prompt, answer))
+    if len(answers[0]) != TOKENS or max(gaps) > 1:
+        return DIFFERENT
+    if not is_stock(peer, directory):
+        return CORRECTED
+    if max(gaps) > NEAR_TIE:
+        return ROUNDED
+    return CLASS if own_decoder(checkpoint) is None else OWN
+
+
+def answer_of(engine: Engine, prompt: list[int]) -> list[int]:
+    events = engine.generate(Request(prompt, max_tokens=TOKENS, speculate="off"))
+    return [token for event in events if isinstance(event, Step) for token in event.tokens]
+
+
+def gap_of(peer: Any, directory: Path, prompt: list[int], answer: list[int]) -> float:
+    """Return how far the class prefers other tokens, of its largest logit; 2 if its rounding does not explain it."""
+    logits = one_pass(peer, prompt + answer[:-1])[len(prompt) - 1 :]
+    chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=1)[:, 0]
+    gaps = logits.max(axis=1) - chosen
+    gap = float((gaps.max() / mx.abs(logits).max()).item())
+    if gap < NEAR_TIE:
+        return gap
+    halved = load(open_checkpoint(directory), mx.DeviceType.gpu)[0]  # as it runs on a GPU
+    rounded = one_pass(halved, prompt + answer[:-1])[len(prompt) - 1 :].astype(mx.float32)
+    return gap if (gaps <= mx.abs(rounded - logits).max(axis=1)).all().item() else 2.0
+
+
+def is_stock(peer: Any, directory: Path) -> bool:
+    """Return whether mlx-lm's own loading gives the same logits: no fault of its class is corrected."""
+    from mlx_lm.utils import load_model
+
+    stock, _ = load_model(directory)
+    logits = one_pass(peer, PROMPT)
+    difference = mx.abs(one_pass(stock, PROMPT) - logits).max() / mx.abs(logits).max()
+    return bool((difference < _SAME).item())
+
+
+def network_of(directory: Path) -> Any:
+    """Load a checkpoint as `load_model` does, without a tokenizer."""
+    checkpoint = open_checkpoint(directory)
+    if own_decoder(checkpoint) is not None:
+        return load_decoder(directory, FAST)
+    kernels = None if FAST is reference else FAST
+    return MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kernels=kernels).use_kernels()
+
+
+def one_pass(model: Any, tokens: list[int]) -> mx.array:
+    """Return logits (T, V) of a prompt by a class's own rules."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    logits: mx.array = model(mx.array([tokens]), cache=make_prompt_cache(model))
+    assert not mx.isnan(logits).any().item()
+    return logits[0]
+
+
+def listed(results: Mapping[str, str]) -> str:
+    """Return the modules by result, as a Markdown list. results: by module."""
+    every = results | {name: f"not compared: {why}" for name, why in LEFT_OUT.items()}
+    lines = [f"{len(every)} modules:", ""]
+    for result in sorted(set(every.values()), key=lambda result: (result.startswith("not"), result)):
+        members = [f"`{name}`" for name, each in every.items() if each == result]
+        text = f"- {len(members)} {result}: {', '.join(sorted(members))}."
+        lines += textwrap.wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    results = {}
+    for name in names():
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = compare(name, Path(folder))
+        print(f"{name}: {results[name]}", flush=True)
+    text = _MARKED.sub(lambda match: f"{match[1]}{listed(results)}{match[2]}", PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
