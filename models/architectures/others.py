@@ -161,7 +161,8 @@ def _laguna_runs(fields: Fields) -> bool:
     sectioned = all(isinstance(sections.get(kind), dict) for kind in values.get("layer_types") or ["full_attention"])
     sigmoids = values.get("moe_router_score_func", "sigmoid") == "sigmoid" and several_experts(fields)
     capped = values.get("moe_router_logit_softcapping")
-    return sectioned and isinstance(values.get("gating", True), bool) and sigmoids and not capped
+    by_head = values.get("gating", True) in (True, False, "per-head")
+    return sectioned and by_head and sigmoids and not capped
 
 
 def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:

@@ -74,6 +74,7 @@ KEYS = {
     "norm_expert_weight": _NORMALIZED,
     "norm_topk_prob": _NORMALIZED,
     "route_norm": _NORMALIZED,
+    "moe_routed_scaling_factor": _EXPERT_SCALE,
     "moe_router_scaling_factor": _EXPERT_SCALE,
     "route_scale": _EXPERT_SCALE,
     "routed_scaling_factor": _EXPERT_SCALE,

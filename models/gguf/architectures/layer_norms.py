@@ -1,4 +1,4 @@
-"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 2, Phi-2, GPT-NeoX and GPT-2."""
+"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 1 and 2, Phi-2, GPT-NeoX and GPT-2."""
 
 from dataclasses import replace
 
@@ -44,6 +44,16 @@ def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {
         "n_ctx": positions, "n_positions": positions, "n_embd": config["hidden_size"],
         "n_head": config["num_attention_heads"], "n_layer": config["num_hidden_layers"],
+    }  # fmt: skip
+
+
+def _starcoder(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    if config["num_key_value_heads"] != 1:
+        raise UnsupportedModelError("a StarCoder with several key/value heads is not supported")
+    positions = config["max_position_embeddings"]
+    return {
+        "n_positions": positions, "n_embd": config["hidden_size"], "n_head": config["num_attention_heads"],
+        "n_layer": config["num_hidden_layers"], "n_inner": config["intermediate_size"],
     }  # fmt: skip
 
 
@@ -133,6 +143,22 @@ ROWS: dict[str, Architecture] = {
             "position_embd": Part("model.wpe", "positions hidden"),
         },
         epsilon="layer_norm_epsilon", whole_heads=True, layer="model.h.{}", entries=_gpt2,
+        sizes=lambda config: {"positions": config["max_position_embeddings"]},
+    ),
+    "starcoder": Architecture(
+        "GPTBigCodeForCausalLM", "gpt_bigcode",
+        {
+            "layer": biases({
+                "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
+                **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
+                "attn_qkv": Part("attn.c_attn", "qkv hidden"), "attn_output": Part("attn.c_proj", "hidden hidden"),
+            }),
+        },
+        {
+            **biases(tables("transformer.ln_f", "transformer.wte"), "output_norm"),
+            "position_embd": Part("transformer.wpe", "positions hidden"),
+        },
+        epsilon="layer_norm_epsilon", whole_heads=True, layer="transformer.h.{}", entries=_starcoder,
         sizes=lambda config: {"positions": config["max_position_embeddings"]},
     ),
 }  # fmt: skip

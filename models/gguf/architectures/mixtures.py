@@ -30,6 +30,7 @@ from headrace.models.gguf.keys import (
     SOFTMAX,
     WIDTH,
     gating_of,
+    layer_type,
     layers_of,
     rotated_part,
     window_flags,
@@ -175,6 +176,40 @@ def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
     if metadata.is_list(key):
         return metadata.numbers(key, layers)
     return [metadata.number(key)] * layers if metadata.has(key) else None
+
+
+def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    count = config["num_hidden_layers"]
+    window = metadata.integer("{arch}.attention.sliding_window", 0)
+    period = metadata.integer("{arch}.attention.sliding_window_pattern", _EVERY, minimum=1)
+    slides = [window > 0 and layer % period != 0 for layer in range(count)]
+    heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
+    full_heads = {number for number, slide in zip(heads, slides, strict=True) if not slide}
+    local_heads = {number for number, slide in zip(heads, slides, strict=True) if slide} or full_heads
+    if len(full_heads) != 1 or len(local_heads) != 1 or not metadata.flag("{arch}.expert_weights_norm", False):
+        raise UnsupportedModelError("a Laguna with other heads or experts is not supported")
+    theta = config.pop("rope_theta")
+    full = {"rope_type": "default", **config.pop("rope_scaling", {}), "rope_theta": theta}
+    full["partial_rotary_factor"] = config.pop("partial_rotary_factor")
+    rope = {"full_attention": full}
+    if window:
+        turned = metadata.integer("{arch}.rope.dimension_count_swa", minimum=2, maximum=config["head_dim"])
+        rope["sliding_attention"] = {
+            "rope_type": "default", "rope_theta": metadata.positive("{arch}.rope.freq_base_swa", theta),
+            "partial_rotary_factor": turned / config["head_dim"],
+        }  # fmt: skip
+    dense = metadata.integer("{arch}.leading_dense_block_count", 0)
+    return {
+        "num_attention_heads": full_heads.pop(), "num_attention_heads_per_layer": heads, "rope_parameters": rope,
+        "sliding_window": window or None, "layer_types": [layer_type(slide) for slide in slides],
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(count)],
+    }  # fmt: skip
+
+
+def _laguna_sizes(config: Config) -> dict[str, int]:
+    heads = dict(zip(config["layer_types"], config["num_attention_heads_per_layer"], strict=True))
+    local = heads.get("sliding_attention", config["num_attention_heads"])
+    return {"local_heads": local, "local_kv_heads": config["num_key_value_heads"]}
 
 
 def _step_sizes(config: Config) -> dict[str, int]:
@@ -455,5 +490,21 @@ ROWS: dict[str, Architecture] = {
         constants={"yarn_only_types": ["full_attention"], "rope_scaling": None},
         by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
         scales_rope=True, rope_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
+    ),
+    "laguna": Architecture(
+        "LagunaForCausalLM", "laguna",
+        {
+            "layer": {**NORMS, **head_norms()},
+            "full_attention": _step_attention(), "sliding_attention": _step_attention("local_"),
+            "dense": mlp(),
+            "sparse": {
+                **experts("mlp.gate.proj"), **shared_expert("mlp.shared_expert"),
+                "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias"),
+            },
+        },
+        tables(), keys=("intermediate_size", "shared_expert_intermediate_size", "moe_routed_scaling_factor"),
+        experts=_NAMED, constants={"attention_bias": False, "qkv_bias": False}, entries=_laguna,
+        by_tensor={"gating": "attn_gate.weight"}, head_counts=True, rotates_part=True, scales_rope=True, sigmoid=True,
+        sizes=_laguna_sizes,
     ),
 }  # fmt: skip

@@ -229,6 +229,7 @@ _WIDE_LAYER = _biased(
     },
     "attn_qkv", "attn_output", "ffn_up", "ffn_down",
 )  # fmt: skip
+_MULTI_QUERY = {**_WIDE_LAYER, "attn_qkv.weight": (HIDDEN + 32, HIDDEN), "attn_qkv.bias": (HIDDEN + 32,)}
 _TOGETHER = {**_attention(4, 4), **_head_norms()}  # as many heads of keys as of queries
 _AFMOE = {
     **_GEMMA_NORMS, **_attention(), **_head_norms(), "attn_gate.weight": (64, HIDDEN),
@@ -615,6 +616,27 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_mlp()},
             *({**_STEP, **_attention(6, 3), "attn_gate.weight": (6, HIDDEN), **_experts(shared=48), **_SCORES},) * 2,
             {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_experts(shared=48), **_SCORES},
+        ),
+    ),
+    "laguna": (  # every fourth layer, from the first, has no window, and fewer heads
+        "laguna",
+        {
+            **_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count": [4, 6, 6, 6, 4], "attention.sliding_window": 12,
+            "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4, "rope.dimension_count": 8, "rope.dimension_count_swa": 16,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+            "expert_shared_feed_forward_length": 48,
+        },
+        _layers(
+            {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_mlp()},
+            *({**_STEP, **_attention(6), "attn_gate.weight": (6, HIDDEN), **_experts(shared=48), **_SCORES},) * 3,
+            {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_experts(shared=48), **_SCORES},
+        ),
+    ),
+    "starcoder": (
+        "starcoder", {**_WIDE_KEYS, **_EPSILON, "attention.head_count_kv": 1},
+        _layers(
+            *({**_BOTH_LAYER_NORMS, **_MULTI_QUERY},) * 2, tied=True, output_norm__bias=(HIDDEN,),
+            position_embd__weight=(256, HIDDEN),
         ),
     ),
     "llama4": (
