@@ -157,12 +157,14 @@ class IndexerConfig:
     heads, head_dim: of its queries; keys have one head.
     chosen: entries that a query attends to, at most.
     interleaved: its rotation turns neighbouring dimensions instead of halves.
+    shared: the layer attends to the entries that the last layer before it with an indexer of its own has chosen.
     """
 
     heads: int
     head_dim: int
     chosen: int
     interleaved: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,11 @@ class LayerConfig:
     growth: tuple[float, int, int] | None = None
     chunked: bool = False
     indexer: IndexerConfig | None = None
+
+    @property
+    def own_indexer(self) -> IndexerConfig | None:
+        """The indexer, unless it is an earlier layer's."""
+        return None if self.indexer is None or self.indexer.shared else self.indexer
 
 
 @dataclass(frozen=True, slots=True)

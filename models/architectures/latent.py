@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from headrace.models.architectures.config import DecoderConfig, IndexerConfig, LatentConfig
 from headrace.models.architectures.fields import Fields
+from headrace.runtime.errors import CheckpointError
 
 
 def latent_config(fields: Fields) -> LatentConfig:
@@ -47,7 +48,29 @@ def with_indexers(fields: Fields, decoder: DecoderConfig, *, interleaved: bool) 
         chosen=fields.count("index_topk"),
         interleaved=bool(fields.values.get("indexer_rope_interleave", interleaved)),
     )
-    return replace(decoder, layers=tuple(replace(layer, indexer=indexer) for layer in decoder.layers))
+    kinds = _indexer_kinds(fields, len(decoder.layers))
+    return replace(
+        decoder,
+        layers=tuple(
+            replace(layer, indexer=replace(indexer, shared=kind == "shared"))
+            for layer, kind in zip(decoder.layers, kinds, strict=True)
+        ),
+    )
+
+
+def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
+    """Return "full" or "shared" for each layer's indexer, as listed, or as their period says."""
+    kinds = fields.values.get("indexer_types")
+    letters = fields.values.get("index_topk_pattern")
+    if kinds is None and isinstance(letters, str):
+        kinds = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in letters]
+    if kinds is None:
+        period = fields.count("index_topk_freq", default=1)
+        full = fields.count("index_skip_topk_offset", default=2)  # layers before the first shared one
+        return ["shared" if max(i - full + 1, 0) % period else "full" for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or kinds[0] != "full" or set(kinds) - {"full", "shared"}:
+        raise CheckpointError(f"config.json: indexer_types does not list {layers} full or shared ones, the first full")
+    return kinds
 
 
 def even_entries(fields: Fields) -> bool:

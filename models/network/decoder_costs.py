@@ -121,7 +121,7 @@ def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
 
 def _index_keys(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return the traffic of indexers' keys, all of which a step reads."""
-    indexers = [layer.indexer for layer in config.layers if layer.indexer is not None]
+    indexers = [layer.own_indexer for layer in config.layers if layer.own_indexer is not None]
     if not indexers:
         return []
     sizes = indexers[0]  # all are alike

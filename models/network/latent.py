@@ -50,7 +50,7 @@ def _read_indexer(
     config: DecoderConfig, parameters: Parameters, prefix: str, latent: LatentConfig, layer: LayerConfig
 ) -> tuple[list[Weight], IndexerWeights | None]:
     """Return the projections of a layer's input to an indexer's weights and key, and its other weights, if any."""
-    sizes = layer.indexer
+    sizes = layer.own_indexer
     if sizes is None:
         return [], None
     queries, weights, key = indexer_tensors(config, layer)

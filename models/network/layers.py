@@ -149,7 +149,7 @@ def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> 
 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     """Return the shape of the layers' K/V and recurrent state."""
-    indexers = {i: layer.indexer for i, layer in enumerate(config.layers) if layer.indexer is not None}
+    indexers = {i: layer.own_indexer for i, layer in enumerate(config.layers) if layer.own_indexer is not None}
     sources = [i if layer.source is None else layer.source for i, layer in enumerate(config.layers)]
     count = len(layers) + len(indexers)
     mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}

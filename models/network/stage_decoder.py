@@ -51,7 +51,7 @@ class Stage:
 def stage(config: DecoderConfig, split: Split, rank: int) -> Stage:
     """Return a rank's layers. Raises UsageError for fewer layers than ranks.
 
-    Layers that read the K/V of an earlier one are on its rank.
+    Layers that read the K/V of an earlier one, or share its choice of entries, are on its rank.
     """
     own_layers = stage_ranges(config, split)[rank]
     layers = tuple(
@@ -68,6 +68,8 @@ def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
     for rank, edge in enumerate(edges):
         sources = [layer.source for layer in config.layers[edge:] if layer.source is not None]
         edges[rank] = min([edge, *sources])
+        while (indexer := config.layers[edges[rank]].indexer) is not None and indexer.shared:
+            edges[rank] -= 1
     if sorted(set(edges)) != edges:
         raise UsageError(f"pipeline: the last layers of {config.architecture} share K/V, which leaves a rank without")
     return [range(first, last) for first, last in zip(edges, [*edges[1:], len(config.layers)], strict=True)]

@@ -173,7 +173,7 @@ def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
 
 def indexer(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the projections to an indexer's queries, to their weights and to its keys, if the layer has one."""
-    sizes = layer.indexer
+    sizes = layer.own_indexer
     if sizes is None or config.latent is None:
         return []
     at = "self_attn.indexer"
@@ -366,8 +366,8 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     if config.latent is not None:
         latents = {"q_a_layernorm": config.latent.queries, "kv_a_layernorm": config.latent.size}
         vectors = [Vector(f"{at}.{name}.weight", size) for name, size in latents.items() if size]
-        if layer.indexer is not None:
-            vectors += [Vector(f"{at}.indexer.k_norm.{part}", layer.indexer.head_dim) for part in ("weight", "bias")]
+        if (sizes := layer.own_indexer) is not None:
+            vectors += [Vector(f"{at}.indexer.k_norm.{part}", sizes.head_dim) for part in ("weight", "bias")]
         return vectors
     kv_heads, dim = config.heads_of(layer)
     vectors = []

@@ -231,9 +231,9 @@ class KVShape:
         """Return the layer whose K/V this one reads."""
         return self.sources[layer] if self.sources else layer
 
-    def index_keys_of(self, layer: int) -> int:
-        """Return the layer that stands for the keys of a layer's indexer."""
-        return self.layers - len(self.indexed) + self.indexed.index(layer)
+    def index_keys_of(self, layer: int) -> int | None:
+        """Return the layer that stands for the keys of a layer's own indexer; None without."""
+        return self.layers - len(self.indexed) + self.indexed.index(layer) if layer in self.indexed else None
 
     @property
     def appending(self) -> int:

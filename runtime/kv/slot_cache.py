@@ -23,7 +23,7 @@ from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
-from headrace.runtime.ops.indexed import attend_indexed
+from headrace.runtime.ops.indexed import Choice, attend_indexed
 from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need
@@ -94,6 +94,7 @@ class SlotCache(ReusableCache):
         self.closed = False
         self.reserved = 0  # entries, in the KV budget
         self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
+        self._choices: list[Choice] = []  # of the last layer with an indexer of its own
         self._newest: mx.array | None = None  # the output of the last layer that appended
         self._order = WriteOrder(None)
 
@@ -105,8 +106,8 @@ class SlotCache(ReusableCache):
         first = self.firsts[layer]
         if spec.chosen is not None:
             index = self._shape.index_keys_of(layer)
-            stored = (keys[layer], values[layer]), (keys[index], values[index])
-            return attend_indexed(self._ops, list(qkv), *stored, self.length, spec, self.phase)
+            stored = (keys[layer], values[layer]), None if index is None else (keys[index], values[index])
+            return attend_indexed(self._ops, list(qkv), *stored, self._choices, self.length, spec, self.phase)
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot

@@ -10,7 +10,7 @@ T = new tokens, H = query heads, D = size of an entry, I = index heads, J = size
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -25,11 +25,19 @@ Halves = tuple[mx.array, mx.array]
 """First and second halves of all entries, (1, 1, capacity, D / 2) each. The capacity is a multiple of BLOCK."""
 
 
+class Choice(NamedTuple):
+    """Positions (rows, k) of the entries that some new tokens attend to."""
+
+    rows: slice
+    positions: mx.array
+
+
 def attend_indexed(
     ops: "Ops",
     rows: Sequence[mx.array],
     entries: Halves,
-    index_keys: Halves,
+    index_keys: Halves | None,
+    choices: list[Choice],
     offset: int,
     spec: AttentionSpec,
     phase: Phase,
@@ -38,35 +46,42 @@ def attend_indexed(
 
     rows: queries (1, T, H * D), entries (1, T, D), index queries (1, T, I * J), their weights (1, T, I), and index keys
     (1, T, J), of positions [offset, offset + T).
-    entries, index_keys: those of the positions before, with room for T more; written in place.
+    entries, index_keys: those of the positions before, with room for T more; written in place. Without index keys, the
+    layer shares the choices of an earlier one.
+    choices: of the layer with an indexer before this one; replaced by those of this one, if it has one.
     """
-    queries, new_entries, index_queries, weights, new_keys = rows
+    queries, new_entries, *of_indexer = rows
     length = queries.shape[1]
     chosen = spec.chosen
     assert chosen is not None
     device = mx.default_device().type
     queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
-    index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
     _append(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
-    _append(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
-
-    outs = []
     seeing_all = min(length, max(0, chosen - offset))
+    if index_keys is not None:
+        index_queries, weights, new_keys = of_indexer
+        index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
+        _append(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
+        index_bytes = 4 * weights.shape[-1] * (offset + length)
+        copy_bytes = 4 * chosen * new_entries.shape[-1]
+        choices[:] = [
+            Choice(part, _chosen(index_queries[0, :, part], weights[0, part], index_keys, offset + part.start, chosen))
+            for part in _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
+        ]
+
+    outs: list[mx.array] = []
     score_bytes = 4 * spec.heads * min(chosen, offset + length)
     for part in _parts(0, seeing_all, SCORES[device] // score_bytes):
+        mx.eval(outs)  # of the part before: MLX would allocate the scores and copies of all parts together
         seen = _joined(entries, slice(offset + part.stop))[None, None]
         mask = None if part.stop - part.start == 1 else "causal"
         outs.append(ops.attend_heads(queries[:, :, part], seen, seen, spec.scale, mask, None, phase))
-    index_bytes = 4 * weights.shape[-1] * (offset + length)
-    copy_bytes = 4 * chosen * new_entries.shape[-1]
-    for part in _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes)):
-        indices = _chosen(index_queries[0, :, part], weights[0, part], index_keys, offset + part.start, chosen)
-        read = _joined(entries, indices)[:, None]  # (rows, 1, k, D)
+    for part, positions in choices:
+        mx.eval(outs)
+        read = _joined(entries, positions)[:, None]  # (rows, 1, k, D)
         alone = queries[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
         out = ops.attend_heads(alone, read, read, spec.scale, None, None, "decode")
         outs.append(out.transpose(2, 1, 0, 3))
-        if length > part.stop - part.start:
-            mx.eval(outs[-1])  # else MLX would allocate the copies of all parts together
     out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
     return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
 

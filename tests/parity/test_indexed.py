@@ -2,18 +2,22 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.read import decoder_config
 from headrace.models.network.decoder import Decoder
+from headrace.models.network.stage_decoder import stage_ranges
 from headrace.models.network.stored_kv import stored_kv
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import CheckpointError, UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.ops import BLOCK, Phase, reference
 from headrace.runtime.ops.kv_format import Q8
+from headrace.runtime.ranks.split import Split
 from tests.parity.test_mlx_lm_families import difference, logits_of_class, stock
 from tests.support.kernels import FAST
 from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
@@ -63,6 +67,56 @@ def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
     kv = backend(network)
     ours = in_parts(network, kv, kv.acquire(()), PROMPT, 3, 60, BLOCK + 1)
     assert difference(ours, logits_of_class(stock(directory), PROMPT)[0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"indexer_types": ["full", "shared", "full", "shared"]},
+        {"index_topk_pattern": "FSFS"},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ],
+)
+def test_layers_share_the_choices_of_an_indexer(tmp_path: Path, stated: dict[str, Any]) -> None:
+    config = {**config_of("glm5"), **stated, "num_hidden_layers": 4}
+    directory = write_mlx_lm_model(tmp_path, config)
+    network = load_decoder(directory, reference)
+    peer = stock(directory)
+    share_choices(peer.model.layers)
+    kv = backend(network)
+    ours = in_parts(network, kv, kv.acquire(()), PROMPT, 60)
+    assert difference(ours, logits_of_class(peer, PROMPT)[0]) < 1e-5
+    assert network.cost.kv_bytes_per_token == network.kv_shape.bytes_per_token
+    assert [layer.count for layer in network.cost.kv] == [4, 2]
+
+
+def share_choices(layers: Any) -> None:
+    """Let every second layer of mlx-lm's class, which has an indexer in each, attend as the layer before."""
+    last: list[Any] = []
+    for number, layer in enumerate(layers):
+        own = layer.self_attn.indexer
+
+        def choose(*rows: Any, own: Any = own, number: int = number, **more: Any) -> Any:
+            chosen = own(*rows, **more)
+            if number % 2 == 0:
+                last[:] = [chosen]
+            return last[0]
+
+        layer.self_attn.indexer = choose
+
+
+def test_unknown_kinds_of_indexers_are_refused() -> None:
+    for kinds in (["shared", "full"], ["full"], ["full", "none"]):
+        with pytest.raises(CheckpointError, match="indexer_types"):
+            decoder_config({**config_of("glm5"), "indexer_types": kinds})
+
+
+def test_ranks_begin_with_an_indexer() -> None:
+    config = decoder_config({**config_of("glm5"), "num_hidden_layers": 6, "index_topk_pattern": "FSSFSS"})
+    assert config is not None
+    assert stage_ranges(config, Split("pipeline", (2, 1))) == [range(3), range(3, 6)]
+    with pytest.raises(UsageError):
+        stage_ranges(config, Split("pipeline", (1, 2)))
 
 
 def test_bits_do_not_depend_on_the_rows_of_a_pass(network: Decoder) -> None:
