@@ -13,7 +13,7 @@ from headrace.app.answer.messages import read_messages, tool_call
 from headrace.app.answer.options import OPTIONS
 from headrace.app.answer.response_format import format_options
 from headrace.app.answer.token_reports import chat_logprobs, read_logprobs, text_logprobs
-from headrace.app.answer.tools import custom_input, custom_names, openai_tools
+from headrace.app.answer.tools import custom_input, tool_fields
 from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import OneOf, Text, Whole, shown
 from headrace.runtime.engine.request import Finished
@@ -66,8 +66,7 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
         logprobs=read_logprobs(body.get("logprobs"), body.get("top_logprobs")),
         effort=read(body, "reasoning_effort", OneOf(EFFORTS)),
         budget=_thinking_switch(body),
-        tools=openai_tools(body),
-        custom=custom_names(body),
+        **tool_fields(body),
         steps=flag(mapping(body, "headrace"), "steps"),
     )
 

@@ -18,22 +18,32 @@ _CHOICES = ("auto", "none", "required")
 _INPUT = "input"  # the parameter of a custom tool
 
 
-def openai_tools(body: Body) -> ToolUse | None:
-    """Return the functions, custom tools and namespaces among the tools of a request. Raises UsageError."""
-    tools: list[dict[str, object]] = []
+def tool_fields(body: Body) -> dict[str, Any]:
+    """Return the fields of a `Call` about tools: functions, custom tools and namespaces. Raises UsageError."""
+    tools: list[dict[str, Any]] = []
+    custom = set[str]()
+    namespaces: dict[str, tuple[str, str]] = {}
     for tool in items(body, "tools", MAX_TOOLS):
         match tool_kind(tool):
             case "function" | None:
                 tools.append(_nested(tool))
             case "custom":
                 tools.append(_of_custom(tool))
+                custom.add(str(_custom(tool).get("name")))
             case "namespace":
                 space = str(tool.get("name"))
-                tools += [_in_namespace(space, function) for function in _functions(tool)]
+                for function in items(tool, "tools", MAX_TOOLS):
+                    tool_kind(function)
+                    made = _nested(function)
+                    name = str(made["function"].get("name"))
+                    made["function"]["name"] = name_in(space, name)
+                    namespaces[name_in(space, name)] = (space, name)
+                    tools.append(made)
     tools, choice = _allowed(tools, body.get("tool_choice"))
     if isinstance(choice, dict) and choice.get("type") == "custom":
         choice = {"type": "function", "name": _custom(choice).get("name")}
-    return read_tools(tools, choice, body.get("parallel_tool_calls"))
+    use = read_tools(tools, choice, body.get("parallel_tool_calls"))
+    return {"tools": use, "custom": frozenset(custom), "namespaces": namespaces}
 
 
 def read_tools(tools: object, choice: object = None, parallel: object = None) -> ToolUse | None:
@@ -52,25 +62,6 @@ def read_tools(tools: object, choice: object = None, parallel: object = None) ->
         return ToolUse(tools, _choice(choice), is_parallel)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def custom_names(body: Body) -> frozenset[str]:
-    """Return the names of tools that take one text instead of JSON arguments."""
-    return frozenset(
-        str(_custom(tool).get("name")) for tool in items(body, "tools", MAX_TOOLS) if tool_kind(tool) == "custom"
-    )
-
-
-def namespaces(body: Body) -> dict[str, tuple[str, str]]:
-    """Return the namespace and name of each function in a namespace, by its name as the model sees it."""
-    names = {}
-    for tool in items(body, "tools", MAX_TOOLS):
-        if tool_kind(tool) == "namespace":
-            space = str(tool.get("name"))
-            for function in _functions(tool):
-                name = str(function["function"].get("name"))
-                names[name_in(space, name)] = (space, name)
-    return names
 
 
 def name_in(namespace: str, name: str) -> str:
@@ -133,23 +124,11 @@ def tool_kind(tool: object) -> object:
     return tool.get("type")
 
 
-def _functions(namespace: Body) -> list[dict[str, Any]]:
-    functions = items(namespace, "tools", MAX_TOOLS)
-    for function in functions:
-        tool_kind(function)
-    return [_nested(function) for function in functions]
-
-
 def _nested(tool: Body) -> dict[str, Any]:
     """Return a function in the form of chat completions; that of responses has its fields at the top."""
     function = mapping(tool, "function") if "function" in tool else tool
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: function[name] for name in fields if function.get(name) is not None}}
-
-
-def _in_namespace(namespace: str, tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool["function"]
-    return {**tool, "function": {**function, "name": name_in(namespace, str(function.get("name")))}}
 
 
 def _custom(tool: Body) -> Body:

@@ -19,7 +19,7 @@ from headrace.app.answer.call import Call
 from headrace.app.answer.fields import read
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.tools import custom_names, openai_tools
+from headrace.app.answer.tools import tool_fields
 from headrace.app.batch.fields import refuse_unknown, with_system
 from headrace.app.batch.line import BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
@@ -158,4 +158,4 @@ def read_plain(given: Mapping[str, object], defaults: Defaults) -> Call:
                 raise UsageError("raw excludes a system message, thinking and tools")
             return Call(prompts=[prompt], options=options)
         messages = with_system([{"role": "user", "content": prompt}], defaults.system if system is None else system)
-    return Call(messages=messages, options=options, tools=openai_tools(given), custom=custom_names(given))
+    return Call(messages=messages, options=options, **tool_fields(given))

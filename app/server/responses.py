@@ -21,14 +21,7 @@ from headrace.app.answer.messages import (
 )
 from headrace.app.answer.response_format import flat_format
 from headrace.app.answer.token_reports import chat_logprobs, read_logprobs
-from headrace.app.answer.tools import (
-    custom_arguments,
-    custom_input,
-    custom_names,
-    name_in,
-    namespaces,
-    openai_tools,
-)
+from headrace.app.answer.tools import custom_arguments, custom_input, name_in, tool_fields
 from headrace.app.answer.usage import openai_usage
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.errors import ApiError
@@ -65,9 +58,7 @@ def read_call(body: Body) -> Call:
         stream=flag(body, "stream"),
         logprobs=_logprobs(body),
         effort=read(mapping(body, "reasoning"), "effort", OneOf(EFFORTS)),
-        tools=openai_tools(body),
-        custom=custom_names(body),
-        namespaces=namespaces(body),
+        **tool_fields(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         echo={name: body.get(name) or value for name, value in _ECHOED.items()},
     )
