@@ -86,7 +86,8 @@ class Candidates(ParallelAnswers):
             about = getattr(event, "id", None)
             answer = next((each for each in self.answers if each.turn is not None and each.turn.id == about), None)
             events.append((answer, event))
-            self._or_notice(self._handle, answer, event)
+            with self._failure_noticed():
+                self._handle(answer, event)
         self._save()
         return events
 
@@ -103,7 +104,8 @@ class Candidates(ParallelAnswers):
             for each in self.answers:
                 if each.phase != "idle":
                     each.notice = event.message
-                    self._or_notice(self._end, each, "died" if isinstance(event, Died) else "failed")
+                    with self._failure_noticed():
+                        self._end(each, "died" if isinstance(event, Died) else "failed")
 
     def _submit(self) -> None:
         """Submit the requests that wait for the model."""
@@ -115,5 +117,6 @@ class Candidates(ParallelAnswers):
                     engine.submit(answer.begin(engine.card))
                 except HeadraceError as error:
                     answer.notice = str(error)
-                    self._or_notice(self._end, answer, "failed")
+                    with self._failure_noticed():
+                        self._end(answer, "failed")
         self.ids = tuple(answer.turn.id for answer in self.answers if answer.turn is not None)

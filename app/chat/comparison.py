@@ -149,7 +149,8 @@ class Comparison(ParallelAnswers):
             for event in engine.engine.poll():
                 answer = self._running if self._running and self._engines[self._running] is engine else None
                 events.append((answer, event))
-                self._or_notice(self._handle, engine, answer, event)
+                with self._failure_noticed():
+                    self._handle(engine, answer, event)
         self._save()
         return events
 

@@ -4,9 +4,10 @@ The screen calls actions, calls `poll` up to ten times a second and draws the at
 HeadraceError and changes nothing if it is not possible; later failures appear in `notice`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import ParamSpec, Unpack
+from typing import Unpack
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import settings_used, stored_options
@@ -37,8 +38,6 @@ from headrace.app.engine.events import (
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
-
-P = ParamSpec("P")
 
 
 class Conversation:
@@ -306,29 +305,35 @@ class Conversation:
         """Handle the events since the last call, and return them in order for metrics and panels."""
         events = self.engine.poll()
         for event in events:
-            self._or_notice(self._handle, event)
+            turn = self.writer.turn
+            with self._failure_noticed():
+                if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
+                    self._handle_answer(turn, event)
+                else:
+                    self._handle(event)
         unstored = self.writer.unstored
-        if self.writer.turn is not None:
-            self._or_notice(self.writer.save)
-        elif unstored is not None and unstored.retry_due:
-            self._or_notice(self.settle)
+        with self._failure_noticed():
+            if self.writer.turn is not None:
+                self.writer.save()
+            elif unstored is not None and unstored.retry_due:
+                self.settle()
         return events
 
-    def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    @contextmanager
+    def _failure_noticed(self) -> Iterator[None]:
         """Turn a failure of the store or the engine into a notice: the chat continues, and storing is tried again."""
         try:
-            action(*args, **kwargs)
+            yield
         except HeadraceError as error:
             self.notice = one_line(str(error), error.hint)
 
     def _handle(self, event: Event) -> None:
-        turn = self.writer.turn
         match event:
             case Died():
                 self.notice = event.message
                 self.writer.end("died")
             case PromptCounted():
-                if self.unsent.counted_by(event) and turn is None:
+                if self.unsent.counted_by(event) and self.writer.turn is None:
                     self.branch.context_tokens = event.tokens
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
@@ -339,8 +344,6 @@ class Conversation:
                     self._ask(unasked)
             case Damaged():
                 self.damage = self.notice = one_line(event.message, event.hint)
-            case _ if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
-                self._handle_answer(turn, event)
 
     def _handle_answer(self, turn: Turn, event: AnswerEvent) -> None:
         self.writer.handle(turn, event)

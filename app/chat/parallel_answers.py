@@ -4,9 +4,9 @@ While there are such answers, their `poll` replaces the conversation's.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Literal, ParamSpec
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Literal
 
 from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
@@ -14,7 +14,6 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import ContextFull, Event, Failed, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
 
-P = ParamSpec("P")
 Phase = Literal["idle", "waiting", "prefill", "answering"]
 AnswerEvent = tuple[ParallelAnswer | None, Event]
 """An engine event and the answer that it is about."""
@@ -95,14 +94,16 @@ class ParallelAnswers(ABC):
         for answer in self.answers:
             if (turn := answer.turn) is None:
                 continue
-            if turn.reason is None:
-                self._or_notice(turn.save)
-            elif turn.retry_due:
-                self._or_notice(self._store_ended, answer)
+            with self._failure_noticed():
+                if turn.reason is None:
+                    turn.save()
+                elif turn.retry_due:
+                    self._store_ended(answer)
 
-    def _or_notice(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    @contextmanager
+    def _failure_noticed(self) -> Iterator[None]:
         try:
-            action(*args, **kwargs)
+            yield
         except SessionError as error:
             self.notice = one_line(str(error), error.hint)
 
