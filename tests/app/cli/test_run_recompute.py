@@ -22,6 +22,7 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import Percentiles
+from tests.support.deltas import delta_of
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
 NETWORK = SimpleNamespace(cost=COST)
@@ -205,5 +206,5 @@ def test_the_panel_counts_as_the_summary_does() -> None:
     live = LiveMetrics()
     live.submitted()
     names = StepRecord.__dataclass_fields__
-    live.stepped([StepRecord(**{name: step[name] for name in names} | fields) for step in said["steps"]])
+    live.take([delta_of([StepRecord(**{name: step[name] for name in names} | fields) for step in said["steps"]])])
     assert live.rate_average == pytest.approx(said["decode_tokens_per_second"])
