@@ -9,6 +9,7 @@ from headrace.app.bench.measure.records import (
     Device,
     DraftCost,
     Identity,
+    Interval,
     KVRatio,
     Model,
     Ratio,
@@ -19,7 +20,15 @@ from headrace.app.bench.measure.records import (
 )
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import markdown_tables
-from headrace.app.bench.show.phrases import bracketed, energy_line, label, profile_lines, step_figures
+from headrace.app.bench.show.phrases import (
+    above_one,
+    below_one,
+    bracketed,
+    energy_line,
+    label,
+    profile_lines,
+    step_figures,
+)
 from headrace.app.predict.step_cost_fit import StepCost
 from headrace.runtime.metrics.units import counted, format_bytes, percent
 
@@ -39,16 +48,7 @@ def circumstances(document: RunDocument) -> list[str]:
         lines.append(f"{model_line(model)}; sha256 {_digest(model)}")
     lines += map(setup_line, document.engines)
     lines += [peak_line(device), energy_line(document), explanation_line(document)]
-    if document.step_cost is not None:
-        lines.append(step_cost_line(document.step_cost))
-    lines += map(ratio_line, document.ratios)
-    lines += map(kv_ratio_line, document.kv_ratios)
-    lines += map(scaling_line, document.scaling)
-    lines += map(arrival_line, arrivals(document))
-    if document.run_costs is not None:
-        lines.append(break_even_line(document.run_costs))
-    if document.identity is not None:
-        lines.append(identity_line(document.identity))
+    lines += [line for _, line, _ in labelled_lines(document)]
     if document.profile is not None:
         lines += profile_lines(document.profile)
     lines += document.notes
@@ -57,6 +57,29 @@ def circumstances(document: RunDocument) -> list[str]:
     rounds = counted(document.rounds, "round")
     lines.append(f"`{document.command}`, {rounds}{interrupted}, {document.created}")
     return [line for line in lines if line]
+
+
+def labelled_lines(document: RunDocument) -> list[tuple[str, str, str]]:
+    """Return (label, line, style) of step cost, ratios, batches, arrivals, draft tokens and equality of tokens."""
+    rows = []
+    if document.step_cost is not None:
+        rows.append(("step", step_cost_line(document.step_cost), ""))
+    rows += [("ratio", ratio_line(ratio), _ratio_style(ratio)) for ratio in document.ratios]
+    rows += [("K/V", kv_ratio_line(ratio), _ratio_style(ratio)) for ratio in document.kv_ratios]
+    rows += [("batch", scaling_line(scaled), "") for scaled in document.scaling]
+    rows += [("arrival", arrival_line(entry), "") for entry in document.results if entry.arrival is not None]
+    if document.run_costs is not None:
+        rows.append(("drafts", break_even_line(document.run_costs), ""))
+    if document.identity is not None:
+        rows.append(("tokens", identity_line(document.identity), "bold red" if document.identity.broken else ""))
+    return rows
+
+
+def _ratio_style(ratio: Interval) -> str:
+    """Return the colour of a ratio that differs significantly from 1."""
+    if above_one(ratio):
+        return "green"
+    return "red" if below_one(ratio) else ""
 
 
 def model_line(model: Model) -> str:
@@ -121,11 +144,6 @@ def scaling_line(scaled: Scaling) -> str:
         f"{label(scaled)} ({scaled.engine}): {several.mean:.2f}x of one sequence{bracketed(several)}, "
         f"a step takes {step.mean:.2f}x{bracketed(step)}"
     )
-
-
-def arrivals(document: RunDocument) -> list[Result]:
-    """Return the tests in which a prompt joins others."""
-    return [entry for entry in document.results if entry.arrival is not None]
 
 
 def arrival_line(entry: Result) -> str:

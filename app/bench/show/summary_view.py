@@ -6,24 +6,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.bench.measure.records import Interval, Result, RunDocument
+from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import results_table
-from headrace.app.bench.show.formats import (
-    arrival_line,
-    arrivals,
-    break_even_line,
-    explanation_line,
-    identity_line,
-    kv_ratio_line,
-    model_line,
-    peak_line,
-    ratio_line,
-    scaling_line,
-    step_cost_line,
-)
-from headrace.app.bench.show.phrases import above_one, below_one, energy_line, label, profile_rows
+from headrace.app.bench.show.formats import explanation_line, labelled_lines, model_line, peak_line
+from headrace.app.bench.show.phrases import energy_line, label, profile_rows
 from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import percent
 
@@ -41,48 +29,29 @@ def show(document: RunDocument) -> None:
     facts = Table.grid(padding=(0, 1))
     facts.add_column(style="dim", min_width=9)
     facts.add_column()
+    last = ""
     for name, text in _facts(document, screen.width):
-        facts.add_row(name, text)
+        facts.add_row("" if name == last else name, text)
+        last = name
     screen.print(Padding(facts, (0, 0, 1, 1)))
 
 
 def _facts(document: RunDocument, width: int) -> list[tuple[str, Text]]:
+    """Return (label, text) rows."""
     rows = [("memory", Text(peak_line(document.device)))]
     if line := energy_line(document):
         rows.append(("energy", Text(line)))
     if line := explanation_line(document):
         rows.append(("in words", Text(line)))
-    rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.engines])
-    if document.step_cost is not None:
-        rows.append(("step", Text(step_cost_line(document.step_cost).removeprefix("step cost: "))))
-    rows += _labelled("ratio", [_ratio_text(ratio, ratio_line(ratio)) for ratio in document.ratios])
-    rows += _labelled("K/V", [_ratio_text(ratio, kv_ratio_line(ratio)) for ratio in document.kv_ratios])
-    rows += _labelled("batch", [Text(scaling_line(scaled)) for scaled in document.scaling])
-    rows += _labelled("arrival", [Text(arrival_line(entry)) for entry in arrivals(document)])
-    if document.run_costs is not None:
-        rows.append(("drafts", Text(break_even_line(document.run_costs))))
-    if (identity := document.identity) is not None:
-        rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity.broken else "")))
+    rows += [("engine", Text(setup_line(setup))) for setup in document.engines]
+    for name, line, style in labelled_lines(document):
+        rows.append((name, Text(line.removeprefix("step cost: "), style=style)))
     if document.profile is not None:
         rows += profile_rows(document.profile, width)
     notes = [*document.notes, *_test_notes(document.results)]
     if document.interrupted:
         notes.append(f"interrupted in round {document.rounds}: results are incomplete")
-    return [*rows, *_labelled("note", [Text(note, style="yellow") for note in notes])]
-
-
-def _labelled(name: str, texts: list[Text]) -> list[tuple[str, Text]]:
-    """Return a row per text, the first one labelled."""
-    return [("" if number else name, text) for number, text in enumerate(texts)]
-
-
-def _ratio_text(ratio: Interval, line: str) -> Text:
-    """Colour a ratio that differs significantly from 1."""
-    if above_one(ratio):
-        return Text(line, style="green")
-    if below_one(ratio):
-        return Text(line, style="red")
-    return Text(line)
+    return [*rows, *(("note", Text(note, style="yellow")) for note in notes)]
 
 
 def _test_notes(results: Sequence[Result]) -> list[str]:
