@@ -108,7 +108,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         filters = super().get_line_filters()
         if not (self.no_color and self.native_ansi_color):
             return filters
-        return [NoColor() if isinstance(one, Monochrome) else one for one in filters]
+        return [NoColor() if isinstance(each, Monochrome) else each for each in filters]
 
     def get_driver_class(self) -> type[Driver]:
         chosen = super().get_driver_class()

@@ -105,15 +105,15 @@ class Poller:
 
     def _poll_comparison(self, comparison: "ParallelAnswers") -> None:
         metrics = self._state.metrics
-        heard = comparison.poll()
-        events = [event for _, event in heard]
+        answer_events = comparison.poll()
+        events = [event for _, event in answer_events]
         if comparison.ids and metrics.answers.ids != comparison.ids:
             metrics.begin_batch(comparison.ids)
         metrics.take(events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
         self._handle_events(events)
         figures, _ = self._figures_due((comparison, *(side.phase for side in comparison.answers)))
         if (screen := self._parallel_screen) is not None:
-            screen.handle_events(heard)
+            screen.handle_events(answer_events)
             if figures or not _only_text(events):
                 self._draw_parallel(screen)
             elif events or self._text_waits:

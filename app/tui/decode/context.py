@@ -55,10 +55,10 @@ class ContextSection(Section):
         parts = origins(metrics)
         limit = max(model.kv_bytes_at_limit, fill.allocated_bytes)  # the last block may end past the last token
         used = f"{format_bytes(fill.used_bytes)} used"
-        held = f"{format_bytes(fill.allocated_bytes)} held"
+        allocated = f"{format_bytes(fill.allocated_bytes)} held"
         of = f" of {format_bytes(limit)}" if model.kv_bytes_at_limit else ""
-        forms = (f"{used}, {held}{of}", f"{held}{of}", held)
-        fill_text = next((form for form in forms if len(form) <= width), held)
+        forms = (f"{used}, {allocated}{of}", f"{allocated}{of}", allocated)
+        fill_text = next((form for form in forms if len(form) <= width), allocated)
         lines = [
             spread(tokens, each, width),
             _bar(parts, model.context_limit, width),
@@ -90,7 +90,7 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     for name, tokens in known.items():
         parts.append((name, min(left, tokens)))
         left -= parts[-1][1]
-    around = left <= _NOT_FED and metrics.phase == "idle"  # tokens of the template behind the last message
+    around = left <= _NOT_FED and metrics.phase == "idle"  # tokens of the template after the last message
     return [*parts, ("template" if around else "not cached", left)]
 
 
@@ -157,7 +157,7 @@ def _reuse(metrics: LiveMetrics, width: int) -> Content:
     return spread(line, Content.styled(forms[0] if blocks and forms else "", "$quiet"), width)
 
 
-def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
+def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content]:
     """Return the reason why no more of the prompt was reused, in at most three lines."""
     if reuse is None:
         return []
@@ -165,25 +165,25 @@ def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
         tokens = "token was" if reuse.dropped == 1 else "tokens were"
         text = f"{reuse.dropped:,} equal {tokens} dropped from the cache"
         return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
-    if (found := reuse.difference) is None:
+    if (difference := reuse.difference) is None:
         return []
-    cached = _quoted(found.earlier_token)
-    prompt = _quoted(found.prompt_token)
+    cached = _quoted(difference.earlier_token)
+    prompt = _quoted(difference.prompt_token)
     forms = (("miss at token", f"{cached} cached, {prompt} now"), ("miss at", f"{cached} → {prompt}"))
-    heads = [Content.assemble((f"{name} {found.position + 1:,}: ", "$text-warning"), text) for name, text in forms]
+    heads = [Content.assemble((f"{name} {difference.position + 1:,}: ", "$text-warning"), text) for name, text in forms]
     head = next((head for head in heads if head.cell_length <= width), heads[-1].truncate(width, ellipsis=True))
-    return [head, *_around(found, width)] if most >= 3 else [head]
+    return [head, *_around(difference, width)] if max_lines >= 3 else [head]
 
 
-def _around(found: PrefixDifference, width: int) -> list[Content]:
+def _around(difference: PrefixDifference, width: int) -> list[Content]:
     """Return the text around the difference of both sides, the differing tokens one above the other."""
     label = 8
     room = max(1, width - 8)
-    before = _visible(found.before)[-(room // 2) :]
+    before = _visible(difference.before)[-(room // 2) :]
     lines = []
     for name, token, text in (
-        ("cached", found.earlier_token, found.earlier),
-        ("prompt", found.prompt_token, found.prompt),
+        ("cached", difference.earlier_token, difference.earlier),
+        ("prompt", difference.prompt_token, difference.prompt),
     ):
         shown = _visible(text)
         first = len(_visible(token)) if text.startswith(token) else 1

@@ -15,21 +15,21 @@ _FILLED = (  # dots lit from the bottom: [left column 0..4][right column 0..4]
 )
 
 
-def tick_step(span: float, most: int) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that fits at most `most` times into `span`; both above zero."""
-    least = span / most
+def tick_step(span: float, max_ticks: int) -> float:
+    """Return the least of 1, 2 and 5 times a power of ten that fits at most `max_ticks` times into `span`, above 0."""
+    least = span / max_ticks
     size = 10.0 ** math.floor(math.log10(least))
     return next(factor * size for factor in (1, 2, 5, 10) if factor * size >= least * (1 - 1e-9))
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round values from `low` to `high`, both included: at most `most` and one more, none where there is no span."""
-    if most < 1 or not high > low or not math.isfinite(high - low):
+def ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    """Return round values from `low` to `high`, both included: `max_ticks` and one more at most, none without span."""
+    if max_ticks < 1 or not high > low or not math.isfinite(high - low):
         return []
-    step = tick_step(high - low, most)
+    step = tick_step(high - low, max_ticks)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    return [index * step for index in range(first, last + 1)]
 
 
 def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[int, float]]]:
@@ -44,21 +44,21 @@ def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[in
     return step * rows / lines, [(line, line // lines * step) for line in range(0, rows, lines)]
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten from `low` to `high`, all or every second, third ...; 1, 2 and 5 times them if one at most."""
-    if most < 1 or not 0 < low <= high:
+def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    """Return powers of ten from `low` to `high`, all or every n-th; 1, 2 and 5 times them if there is one at most."""
+    if max_ticks < 1 or not 0 < low <= high:
         return []
     first = math.ceil(math.log10(low) - 1e-9)
     last = math.floor(math.log10(high) + 1e-9)
     if last <= first:
         near = (factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5))
-        return [value for value in near if low <= value <= high][:most]
-    every = max(1, math.ceil((last - first + 1) / most))
+        return [value for value in near if low <= value <= high][:max_ticks]
+    every = max(1, math.ceil((last - first + 1) / max_ticks))
     return [10.0**power for power in range(first, last + 1, every)]
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """The ticks in digits, all with as many decimals as their distance needs."""
+    """Return the ticks in digits, all with as many decimals as their distance needs."""
     gaps = [b - a for a, b in pairwise(values) if b > a]
     step = min(gaps, default=abs(values[0]) if values and values[0] else 1.0)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -66,7 +66,7 @@ def labels(values: Sequence[float]) -> list[str]:
 
 
 def marked(places: Sequence[tuple[int, str]], width: int) -> str:
-    """A line below a chart: `╵` at each of the columns and a label right of it, left of it where the line ends.
+    """Return a line below a chart: `╵` at each of the columns and a label right of it, left of it where the line ends.
 
     places: (column, label) from the left. One that would run into the one before is left out.
     """
@@ -93,20 +93,20 @@ class Canvas:
             self._cells[down // 4][x // 2] |= _BIT[down % 4][x % 2]
 
     def line(self, x0: int, y0: int, x1: int, y1: int, every: int = 1) -> None:
-        """A straight line; `every` 2 lights each second dot (a dotted line)."""
+        """Draw a straight line; `every` 2 lights each second dot (a dotted line)."""
         count = max(abs(x1 - x0), abs(y1 - y0), 1)
         for step in range(0, count + 1, every):
             self.dot(round(x0 + (x1 - x0) * step / count), round(y0 + (y1 - y0) * step / count))
 
     def rows(self) -> list[str]:
-        """The lines of text, top first; an empty cell is a space."""
+        """Return the lines of text, top first; an empty cell is a space."""
         return ["".join(chr(_BLANK + cell) if cell else " " for cell in row) for row in self._cells]
 
 
 def bars(values: Sequence[float], top: float, width: int, height: int) -> list[str]:
-    """Filled columns on a zero baseline, the last value rightmost, two values a cell; `top` is the full height.
+    """Return filled columns on a zero baseline, the last value rightmost, two values a cell; `top`: the full height.
 
-    A value above `top` is cut there; a value above zero shows at least one dot. Returns `height` lines, top first.
+    A value above `top` is cut there; a value above zero shows at least one dot. There are `height` lines, top first.
     """
     shown = list(values[-2 * width :])
     dots = [0] * (2 * width - len(shown)) + [dots_of(value, top, height) for value in shown]
@@ -124,8 +124,8 @@ def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
         return list(rows)
     bit = _BIT[3 - height % 4][0]
     turned = (
-        chr((ord(cell) if cell != " " else _BLANK) ^ (bit if place % (every // 2) == 0 else 0))
-        for place, cell in enumerate(rows[line])
+        chr((ord(cell) if cell != " " else _BLANK) ^ (bit if index % (every // 2) == 0 else 0))
+        for index, cell in enumerate(rows[line])
     )
     return [*rows[:line], "".join(turned).replace(chr(_BLANK), " "), *rows[line + 1 :]]
 

@@ -145,9 +145,9 @@ class LatencySection(Section):
         explained: words of the line that names the causes; letters that it lacks are in its sum, `+`.
         """
         marks = [" "] * cells
-        for place, cause in window.stalls.items():
+        for index, cause in window.stalls.items():
             mark = next((mark for mark in (_mark(cause), _SUMMED) if mark in explained), " ")
-            marks[cells - 1 - (len(window.steps) - 1 - place) // 2] = mark
+            marks[cells - 1 - (len(window.steps) - 1 - index) // 2] = mark
         line = Content.styled("".join(marks), "bold $text-error")
         if at is not None and at // 2 < cells:
             column = cells - 1 - at // 2
@@ -163,7 +163,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     high = min(of.p99 * HEADROOM, STALL * of.p50) if of.p50 > 0 else of.p99
     top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
-    beside = _histogram_cells(width)
+    histogram_width = _histogram_cells(width)
     room = _bar_cells(width)
     shown = latencies[-2 * room :]
     drawn = bars(shown, top, room, rows)
@@ -173,7 +173,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     cut = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
     at = room - 1 - cursor // 2 if cursor is not None and cursor // 2 < room else None
     counts = histogram(shown, top, rows)
-    most = max(counts)
+    max_count = max(counts)
     lines = []
     for row, (name, text) in enumerate(zip(_names(of, top, rows, places), drawn, strict=True)):
         # By the row's lower end, so that all in a coloured row is as slow as its colour says.
@@ -185,9 +185,9 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
             body = Content.assemble(
                 body[:at], (text[at] if text[at] != " " else "│", "bold $text-accent"), body[at + 1 :]
             )
-        if beside:
-            share = counts[row] / most if most else 0.0
-            body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, beside - 2, style))
+        if histogram_width:
+            share = counts[row] / max_count if max_count else 0.0
+            body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, histogram_width - 2, style))
         if name.startswith("p"):
             mark = "┈"
         elif name.isspace():
@@ -197,8 +197,8 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         lines.append(Content.assemble((f"{name}{mark}", "$quiet"), body))
     if rows < height:
         numbers = f"{'step':>{_AXIS - 1}} {_numbers(window.steps[-1].index, room)}"
-        many = f" ▏{most:,} steps" if beside else ""
-        lines.append(Content.styled(f"{numbers}{many:<{beside}}"[:width], "$quiet"))
+        many = f" ▏{max_count:,} steps" if histogram_width else ""
+        lines.append(Content.styled(f"{numbers}{many:<{histogram_width}}"[:width], "$quiet"))
     return lines
 
 
@@ -241,7 +241,7 @@ def _numbers(newest: int, room: int) -> str:
     oldest = max(1, newest - 2 * room + 1)
     places = ticks(oldest, newest, max(1, min(room // _CELLS_A_TICK, newest - oldest)))
     named = zip(places, labels(places), strict=True)
-    return marked([(room - 1 - (newest - round(place)) // 2, label) for place, label in named], room)
+    return marked([(room - 1 - (newest - round(position)) // 2, label) for position, label in named], room)
 
 
 def _mark(cause: str) -> str:

@@ -32,12 +32,12 @@ class MachineSection(Section):
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
-        held = (last.active_memory_bytes >> 20, last.peak_memory_bytes >> 20) if last else None
+        memory = (last.active_memory_bytes >> 20, last.peak_memory_bytes >> 20) if last else None
         return (
             id(metrics),
             metrics.load,
             metrics.contention,
-            held,
+            memory,
             metrics.machine,
             metrics.model.kernels,
             metrics.model.ranks,
@@ -73,9 +73,9 @@ def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[
     cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
     lines = [_two("CPU", load.own_cpus / load.cpus, load.other_cpus / load.cpus, cpus, width)]
     if readings.gpu_share is not None:
-        held = readings.gpu_memory_used
+        gpu_memory = readings.gpu_memory_used
         total = f" of {format_bytes(readings.gpu_memory_total)}" if readings.gpu_memory_total else ""
-        memory = f", {format_bytes(held)}{total}" if held is not None else ""
+        memory = f", {format_bytes(gpu_memory)}{total}" if gpu_memory is not None else ""
         lines.append(_two("GPU", readings.gpu_share, 0.0, f" {percent(readings.gpu_share)}{memory}", width))
     total = f" {format_bytes(used)} of {format_bytes(load.memory_total)}"
     lines.append(_two("RAM", used / load.memory_total if load.memory_total else 0.0, 0.0, total, width))
@@ -121,8 +121,8 @@ def _ranks(metrics: LiveMetrics) -> list[Content]:
     for number, rank in enumerate(metrics.model.ranks):
         name, _, part = rank.partition(": ")
         times = _rank_times(metrics)[number : number + 1]
-        spent = [f"{one.compute_s * 1e3:.1f} + {one.wait_s * 1e3:.1f} waiting + " for one in times]
-        rest = [f"{one.collective_s * 1e3:.1f} ms · " for one in times]
+        spent = [f"{rank_times.compute_s * 1e3:.1f} + {rank_times.wait_s * 1e3:.1f} waiting + " for rank_times in times]
+        rest = [f"{rank_times.collective_s * 1e3:.1f} ms · " for rank_times in times]
         lines.append(Content.assemble((f"{name} ", "$quiet"), *spent, *rest, (part, "$quiet")))
     return lines
 

@@ -95,16 +95,16 @@ def _percent(share: float) -> str:
 def _speed(metrics: LiveMetrics) -> Meter:
     figures = metrics.figures
     rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
-    most = figures.roofline_rate
+    max_rate = figures.roofline_rate
     value = f"{three_digits(rate)} tok/s"
-    if most is None:
+    if max_rate is None:
         return Meter("speed", value, 0.0, ("limit not measured yet", "limit unknown"))
-    limit = three_digits(most)
+    limit = three_digits(max_rate)
     if rate is None:
         return Meter("speed", value, 0.0, (f"of the {limit}{_CAN_DO}", f"of {limit}"))
-    share = _percent(rate / most)
+    share = _percent(rate / max_rate)
     notes = (f"{share} of the {limit}{_CAN_DO}", f"{share} of {limit}")
-    return Meter("speed", value, rate / most, notes)
+    return Meter("speed", value, rate / max_rate, notes)
 
 
 def _step(metrics: LiveMetrics) -> Meter:
@@ -212,5 +212,5 @@ def whole_why(metrics: LiveMetrics) -> str:
     cached = f"{metrics.answer.reused:,} prompt tokens cached" if metrics.answer.reused else ""
     computed = f"{metrics.answer.prefill_total:,} computed" if metrics.answer.prefill_total else ""
     parts = [f"{name} {format_seconds(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
-    found = [text for text in (cached, computed, *parts) if text]
-    return f"{steps} First token after {format_seconds(first.ttft_s)}: {', '.join(found)}."
+    reasons = [text for text in (cached, computed, *parts) if text]
+    return f"{steps} First token after {format_seconds(first.ttft_s)}: {', '.join(reasons)}."

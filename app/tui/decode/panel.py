@@ -92,7 +92,11 @@ def numbered_title(section: Section) -> str:
 
 
 class Wanted(NamedTuple):
-    """A section to place. least, most: lines. usual: lines that leave room for others. chart: it gains by width.
+    """A section to place.
+
+    least, most: lines.
+    usual: lines that leave room for others.
+    chart: it gains by width.
 
     spare: it is shown only where the others have their usual lines.
     """
@@ -120,23 +124,23 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     columns: list[list[Wanted]] = [[] for _ in range(count)]
     rooms = [size.height] * count
     spare = [size.height] * count
-    for one in wanted:
-        right = max(range(1, count), key=lambda place: rooms[place], default=0)
-        place = right if one.chart or one.least > rooms[0] else 0
-        if one.least <= rooms[place] and (not one.spare or one.usual <= spare[place]):
-            columns[place].append(one)
-            rooms[place] -= one.least
-            spare[place] -= one.usual
-    ends = [round(place * size.width / count) for place in range(count + 1)]
+    for section in wanted:
+        right = max(range(1, count), key=lambda index: rooms[index], default=0)
+        index = right if section.chart or section.least > rooms[0] else 0
+        if section.least <= rooms[index] and (not section.spare or section.usual <= spare[index]):
+            columns[index].append(section)
+            rooms[index] -= section.least
+            spare[index] -= section.usual
+    ends = [round(index * size.width / count) for index in range(count + 1)]
     if count == 2:
         ends[1] = round(size.width * _LEFT)
-    found = {}
+    placed = {}
     for column, start, end in zip(columns, ends, ends[1:], strict=False):
         y = 0
-        for one, height in zip(column, heights(column, size.height), strict=True):
-            found[one.name] = Region(start, y, end - start, height)
+        for section, height in zip(column, heights(column, size.height), strict=True):
+            placed[section.name] = Region(start, y, end - start, height)
             y += height
-    return found
+    return placed
 
 
 def heights(sections: Sequence[Wanted], height: int) -> list[int]:
@@ -144,17 +148,17 @@ def heights(sections: Sequence[Wanted], height: int) -> list[int]:
 
     The last one takes lines that none wants.
     """
-    found = [one.least for one in sections]
-    room = height - sum(found)
-    while room > 0 and (growing := [n for n, one in enumerate(sections) if found[n] < one.most]):
-        for place in growing:
-            more = min(max(1, room // len(growing)), sections[place].most - found[place])
-            more = min(more, height - sum(found))
-            found[place] += more
-        room = height - sum(found)
-    if found:
-        found[-1] += room
-    return found
+    rows = [section.least for section in sections]
+    room = height - sum(rows)
+    while room > 0 and (growing := [n for n, section in enumerate(sections) if rows[n] < section.most]):
+        for index in growing:
+            more = min(max(1, room // len(growing)), sections[index].most - rows[index])
+            more = min(more, height - sum(rows))
+            rows[index] += more
+        room = height - sum(rows)
+    if rows:
+        rows[-1] += room
+    return rows
 
 
 class _Places(Layout):
@@ -215,7 +219,7 @@ class Sections(Widget, can_focus=False):
 
     def toggle(self, name: str) -> None:
         """Show a section before all others; put it back if it is the first."""
-        others = tuple(one for one in self._first if one != name)
+        others = tuple(other for other in self._first if other != name)
         is_first = self._first[:1] == (name,)
         self.put_first(others if is_first else (name, *others))
 
@@ -239,13 +243,13 @@ class Sections(Widget, can_focus=False):
             return
         metrics = self.metrics
         wanted = []
-        for one in self._ordered:
-            if one.applies(metrics) or one.NAME in self._first:
-                is_spare = one.NAME in SPARE and one.NAME not in self._first
-                usual = min(one.MOST, _USUAL)
-                is_asked = self._first[:1] == (one.NAME,)  # it gets its usual lines before others get their least
-                least = max(one.LEAST, min(usual, self.size.height)) if is_asked else one.LEAST
-                wanted.append(Wanted(one.NAME, least, usual, one.MOST, one.CHART, is_spare))
+        for each in self._ordered:
+            if each.applies(metrics) or each.NAME in self._first:
+                is_spare = each.NAME in SPARE and each.NAME not in self._first
+                usual = min(each.MOST, _USUAL)
+                is_asked = self._first[:1] == (each.NAME,)  # it gets its usual lines before others get their least
+                least = max(each.LEAST, min(usual, self.size.height)) if is_asked else each.LEAST
+                wanted.append(Wanted(each.NAME, least, usual, each.MOST, each.CHART, is_spare))
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places

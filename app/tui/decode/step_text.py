@@ -43,17 +43,17 @@ class TokenLines:
             self._width = width
             self._used = 0
             self._done = 0
-        for place in range(self._done, len(texts)):
-            cells = sum(cell_len(_visible(text)) for text in (*texts[place].pieces, *texts[place].rejected))
+        for index in range(self._done, len(texts)):
+            cells = sum(cell_len(_visible(text)) for text in (*texts[index].pieces, *texts[index].rejected))
             if self._used and self._used + cells > width:
-                self.starts.append(place)
+                self.starts.append(index)
                 self._used = 0
             self._used += cells
         self._done = len(texts)
 
     def around(self, step: int, count: int) -> list[range]:
         """Return the steps of at most `count` lines, with the line of `step` in the middle where others follow."""
-        line = max(place for place, start in enumerate(self.starts) if start <= step)
+        line = max(index for index, start in enumerate(self.starts) if start <= step)
         first = max(0, min(line - count // 2, len(self.starts) - count))
         ends = [*self.starts[1:], self._done]
         return [range(self.starts[n], ends[n]) for n in range(first, min(first + count, len(ends)))]
@@ -92,17 +92,17 @@ class StepTexts:
 
     def _pieces(self, index: int, safe: Sanitiser) -> Iterator[Piece]:
         """Yield the texts of a step: accepted and rejected draft tokens, then the token that the model chose."""
-        place = index - self._first
+        position = index - self._first
         pieces, accepted, rejected = self._texts[index]
-        marked = place == self._cursor
+        marked = position == self._cursor
         mark = " bold reverse" * marked
         if marked and not any(pieces):
             pieces = (_NO_TEXT,)
             accepted = 0
         yield _visible(safe.feed("".join(pieces[:accepted]))), _ACCEPTED + mark
         yield _visible(sanitise("".join(rejected))), _REJECTED
-        has_record = 0 <= place < len(self._steps) and index > 0  # the first token has no latency of its own
-        slow = SLOW[nearness(self._steps[place].latency_s, self._p50_s)] if has_record else ""
+        has_record = 0 <= position < len(self._steps) and index > 0  # the first token has no latency of its own
+        slow = SLOW[nearness(self._steps[position].latency_s, self._p50_s)] if has_record else ""
         yield _visible(safe.feed("".join(pieces[accepted:]))), (slow + mark).strip()
 
 

@@ -86,10 +86,10 @@ def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Conte
     else:
         style = ""
     line = Content.styled(text, "$quiet" if row.phase in OVER and row.phase != "failed" else style)
-    said = Content(" ".join(sanitise(row.words).split())) if words else Content("")
-    while said.cell_length > words:
-        said = said[max(1, (said.cell_length - words) // 2) :]
-    return Content.assemble(line, "  ", said) if words else line
+    content = Content(" ".join(sanitise(row.words).split())) if words else Content("")
+    while content.cell_length > words:
+        content = content[max(1, (content.cell_length - words) // 2) :]
+    return Content.assemble(line, "  ", content) if words else line
 
 
 def _shared(batch: TurnAnswers, width: int) -> list[Content]:
@@ -171,14 +171,14 @@ class TurnsSection(Section):
             return [Content.styled("no answers yet", "$faint")]
         columns = _fitting(_TURNS, width)
         rows = [Content.styled("".join(f"{name:>{cells}}" for name, cells in columns), "$quiet")]
-        kept = turns[-max(1, height - 1) :]
-        for turn in kept:
+        shown = turns[-max(1, height - 1) :]
+        for turn in shown:
             text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn), columns, strict=False))
             if turn is running:  # the mark stands in the first column, which is wider than its number
                 text = "●" + text[1:]
                 style = "$text-accent"
             else:
-                style = "bold" if turn is kept[-1] else ""
+                style = "bold" if turn is shown[-1] else ""
             rows.append(Content.styled(text, style))
         return rows
 

@@ -80,9 +80,9 @@ class CompletionMenu(OptionList, can_focus=False):
 def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
     path = typed_path(before)
     if path is not None:
-        found = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
-        return [Option(Content(name)) for name in found], [
-            Candidate(as_typed(name, path), len(path)) for name in found if name
+        paths = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
+        return [Option(Content(name)) for name in paths], [
+            Candidate(as_typed(name, path), len(path)) for name in paths if name
         ]
     if before.startswith(_COMPARE) and "\n" not in before:
         word = before.rpartition(" ")[2]

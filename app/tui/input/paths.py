@@ -26,7 +26,7 @@ def as_typed(path: str, typed: str) -> str:
 def completions(typed: str) -> list[str]:
     """Return paths that continue `typed_path`'s result. Folders end with a slash; hidden files need a dot."""
     head, tail = os.path.split(typed.removeprefix('"'))
-    found: list[tuple[bool, str]] = []
+    matches: list[tuple[bool, str]] = []
     try:
         folder = Path(head or ".").expanduser()
         with os.scandir(folder) as entries:
@@ -36,7 +36,7 @@ def completions(typed: str) -> list[str]:
                 if not entry.name.isprintable():
                     continue
                 is_folder = entry.is_dir()
-                found.append((not is_folder, os.path.join(head, entry.name) + ("/" if is_folder else "")))  # noqa: PTH118
+                matches.append((not is_folder, os.path.join(head, entry.name) + ("/" if is_folder else "")))  # noqa: PTH118
     except (OSError, RuntimeError, ValueError):  # no such folder, a home that nobody has, a NUL
         return []
-    return [name for _, name in sorted(found)[:_SHOWN]]
+    return [name for _, name in sorted(matches)[:_SHOWN]]

@@ -152,7 +152,7 @@ class Prompt(Area):
 
     def recall(self, entry: str) -> None:
         """Show a history entry; the text before it comes back after the newest one."""
-        newest = max(place for place, other in enumerate(self._history) if other == entry)
+        newest = max(index for index, other in enumerate(self._history) if other == entry)
         self._show_entry(newest)
         self.focus()
 
@@ -234,18 +234,18 @@ class Prompt(Area):
 
     def _walk(self, by: int) -> bool:
         """Show the history entry before or after; return False at its end."""
-        place = len(self._history) if self._place is None else self._place
-        if not 0 <= place + by <= len(self._history) or (self._place is None and by > 0):
+        index = len(self._history) if self._place is None else self._place
+        if not 0 <= index + by <= len(self._history) or (self._place is None and by > 0):
             return False
-        self._show_entry(place + by)
+        self._show_entry(index + by)
         return True
 
-    def _show_entry(self, place: int) -> None:
+    def _show_entry(self, index: int) -> None:
         """Show the history entry at this place; after the last one, the draft."""
         if self._place is None:
             self._draft = self.text
-        self._place = None if place == len(self._history) else place
-        self.load_text(self._draft if self._place is None else self._history[place])
+        self._place = None if index == len(self._history) else index
+        self.load_text(self._draft if self._place is None else self._history[index])
         self.move_cursor(self.document.end)
 
     # -- text ------------------------------------------------------------------------------------------------------
@@ -278,15 +278,15 @@ class Prompt(Area):
             edit.to_location = self._around(bottom)[1]
         return super().edit(edit)
 
-    def _around(self, place: Location) -> tuple[Location, Location]:
+    def _around(self, location: Location) -> tuple[Location, Location]:
         """Return the ends of the placeholder around a place; twice the place itself, if there is none."""
-        row, column = place
+        row, column = location
         if row >= self.document.line_count:  # a deletion of the last line ends after it
-            return place, place
-        for found in _LABEL.finditer(self.document.get_line(row)):
-            if found.start() < column < found.end() and found[0] in self._pastes:
-                return (row, found.start()), (row, found.end())
-        return place, place
+            return location, location
+        for match in _LABEL.finditer(self.document.get_line(row)):
+            if match.start() < column < match.end() and match[0] in self._pastes:
+                return (row, match.start()), (row, match.end())
+        return location, location
 
     def on_text_area_changed(self) -> None:
         self._offer()

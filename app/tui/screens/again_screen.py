@@ -164,9 +164,9 @@ class AgainScreen(ParallelScreen):
         self.action_choose((self.panes.index(self.chosen) + by) % len(self.panes))
 
     def on_click(self, event: events.Click) -> None:
-        for place, pane in enumerate(self.panes):
+        for index, pane in enumerate(self.panes):
             if event.widget is not None and pane in event.widget.ancestors_with_self:
-                self.action_choose(place)
+                self.action_choose(index)
 
     def action_scroll(self, by: int) -> None:
         self.chosen.transcript.scroll_lines(by)

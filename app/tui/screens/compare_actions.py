@@ -126,7 +126,7 @@ def _with(setup: AnswerSetup, name: str, value: str, presets: "Mapping[str, Pres
             raise UsageError(f"no preset called {value!r}", "one of " + ", ".join(presets) if presets else None)
         return replace(setup, system=presets[value].system, sampling=dict(presets[value].sampling))
     changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
-    return replace(setup, sampling={key: kept for key, kept in changed.items() if kept is not None})
+    return replace(setup, sampling={key: setting for key, setting in changed.items() if setting is not None})
 
 
 def _suggestions(session: AnswerSetup, temperature: float) -> list[tuple[str, str]]:

@@ -108,10 +108,10 @@ class CompareScreen(ParallelScreen):
             memory = "both models are in memory"
         return " · ".join(filter(None, ["▚ compare", "one after the other, for undisturbed speed", memory]))
 
-    def handle_events(self, heard: "Sequence[AnswerEvent]") -> None:
-        super().handle_events(heard)
+    def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
+        super().handle_events(events)
         for pane in self.panes:
-            if not self._chosen and any(side is pane.side for side, _ in heard):
+            if not self._chosen and any(side is pane.side for side, _ in events):
                 self._front = pane
 
     def sync_panes(self) -> None:
@@ -152,9 +152,9 @@ class CompareScreen(ParallelScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         """Arrange the panes: next to each other, above each other, or one at a time."""
-        beside = event.size.width >= SIDE_BY_SIDE
-        self.set_class(not beside, "-above")
-        self._only_one = not beside and event.size.height < _BOTH
+        side_by_side = event.size.width >= SIDE_BY_SIDE
+        self.set_class(not side_by_side, "-above")
+        self._only_one = not side_by_side and event.size.height < _BOTH
         self.call_after_refresh(self.sync)
         self.refresh_bindings()
 
@@ -194,7 +194,7 @@ class CompareScreen(ParallelScreen):
         if not a.messages and not b.messages:
             self.leave(None)
             return
-        answers = [(one.name, one.name.lower(), f"with {one.name}: {_setup_text(one)}") for one in (a, b)]
+        answers = [(model.name, model.name.lower(), f"with {model.name}: {_setup_text(model)}") for model in (a, b)]
         answers.append(("back", "n", "as before; both answers stay as branches"))
         text = "The conversation continues with this answer, its model and its settings. The other is a branch: /branch"
         self.app.push_screen(Choose("continue with which?", text, answers), self._leave_with)

@@ -89,8 +89,8 @@ class DecodeScreen(SingleDismissal, Screen[None]):
     def on_mount(self) -> None:
         for section in self.query(Section):
             if not isinstance(section, LatencySection):  # the mouse walks through its steps
-                found = of_section(section.NAME)
-                section.tooltip = Content("\n".join(f"{each.name}: {each.sentence}" for each in found))
+                figures = of_section(section.NAME)
+                section.tooltip = Content("\n".join(f"{each.name}: {each.sentence}" for each in figures))
         self._made = True
         self.set_focus(self.line)
         self._draw()

@@ -132,12 +132,12 @@ class HelpScreen(SingleDismissal, ModalScreen[None]):
 
 def keys_of(screen: Screen[Any]) -> list[tuple[str, str]]:
     """Return the keys of a screen, with their descriptions, without textual's own."""
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for active in screen.active_bindings.values():
         binding = active.binding
         if active.node is screen and binding.description and binding.action not in _OF_TEXTUAL:
-            found.setdefault(binding.description, screen.app.get_key_display(binding))
-    return [(key, description) for description, key in found.items()]
+            keys.setdefault(binding.description, screen.app.get_key_display(binding))
+    return [(key, description) for description, key in keys.items()]
 
 
 def _keys(sections: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int) -> Content:

@@ -55,9 +55,9 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def handle_events(self, heard: "Sequence[AnswerEvent]") -> None:
+    def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
         """Take in engine events; draws nothing."""
-        for side, event in heard:
+        for side, event in events:
             for pane in self.panes:
                 if pane.side is side:
                     pane.handle_event(event)

@@ -58,7 +58,7 @@ class TreeScreen(SingleDismissal, ModalScreen[int | None]):
         options = [Option(_drawn(line)) for line in self._lines]
         self._list.clear_options()
         self._list.add_options(options or [Option(Content.styled("no messages", "$quiet"), disabled=True)])
-        shown = [place for place, line in enumerate(self._lines) if line.shown]
+        shown = [index for index, line in enumerate(self._lines) if line.shown]
         self._list.highlighted = shown[-1] if shown else None
         self.call_after_refresh(fit_list, self)
 

@@ -38,18 +38,18 @@ class BackgroundReply:
             return data, None
         data = self._held + data
         self._held = ""
-        if (found := _ANSWER.search(data)) is not None:
+        if (match := _ANSWER.search(data)) is not None:
             self.awaited = False
-            return data[: found.start()] + data[found.end() :], BackgroundColour(_is_light(*found.groups()))
+            return data[: match.start()] + data[match.end() :], BackgroundColour(_is_light(*match.groups()))
         if (begun := _BEGUN.search(data)) is not None:
             data, self._held = data[: begun.start()], data[begun.start() :]
         return data, None
 
     def give_up(self) -> str:
         """Return the bytes held back for a reply that did not continue: they are keys."""
-        held = self._held
+        pending = self._held
         self._held = ""
-        return held
+        return pending
 
 
 def can_query() -> bool:

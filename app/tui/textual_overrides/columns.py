@@ -43,8 +43,8 @@ def with_columns(data: str) -> str:
         return data
     before, *rows = _MOVE.split(data)
     pieces = [before]
-    for place, text in zip(rows[::2], rows[1::2], strict=True):
-        pieces += [f"\x1b[{place}H", _row(text, int(place.partition(";")[2]))]
+    for position, text in zip(rows[::2], rows[1::2], strict=True):
+        pieces += [f"\x1b[{position}H", _row(text, int(position.partition(";")[2]))]
     return "".join(pieces)
 
 
@@ -56,16 +56,16 @@ def _row(text: str, column: int) -> str:
         return _row_with_vowel_signs(text, column)
     pieces = []
     end = 0
-    for found in _PIECE.finditer(text):
-        before = text[end : found.start()]
+    for match in _PIECE.finditer(text):
+        before = text[end : match.start()]
         column += cell_len(before)
-        piece = found[0]
-        if not found["escape"]:
+        piece = match[0]
+        if not match["escape"]:
             cells = cell_len(piece)
             piece = f"{' ' * cells}\x1b[{column}G{piece}\x1b[{column + cells}G"
             column += cells
         pieces += [before, piece]
-        end = found.end()
+        end = match.end()
     return "".join([*pieces, text[end:]])
 
 
@@ -74,18 +74,18 @@ def _row_with_vowel_signs(text: str, column: int) -> str:
     pieces = []
     end = 0
     start = column
-    for found in _PLACE.finditer(text):
-        before = text[end : found.start()]
+    for match in _PLACE.finditer(text):
+        before = text[end : match.start()]
         column += cell_len(before)
-        if found["escape"]:
-            pieces += [before, found[0]]
-        elif found["blanks"]:
-            column += len(found[0])
-            pieces += [before, f"{found[0]}\x1b[{column}G"]
+        if match["escape"]:
+            pieces += [before, match[0]]
+        elif match["blanks"]:
+            column += len(match[0])
+            pieces += [before, f"{match[0]}\x1b[{column}G"]
         else:
-            pieces += [before, f"\x1b[{column}G{found[0]}"]
+            pieces += [before, f"\x1b[{column}G{match[0]}"]
             column += 1
-        end = found.end()
+        end = match.end()
     column += cell_len(text[end:])
     return "".join([f"\x1b[{column - start}X", *pieces, text[end:]])
 

@@ -31,7 +31,7 @@ class CrashReports(App[ReturnType]):
 def write_report(error: BaseException | None) -> str:
     """Write the traceback of an error to a file that only the user can read; return one line about both."""
     fault = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    said = f"the terminal UI crashed: {fault[-1] if fault else 'unknown error'}"
+    message = f"the terminal UI crashed: {fault[-1] if fault else 'unknown error'}"
     try:
         folder = cache_dir() / "crashes"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -39,8 +39,8 @@ def write_report(error: BaseException | None) -> str:
         path.touch(mode=0o600)
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     except OSError as problem:
-        return f"{said} (no report: {problem})"
-    return f"{said} (report: {_short(path)})"
+        return f"{message} (no report: {problem})"
+    return f"{message} (report: {_short(path)})"
 
 
 def _short(path: Path) -> str:

@@ -21,10 +21,10 @@ class InputMethodCursor:
         field = self.focused if self.is_running and self.screen_stack else None
         if not isinstance(field, Input | TextArea) or not field.is_attached:
             return self._set_position
-        place = field.cursor_screen_offset
+        offset = field.cursor_screen_offset
         # One column further at the end of an `Input` is the room for the caret, not its place.
-        return place - (1, 0) if isinstance(field, Input) and field.cursor_at_end else place
+        return offset - (1, 0) if isinstance(field, Input) and field.cursor_at_end else offset
 
     @cursor_position.setter
-    def cursor_position(self, place: Offset) -> None:
-        self._set_position = place
+    def cursor_position(self, offset: Offset) -> None:
+        self._set_position = offset

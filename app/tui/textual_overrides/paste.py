@@ -40,8 +40,8 @@ class PasteParser(XTermParser):
                 data = yield from self._feed_paste(data)
 
     def tick(self) -> Iterable[Message]:
-        if held := self._ground.give_up():
-            yield from super().feed(held)
+        if pending := self._ground.give_up():
+            yield from super().feed(pending)
         if len(self._tail) >= _NO_KEY and time.monotonic() < self._tail_at + PATIENCE_S:
             return
         for message in super().tick():
@@ -51,14 +51,14 @@ class PasteParser(XTermParser):
     def _feed_keys(self, data: str) -> Generator[Message, None, str]:
         """Handle input up to the start of a paste; return the rest."""
         seen = self._tail + data
-        found = seen.find(BRACKETED_PASTE_START)
-        if found < 0:
+        index = seen.find(BRACKETED_PASTE_START)
+        if index < 0:
             self._tail, self._tail_at = _beginning(seen, BRACKETED_PASTE_START), time.monotonic()
             self._gave_up = False
             yield from self._pass_on(data)
             return ""
-        taken = found + len(BRACKETED_PASTE_START) - len(self._tail)
-        if not self._gave_up or found >= len(self._tail):
+        taken = index + len(BRACKETED_PASTE_START) - len(self._tail)
+        if not self._gave_up or index >= len(self._tail):
             yield from self._pass_on(data[:taken])
         self._pasted = []
         self._tail = ""
@@ -76,18 +76,18 @@ class PasteParser(XTermParser):
         """Handle input up to the end of the paste; return the rest."""
         assert self._pasted is not None
         seen = self._tail + data
-        found = seen.find(BRACKETED_PASTE_END)
-        if found < 0:
+        index = seen.find(BRACKETED_PASTE_END)
+        if index < 0:
             self._tail = _beginning(seen, BRACKETED_PASTE_END)
             self._pasted.append(seen[: len(seen) - len(self._tail)])
             return ""
-        text = "".join([*self._pasted, seen[:found]])
+        text = "".join([*self._pasted, seen[:index]])
         self._pasted = None
         self._tail = ""
         # The parser's own paste ends too; it is empty.
         yield from (message for message in super().feed(BRACKETED_PASTE_END) if not isinstance(message, events.Paste))
         yield events.Paste(text.replace("\0", ""))
-        return seen[found + len(BRACKETED_PASTE_END) :]
+        return seen[index + len(BRACKETED_PASTE_END) :]
 
 
 def _beginning(text: str, mark: str) -> str:

@@ -47,14 +47,14 @@ class DraftMarks:
 
 def sanitised(text: str, marks: DraftMarks) -> tuple[str, DraftMarks]:
     """Return a text as it is drawn, and its marks there."""
-    places = sorted({*chain.from_iterable(marks.accepted), *(place for place, _ in marks.rejected)})
+    places = sorted({*chain.from_iterable(marks.accepted), *(position for position, _ in marks.rejected)})
     safe = Sanitiser()
     drawn = ""
     moved = {}
     at = 0
-    for place in places:
-        drawn += safe.feed(text[at:place])
-        moved[place], at = len(drawn), place
+    for position in places:
+        drawn += safe.feed(text[at:position])
+        moved[position], at = len(drawn), position
     accepted = tuple((moved[begin], moved[end]) for begin, end in marks.accepted)
     return drawn + safe.feed(text[at:]), DraftMarks(accepted, tuple((moved[at], text) for at, text in marks.rejected))
 
@@ -62,13 +62,13 @@ def sanitised(text: str, marks: DraftMarks) -> tuple[str, DraftMarks]:
 def mark_drafts(lines: Sequence[Content], source: str, marks: DraftMarks, width: int, start: int = 0) -> list[Content]:
     """Return the lines, of at most `width` cells, with their marks. start: of the lines' text in `source`."""
     marked: list[Content] = []
-    rejected = [(place, text) for place, text in marks.rejected if place >= start]
+    rejected = [(position, text) for position, text in marks.rejected if position >= start]
     at = start
     for pieces, line in _located(lines, source, start):
         styled = line
         for left, right in _underlined(pieces, marks.accepted, line.plain):
             styled = styled.stylize(ACCEPTED, left, right)
-        at = max([at, *(found + length for _, found, length in pieces[-1:])])
+        at = max([at, *(begin + length for _, begin, length in pieces[-1:])])
         here = [] if not pieces else rejected[: bisect_right(rejected, at, key=itemgetter(0))]
         del rejected[: len(here)]
         marked += _wrapped(_inserted(styled, pieces, here), width) if here else [styled]
@@ -84,28 +84,28 @@ def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[l
         plain = line.plain
         pieces = list[Piece]()
         for word in _WORD.finditer(plain):
-            found = source.find(word[0], at, at + _NEAR + len(word[0]))
-            if found >= 0:
-                pieces.append((word.start(), found, len(word[0])))
-                at = found + len(word[0])
+            index = source.find(word[0], at, at + _NEAR + len(word[0]))
+            if index >= 0:
+                pieces.append((word.start(), index, len(word[0])))
+                at = index + len(word[0])
                 continue
-            for place in range(word.start(), word.end()):  # markup within the word
-                if (found := source.find(plain[place], at, at + _WITHIN)) >= 0:
-                    pieces.append((place, found, 1))
-                    at = found + 1
+            for position in range(word.start(), word.end()):  # markup within the word
+                if (index := source.find(plain[position], at, at + _WITHIN)) >= 0:
+                    pieces.append((position, index, 1))
+                    at = index + 1
         yield pieces, line
 
 
 def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain: str) -> list[tuple[int, int]]:
     """Return (begin, end) in a line of its pieces within the spans; those with spaces between them are one."""
     ranges: list[tuple[int, int]] = []
-    for place, found, length in pieces:
-        for begin, end in spans[bisect_right(spans, found, key=itemgetter(1)) :]:
-            if begin >= found + length:
+    for position, at, length in pieces:
+        for begin, end in spans[bisect_right(spans, at, key=itemgetter(1)) :]:
+            if begin >= at + length:
                 break
-            left = place + max(begin, found) - found
-            right = place + min(end, found + length) - found
-            if ranges and begin < found and not plain[ranges[-1][1] : left].strip():
+            left = position + max(begin, at) - at
+            right = position + min(end, at + length) - at
+            if ranges and begin < at and not plain[ranges[-1][1] : left].strip():
                 left = ranges.pop()[0]
             ranges.append((left, right))
     return ranges
@@ -114,8 +114,8 @@ def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain
 def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[int, str]]) -> Content:
     """Return a line with rejected draft tokens. A table's padding behind them shrinks by their width."""
     for at, text in reversed(rejected):
-        place, found, length = max((piece for piece in pieces if piece[1] < at), default=(pieces[0][0], at, 0))
-        here = place + min(length, at - found)
+        position, begin, length = max((piece for piece in pieces if piece[1] < at), default=(pieces[0][0], at, 0))
+        here = position + min(length, at - begin)
         struck = _struck(text)
         padding = _PADDING.match(line.plain, here)
         spare = min(struck.cell_length, len(padding[0]) - 1) if padding else 0

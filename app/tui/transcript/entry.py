@@ -103,14 +103,14 @@ class Entry:
         """
         if self._open is None or self._look is None or message.id != self.message.id:
             return None
-        place, line, written = self._open
+        index, line, written = self._open
         content = message.by_kind.content
         added = content[written:].rstrip("\n")  # later text may change it
         first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
         if not content.startswith(self._text.raw) or not _PLAIN.fullmatch(first):
             return None
         if not first.isprintable() or not all(
-            not one or (_NEXT_LINE.fullmatch(one) and one.isprintable()) for one in others
+            not text or (_NEXT_LINE.fullmatch(text) and text.isprintable()) for text in others
         ):
             return None
         lead = len(match[0]) if (match := _LEAD.match(line.plain)) else 0
@@ -119,12 +119,12 @@ class Entry:
         wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._look.width - lead))
         lines = [Content.assemble(line[:lead], wrapped[0])]
         lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
-        lines += [part for one in others for part in (Content(one).wrap(self._look.width) if one else [Content("")])]
+        lines += [part for text in others for part in (Content(text).wrap(self._look.width) if text else [Content("")])]
         lines[-1] = lines[-1].rstrip(" ")
-        said = line.plain + added
-        last = Content.assemble(lines[-1], " " * (len(said) - len(said.rstrip(" "))))
-        self._open = place + len(lines) - 1, last, written + len(added)
-        return place, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
+        extended = line.plain + added
+        last = Content.assemble(lines[-1], " " * (len(extended) - len(extended.rstrip(" "))))
+        self._open = index + len(lines) - 1, last, written + len(added)
+        return index, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
         """Show all known metrics, or a short form; return whether that changed."""
@@ -134,14 +134,14 @@ class Entry:
         self._rows = None
         return True
 
-    def rows(self, look: LayoutOptions) -> list[Row]:
+    def rows(self, options: LayoutOptions) -> list[Row]:
         """Return the rows of the message, a blank one at the end."""
-        if self._rows is None or look != self._look:
-            self._look = look
+        if self._rows is None or options != self._look:
+            self._look = options
             if self.state.left_out:
-                self._rows = self._mark_rows(look)
+                self._rows = self._mark_rows(options)
             else:
-                self._rows = self._user_rows(look) if self.message.role == "user" else self._answer_rows(look)
+                self._rows = self._user_rows(options) if self.message.role == "user" else self._answer_rows(options)
         return self._rows
 
     def _take(self, message: Message) -> None:
@@ -155,11 +155,13 @@ class Entry:
         if not self.state.growing:
             self.highlight_code()
 
-    def _user_rows(self, look: LayoutOptions) -> list[Row]:
-        lines = [line for part in self._text.safe.split("\n") for line in _wrapped(part.expandtabs(4), look.width - 2)]
+    def _user_rows(self, options: LayoutOptions) -> list[Row]:
+        lines = [
+            line for part in self._text.safe.split("\n") for line in _wrapped(part.expandtabs(4), options.width - 2)
+        ]
         rows: list[Row] = []
-        for place, line in enumerate(lines):
-            lead = ("❯ ", "bold $text-accent") if place == 0 else ("  ", "")
+        for index, line in enumerate(lines):
+            lead = ("❯ ", "bold $text-accent") if index == 0 else ("  ", "")
             rows.append((Content.assemble(lead, line), "user"))
         for attachment in self.message.attachments:
             size = len(attachment.text)
@@ -169,54 +171,54 @@ class Entry:
             rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
         return [*rows, BLANK]
 
-    def _mark_rows(self, look: LayoutOptions) -> list[Row]:
-        text = self._answer.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
+    def _mark_rows(self, options: LayoutOptions) -> list[Row]:
+        text = self._answer.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
         words = len(self._answer.text.split())
         left_out = self.state.left_out
-        lines = mark_lines(text, words, left_out, look.width, unfolded=look.show_summary)
+        lines = mark_lines(text, words, left_out, options.width, unfolded=options.show_summary)
         return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
-    def _answer_rows(self, look: LayoutOptions) -> list[Row]:
+    def _answer_rows(self, options: LayoutOptions) -> list[Row]:
         rows: list[Row] = []
         if self._thinking.text or self._thinks:
-            rows += self._thinking_rows(look)
-        body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
+            rows += self._thinking_rows(options)
+        body = self._answer.lines(options.width, ansi=options.ansi, dark=options.dark)
         self._open = None
         if self.state.drafts:
             source, marks = sanitised(self.message.content, self.state.drafts)
-            body = mark_drafts(body, source, marks, look.width, max(0, source.find(self._answer.text.strip())))
+            body = mark_drafts(body, source, marks, options.width, max(0, source.find(self._answer.text.strip())))
         elif self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)
             self._open = len(rows) + len(body) - 1, line, len(self._text.raw)
         if self.state.growing and not self._thinks:
-            body = _with_caret(body, look.width)
+            body = _with_caret(body, options.width)
         rows += [(line, "body") for line in body]
         if self.state.growing and not self._thinks and not self._thought.safe and not self._text.safe:
             rows = [(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
-        return [*rows, *self._foot(look, apart=bool(body)), BLANK]
+        return [*rows, *self._foot(options, apart=bool(body)), BLANK]
 
-    def _foot(self, look: LayoutOptions, *, apart: bool) -> list[Row]:
+    def _foot(self, options: LayoutOptions, *, apart: bool) -> list[Row]:
         """Return the rows below an answer."""
         rows: list[Row] = []
         if meta := self._meta():
             rows += [BLANK] if apart else []
-            said = Content.styled(meta, "$quiet")
+            content = Content.styled(meta, "$quiet")
             # All of it is asked for with a selection, so all of it is there.
-            lines = said.wrap(look.width) if self._detailed else [said.truncate(look.width, ellipsis=True)]
+            lines = content.wrap(options.width) if self._detailed else [content.truncate(options.width, ellipsis=True)]
             rows += [(line, "meta") for line in lines]
         if self._detailed and (made := " · ".join(self._made())):
-            rows.append((Content.styled(made, "$quiet").truncate(look.width, ellipsis=True), "meta"))
+            rows.append((Content.styled(made, "$quiet").truncate(options.width, ellipsis=True), "meta"))
         return rows
 
-    def _thinking_rows(self, look: LayoutOptions) -> list[Row]:
+    def _thinking_rows(self, options: LayoutOptions) -> list[Row]:
         words = len(self._thinking.text.split())
-        mark = "▾" if look.show_thinking else "▸"
+        mark = "▾" if options.show_thinking else "▸"
         state = "thinking…" if self._thinks else "thought"
         head = Content.assemble((f"{mark} {state}", "italic $text-secondary"), (f" {words} words", "$quiet"))
         rows: list[Row] = [(head, "thinking")]
-        if look.show_thinking:
-            lines = self._thinking.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
+        if options.show_thinking:
+            lines = self._thinking.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
             rows += [
                 (Content.assemble(("┊ ", "$text-secondary"), line.stylize_before("$quiet")), "thinking")
                 for line in lines
@@ -278,9 +280,9 @@ class _SafeText:
 def branch_at(row: Row, x: int) -> int:
     """Return -1 or 1 for a cell in the left or right half of a row's ‹1/2›, else 0."""
     content, kind = row
-    for found in _BRANCHES.finditer(content.plain) if kind == "meta" else ():
-        if found.start() <= x < found.end():
-            return -1 if 2 * x + 1 < found.start() + found.end() else 1
+    for match in _BRANCHES.finditer(content.plain) if kind == "meta" else ():
+        if match.start() <= x < match.end():
+            return -1 if 2 * x + 1 < match.start() + match.end() else 1
     return 0
 
 

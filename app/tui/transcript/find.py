@@ -36,20 +36,20 @@ def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int)
         length += len(row) + 1
     text = "\n".join(rows)
     pattern = re.compile(r"\s+".join(re.escape(word) for word in wanted), re.IGNORECASE)
-    found = [match.span() for match in pattern.finditer(text)]
-    if not found:
+    matches = [match.span() for match in pattern.finditer(text)]
+    if not matches:
         return None
     if last is None or last[0] >= len(rows):
-        number = len(found) - 1
+        number = len(matches) - 1
     else:
-        begins = [start for start, _ in found]
+        begins = [start for start, _ in matches]
         at = starts[last[0]] + last[1]
-        number = (bisect_left(begins, at) - 1 if by < 0 else bisect_right(begins, at)) % len(found)
-    start, end = found[number]
+        number = (bisect_left(begins, at) - 1 if by < 0 else bisect_right(begins, at)) % len(matches)
+    start, end = matches[number]
     spans: dict[int, tuple[int, int]] = {}
-    for place in range(bisect_right(starts, start) - 1, bisect_right(starts, end - 1)):
-        begin = max(start - starts[place], 0)
-        stop = min(end - starts[place], len(rows[place]))
+    for index in range(bisect_right(starts, start) - 1, bisect_right(starts, end - 1)):
+        begin = max(start - starts[index], 0)
+        stop = min(end - starts[index], len(rows[index]))
         if begin < stop:
-            spans[place] = begin, stop
-    return Find(number + 1, len(found), spans)
+            spans[index] = begin, stop
+    return Find(number + 1, len(matches), spans)

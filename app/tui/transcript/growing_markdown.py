@@ -114,7 +114,7 @@ class GrowingMarkdown:
         last line (or above the two lines of a table's head) while that line may grow (`#` begins a heading, `#tag` does
         not).
         """
-        blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
+        blocks = [index for index, token in enumerate(tokens) if token.level == 0 and token.map and token.nesting >= 0]
         last = len(blocks) - 1
         source = self._tail.split("\n")
         if last > 0 and (begin := _first_line(tokens[blocks[last]])) >= len(source) - 2 and source[begin - 1].strip():
@@ -154,7 +154,7 @@ def _first_line(block: "Token") -> int:
 
 def _reusing(old: list[Content], new: list[Content]) -> list[Content]:
     """Return `new` with the objects of `old` for equal lines: only others are drawn again."""
-    for place, (before, line) in enumerate(zip(old, new, strict=False)):
+    for index, (before, line) in enumerate(zip(old, new, strict=False)):
         if before.is_same(line):
-            new[place] = before
+            new[index] = before
     return new

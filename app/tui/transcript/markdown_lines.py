@@ -91,8 +91,8 @@ class _Renderer:
             body = self.blocks(tokens[position + 1 : end], max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
             if lines and not tight:
                 lines.append(BLANK)
-            for place, line in enumerate(body or [Content("")]):
-                lead = (mark, "bold $text-primary") if place == 0 else (" " * len(mark), "")
+            for index, line in enumerate(body or [Content("")]):
+                lead = (mark, "bold $text-primary") if index == 0 else (" " * len(mark), "")
                 lines.append(Content.assemble(lead, line))
             number = number + 1 if number is not None else None
             position = end + 1
@@ -197,10 +197,10 @@ def _table(tokens: list["Token"], width: int) -> list[Content]:
     lines: list[Content] = []
     for number, cells in enumerate(rows):
         wrapped = [cell.wrap(max(size, 2)) for cell, size in zip(cells, wanted, strict=False)]
-        for place in range(max(len(cell) for cell in wrapped)):
+        for index in range(max(len(cell) for cell in wrapped)):
             parts: list[Content | tuple[str, str]] = []
             for cell, size, side in zip(wrapped, wanted, sides, strict=False):
-                part = cell[place] if place < len(cell) else Content("")
+                part = cell[index] if index < len(cell) else Content("")
                 part = part.stylize("bold") if number == 0 else part
                 parts += [_aligned(part, size, side), (" │ ", "$foreground 30%")]
             lines.append(Content.assemble(*parts[:-1]))

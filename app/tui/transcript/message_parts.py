@@ -20,8 +20,8 @@ def code_blocks(text: str) -> list[str]:
 
 def web_addresses(text: str) -> list[str]:
     """Return the web addresses of a Markdown text, links and plain ones, each once, in order; none in code."""
-    found = (address for token in parser().parse(text) for child in token.children or [] for address in _in(child))
-    return list(dict.fromkeys(address for address in found if is_web_address(address)))
+    addresses = (address for token in parser().parse(text) for child in token.children or [] for address in _in(child))
+    return list(dict.fromkeys(address for address in addresses if is_web_address(address)))
 
 
 def _in(child: "Token") -> Iterator[str]:

@@ -58,9 +58,9 @@ class ShownBranch:
             waiting = _waiting(conversation, metrics)
             message_states[-1] = MessageState(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
         if drafts:
-            for place, message in enumerate(self._messages):
+            for index, message in enumerate(self._messages):
                 if message.role == "assistant" and message.id > 0 and (marks := self._marks(conversation, message)):
-                    message_states[place] = replace(message_states[place], drafts=marks)
+                    message_states[index] = replace(message_states[index], drafts=marks)
         return message_states
 
     def _marks(self, conversation: Conversation, message: Message) -> DraftMarks | None:

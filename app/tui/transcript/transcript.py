@@ -102,9 +102,9 @@ class Transcript(Widget, can_focus=True):
         while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
             keep += 1
         first = len(self.entries) if keep == len(self.entries) else keep
-        for place in range(keep):
-            if self.entries[place].update(messages[place], message_states[place]):
-                first = min(first, place)
+        for index in range(keep):
+            if self.entries[index].update(messages[index], message_states[index]):
+                first = min(first, index)
         if len(messages) != len(self.entries):
             self._room, self._laid_out = 0, sys.maxsize
         del self.entries[keep:]
@@ -165,13 +165,13 @@ class Transcript(Widget, can_focus=True):
 
     def go_to(self, message_id: int, words: str) -> None:
         """Scroll to the line of a message with most of the words, or to its first."""
-        place = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
-        if place is None:
+        index = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
+        if index is None:
             return
-        lines = self._lines_of(place)
-        found = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
-        if not self.top <= found < self.top + self.size.height:
-            self.scroll_lines(found - self.size.height // 3 - self.top)
+        lines = self._lines_of(index)
+        line_index = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
+        if not self.top <= line_index < self.top + self.size.height:
+            self.scroll_lines(line_index - self.size.height // 3 - self.top)
 
     def find(self, words: str, by: int) -> tuple[int, int]:
         """Show the match before (-1) or after (1) the last one, or the newest (0); return its number and the count."""
@@ -215,20 +215,20 @@ class Transcript(Widget, can_focus=True):
         """Make the rows again from entry `first` on; repaint those that changed."""
         if not self.size.width:
             return
-        kept = self._starts[first] if first < len(self._starts) else len(self._rows)
+        num_kept = self._starts[first] if first < len(self._starts) else len(self._rows)
         if not self.entries or not self._starts:
-            first = kept = 0
-        before = self._rows[kept:]
+            first = num_kept = 0
+        before = self._rows[num_kept:]
         thumb = self._thumb
-        if self._found is not None and max(self._found.spans) >= kept:
+        if self._found is not None and max(self._found.spans) >= num_kept:
             self._found = None  # it may be somewhere else now
-        del self._rows[kept:], self._starts[first:]
-        look = self.look
+        del self._rows[num_kept:], self._starts[first:]
+        options = self.look
         if not first:
             self._rows = [BLANK]
         for entry in self.entries[first:]:
             self._starts.append(len(self._rows))
-            self._rows += entry.rows(look)
+            self._rows += entry.rows(options)
         if not self.entries:
             self._rows = [(line, "body") for line in self._centred_welcome()]
         elif self.entries[-1].state.growing:
@@ -241,17 +241,17 @@ class Transcript(Widget, can_focus=True):
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
         moved = top != self.top
         self.top = top
-        is_longer = 0 < kept + len(before) < len(self._rows)
+        is_longer = 0 < num_kept + len(before) < len(self._rows)
         more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
         marked = more_below != self.more_below
         self.more_below = more_below
         if moved or marked or self._thumb != thumb:
             repaint(self, self.size.region)
             return
-        pairs = zip_longest(before, self._rows[kept:], fillvalue=None)
+        pairs = zip_longest(before, self._rows[num_kept:], fillvalue=None)
         changed = [n for n, (old, new) in enumerate(pairs) if old is None or new is None or old[0] is not new[0]]
         if changed:
-            rows = Region(0, kept + changed[0] - top, self.size.width, changed[-1] + 1 - changed[0])
+            rows = Region(0, num_kept + changed[0] - top, self.size.width, changed[-1] + 1 - changed[0])
             repaint(self, rows.intersection(self.size.region))
 
     def _centred_welcome(self) -> list[Content]:
@@ -295,7 +295,7 @@ class Transcript(Widget, can_focus=True):
         marked = self._marked
         selection = self.text_selection
         size = self.size
-        found = (
+        finds = (
             {}
             if self._found is None
             else {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._found.spans.items()}
@@ -303,7 +303,7 @@ class Transcript(Widget, can_focus=True):
         strips = []
         for y in crop.line_range:
             line = y + self.top
-            span = selection.get_span(line) if selection is not None else found.get(line)
+            span = selection.get_span(line) if selection is not None else finds.get(line)
             if self.more_below and y == size.height - 1:
                 strip = self._strips.banner(_MORE_BELOW, size.width, thumb=y in thumb)
             elif line >= len(rows):
@@ -338,9 +338,9 @@ class Transcript(Widget, can_focus=True):
         start = round(self.top / max(1, total - height) * (height - length))
         return range(start, start + length)
 
-    def _lines_of(self, place: int) -> range:
+    def _lines_of(self, index: int) -> range:
         """Return the rows of an entry."""
-        return range(self._starts[place], self._starts[place + 1] if place + 1 < len(self._starts) else len(self._rows))
+        return range(self._starts[index], self._starts[index + 1] if index + 1 < len(self._starts) else len(self._rows))
 
     def _entry_at(self, line: int) -> int:
         return bisect_right(self._starts, line) - 1
@@ -374,7 +374,7 @@ class Transcript(Widget, can_focus=True):
     def _show_details(self) -> None:
         """Show all metrics of the selected message, short ones of the others."""
         self.refresh_bindings()
-        different = [place for place, entry in enumerate(self.entries) if entry.detail(place == self.selected)]
+        different = [index for index, entry in enumerate(self.entries) if entry.detail(index == self.selected)]
         if different:
             self._lay_out(different[0])
 

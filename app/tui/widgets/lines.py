@@ -102,14 +102,14 @@ class Lines(Widget):
         strips += strips[-1:] * (height - len(strips) - self.gutter.bottom)
         return strips + super().render_lines(Region(0, len(strips), width, height - len(strips)))
 
-    def _line(self, place: int) -> Strip:
+    def _line(self, index: int) -> Strip:
         """Return the strip of a line without the frame."""
-        content = self._lines[place]
-        kept = self._drawn.get(place)
-        if kept is None or kept[0] is not content:
-            kept = content, line_strip(self, content, self._inner[1] - self._inner[0], self._ground)
-            self._drawn[place] = kept
-        return kept[1]
+        content = self._lines[index]
+        drawn = self._drawn.get(index)
+        if drawn is None or drawn[0] is not content:
+            drawn = content, line_strip(self, content, self._inner[1] - self._inner[0], self._ground)
+            self._drawn[index] = drawn
+        return drawn[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
         return line_strip(self, Content(""), self.content_size.width)
@@ -212,9 +212,9 @@ def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
     ends = []
     so_far = 0.0
     end = 0
-    for place, (value, _, _) in enumerate(shown):
+    for index, (value, _, _) in enumerate(shown):
         so_far += value
-        end = min(max(end + 1, round(so_far / total * width)), width - (len(shown) - 1 - place))
+        end = min(max(end + 1, round(so_far / total * width)), width - (len(shown) - 1 - index))
         ends.append(end)
     starts = [0, *ends[:-1]]
     cells = zip(starts, [*ends[:-1], width], shown, strict=True)

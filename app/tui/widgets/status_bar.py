@@ -75,8 +75,8 @@ class StatusBar(Lines):
         if self._status.instructions:
             marks.append(Content.styled(f" ✎ {self._status.instructions}", "$text-accent"))
         marked = Content("").join(marks)
-        said = [Content.styled(f" {text}", "$quiet") for text in self._status.sampling]
-        forms = [head + model + marked + how for head in (name, short) for how in said]
+        parts = [Content.styled(f" {text}", "$quiet") for text in self._status.sampling]
+        forms = [head + model + marked + how for head in (name, short) for how in parts]
         forms += [name + model + marked, short + model + marked]
         least = short + model.truncate(max(0, room - 1 - marked.cell_length), ellipsis=True) + marked
         left = next((form for form in forms if form.cell_length <= room), least)
