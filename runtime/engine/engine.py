@@ -24,7 +24,7 @@ from headrace.runtime.engine.drafting import Drafting
 from headrace.runtime.engine.ending import Ending
 from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.prefill import chunk_end, prefill
+from headrace.runtime.engine.prefill import prefill_prompt
 from headrace.runtime.engine.request import Event, Failed, Request
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
@@ -291,10 +291,10 @@ class Engine:
         return commit_batch(in_flight, chosen, facts, self.kv, self.ending)
 
     def read_ahead(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
-        """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
+        """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
 
-        Ends early, with nothing lost, once `stop()` says so between two chunks. Says how far it got; None, and nothing
-        done, without `keep_prefix`. Raises what `generate` raises.
+        None, and nothing is done, without `keep_prefix`. stop: called between chunks; True ends the prefill early, with
+        nothing lost. Raises what `generate` raises.
         """
         self._check_idle()
         self.check(Request(prompt))
@@ -305,17 +305,8 @@ class Engine:
                 self._memory.hold(1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
                 cache = self.kv.acquire(prompt, reserved)
-                end = len(prompt) - 1
                 reused = cache.committed
-                while cache.committed < end:
-                    until = chunk_end(cache.committed, end, cache.needs_marks)
-                    for _ in prefill(self.network, self.kv, cache, prompt[cache.committed : until], self._pace.alone):
-                        if cache.needs_marks:
-                            self.kv.on_prefill(cache, prompt)
-                        self.kv.evict()
-                        if stop():
-                            end = 0
-                            break
+                prefill_prompt(self.network, self.kv, cache, prompt, self._pace.alone, stop)
                 read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
                 self.kv.release(cache, prompt)
                 self._stop_work()

@@ -6,7 +6,7 @@ Working memory is freed at the end.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
@@ -61,6 +61,29 @@ def prefill(
         if done == len(tokens):
             mx.clear_cache()  # decoding does not need it
         yield done
+
+
+def prefill_prompt(
+    network: Network,
+    kv: KVBackend,
+    cache: KVCache,
+    prompt: Sequence[int],
+    sizer: ChunkSizer,
+    stop: Callable[[], bool],
+) -> None:
+    """Prefill a prompt outside of steps, with the marks that its cache needs.
+
+    stop: called after each chunk; True ends the prefill there.
+    """
+    end = len(prompt) - 1
+    while cache.committed < end:
+        until = chunk_end(cache.committed, end, cache.needs_marks)
+        for _ in prefill(network, kv, cache, prompt[cache.committed : until], sizer):
+            if cache.needs_marks:
+                kv.on_prefill(cache, prompt)
+            kv.evict()
+            if stop():
+                return
 
 
 def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> mx.array:
