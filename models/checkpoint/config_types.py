@@ -127,10 +127,10 @@ def _flag(value: object) -> bool:
 def _each(holds: Callable[[object], bool]) -> Callable[[object], bool]:
     """Accept lists of such values too."""
 
-    def held(value: object) -> bool:
+    def holds_each(value: object) -> bool:
         return all(entry is None or holds(entry) for entry in value) if isinstance(value, list) else holds(value)
 
-    return held
+    return holds_each
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (

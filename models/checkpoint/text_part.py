@@ -69,7 +69,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
         else:
-            stored[called_here(ours, config)] = name
+            stored[headrace_name(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     return TextPart(config, tensors, stored, dict(ignored))
 
@@ -92,11 +92,11 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
             return config
         return {
             **config,
-            "quantization": {called_here(_renamed(key), config): value for key, value in section.items()},
+            "quantization": {headrace_name(_renamed(key), config): value for key, value in section.items()},
         }
     inner_config = text if isinstance(text, dict) else config
     if isinstance(section, dict):
-        names = {called_here(_renamed(key), inner_config): value for key, value in section.items()}
+        names = {headrace_name(_renamed(key), inner_config): value for key, value in section.items()}
         config = {**config, "quantization": names}
     if not isinstance(text, dict):  # older Qwen-VL configs are flat
         nested = architecture_named(f"{architecture.name}_text")
@@ -106,7 +106,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     return {**inherited, **inner, "model_type": architecture_of(text).layers_of or text.get("model_type")}
 
 
-def called_here(name: str, config: dict[str, object]) -> str:
+def headrace_name(name: str, config: dict[str, object]) -> str:
     """Return a tensor's or module's name with the parts that differ in this family replaced."""
     architecture = architecture_of(config)
     for theirs, ours in architecture.tensor_names:

@@ -16,15 +16,15 @@ def recommended_sampling(resolved: ResolvedModel, stated: Mapping[str, object] |
     stated: the file's content, if it was read. Raises CheckpointError.
     """
     stated = generation_defaults(resolved.path) if stated is None else stated
-    return {**stated, **_unless_stated(resolved, stated)}
+    return {**stated, **_from_catalog(resolved, stated)}
 
 
 def catalog_sampling(resolved: ResolvedModel) -> dict[str, float]:
     """Return the catalog's sampling of a model whose files recommend none, else nothing. Raises CheckpointError."""
-    return _unless_stated(resolved, generation_defaults(resolved.path))
+    return _from_catalog(resolved, generation_defaults(resolved.path))
 
 
-def _unless_stated(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict[str, float]:
+def _from_catalog(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict[str, float]:
     if resolved.stored_as is None or {"temperature", "do_sample"} & stated.keys():
         return {}
     from headrace.models.registry.catalog import load_catalog

@@ -15,7 +15,7 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
-from headrace.models.checkpoint.text_part import TextPart, called_here, text_config
+from headrace.models.checkpoint.text_part import TextPart, headrace_name, text_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mtp import HeadTensors
 from headrace.models.network.parameters import Parameters
@@ -103,7 +103,7 @@ def head_parameters(
     """Return a head's weights under the names of a model of one layer. See `Parameters`."""
     checkpoint = tensors.checkpoint
     config = text_config(tensors.checkpoint.config)
-    stored = {called_here(ours, config): theirs for theirs, ours in tensors.renamed.items()}
+    stored = {headrace_name(ours, config): theirs for theirs, ours in tensors.renamed.items()}
     infos = {ours: checkpoint.tensors[theirs] for ours, theirs in stored.items()}
     if (section := quantization_section(checkpoint.config)) is not None:
         modules = {theirs.rpartition(".")[0]: ours.rpartition(".")[0] for ours, theirs in stored.items()}

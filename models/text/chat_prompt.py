@@ -70,7 +70,7 @@ class ChatPrompt:
         `Tokenizer.encode_chat`.
         """
         given = {} if thinking is None else self._variables(thinking)
-        given |= self._known(variables or {})
+        given |= self._checked_variables(variables or {})
         form = self._tokenizer.thinking_form
         if self.thinks:
             messages = _with_thinking_fields(messages)
@@ -169,7 +169,7 @@ class ChatPrompt:
         ordered = sorted(LEVELS, key=distance.__getitem__)
         return next((each for each in ordered if self._rules[False].accepts({self._effort: each})), level)
 
-    def _known(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _checked_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return variables of the template. Raises UsageError for one that neither it nor another model's reads."""
         template = self._tokenizer.chat_template
         read = template.variables if template is not None else frozenset()

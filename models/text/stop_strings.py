@@ -33,6 +33,7 @@ class StopMatcher:
         text = self._held + text
         start, stop = self._first(text)
         held_from = len(text) - half_length(text, *self._stops)
+        # A stop string that begins after `held_from` waits: one that begins there may still become complete.
         if stop is not None and start <= held_from:
             self._held = ""
             self.found = stop

@@ -60,9 +60,10 @@ def _commit_decode(
     stop = next((index for index, token in enumerate(output) if token in sequence.request.stop_ids), None)
     if stop is not None:
         output = output[: stop + 1]
+    # The entry of a token that ends the turn is committed as any other; its token is no output.
     if sequence.constraint is not None:
         sequence.constraint.accept(output if stop is None else output[:stop])
-    num_committed = chunk.again + len(output)
+    num_committed = chunk.num_refed + len(output)
     _hand_over(in_flight, sequence, num_committed)
     sequence.kv.commit(num_committed)
     source = None
@@ -75,10 +76,10 @@ def _commit_decode(
     record = sequence.timeline.step_done(sequence.kv, facts, len(output), len(draft_tokens), source)
     if draft_tokens:
         sequence.kv.rollback()
-    if stop == 0:
+    if stop == 0:  # no other token came with it: the step is part of the end
         return ending.finish(sequence, "stop", output[0], record)
     if stop is not None:
-        sequence.stop_id = output.pop()
+        sequence.stop_id = output.pop()  # `Finished` follows in the next step, after these tokens
     sequence.output_count += len(output)
     values = in_flight.logprobs.get(sequence)
     logprobs = None if values is None else tuple(_read(value) for value in values[: len(output)])

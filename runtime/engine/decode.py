@@ -128,7 +128,7 @@ def _forward(
 
 def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
     """Return the rows that choose, of the chunks at the beginning of a pass: see `decode_step`."""
-    if not any(chunk.again for chunk in choosing):
+    if not any(chunk.num_refed for chunk in choosing):
         return sum(chunk.count for chunk in choosing)
     ends = accumulate(chunk.count for chunk in choosing)
     return [row for chunk, end in zip(choosing, ends, strict=True) for row in range(end - chunk.rows, end)]

@@ -163,7 +163,7 @@ class Drafting:
                     if not dry_run.pays:
                         trials[row] = offer
                         continue
-                    offer.chances = offer.chances[: dry_run.most(len(offer.chances))]
+                    offer.chances = offer.chances[: dry_run.max_draft(len(offer.chances))]
                 if not offers[row].chances or self._gain(offer, rows) > self._gain(offers[row], rows):
                     offers[row] = offer
         return offers, trials

@@ -46,8 +46,10 @@ class KVBudget:
         if entries <= sequence.reserved:
             return True
         entries = min(-(-entries // CHUNK) * CHUNK, self.limit)
-        reserved, total = self._cost.kv_bytes(sequence.reserved), self.total  # measured before any K/V are allocated
+        total = self.total  # the free memory is measured here first, before any K/V are allocated
+        reserved = self._cost.kv_bytes(sequence.reserved)
         more = self._cost.kv_bytes(entries) - reserved
+        # A sequence that is alone gets its entries in any case: `limit` is what fits then.
         if self.used > reserved and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
             return False
         self.used += more

@@ -23,9 +23,12 @@ REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """One sequence's part of a pass: `count` tokens. chooses: they choose the next tokens.
+    """One sequence's part of a pass: `count` tokens.
 
-    draft_tokens: draft tokens, included in `count`. again: first tokens of `count` that were fed and rolled back.
+    chooses: they choose the next tokens.
+    draft_tokens: the last tokens of `count`, if there are any.
+    source: their proposer.
+    num_refed: first tokens of `count` that were fed before and rolled back; they choose none.
     """
 
     sequence: Sequence
@@ -34,12 +37,12 @@ class ScheduledChunk:
     chooses: bool
     draft_tokens: tuple[int, ...] = ()
     source: str | None = None
-    again: int = 0
+    num_refed: int = 0
 
     @property
     def rows(self) -> int:
         """Tokens that choose, if it chooses."""
-        return self.count - self.again
+        return self.count - self.num_refed
 
     @property
     def output(self) -> bool:
@@ -101,8 +104,9 @@ class Scheduler:
             if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
             tokens = len(sequence.tokens)
-            spare = len(self.running)
+            spare = len(self.running)  # each running sequence may need another chunk of entries soon
             whole = max(tokens, len(sequence.request.prompt) + min(sequence.max_output, self._output))
+            # With room for output if that is free, else for the tokens that there are.
             if not any(self._budget.reserve(sequence, entries, spare) for entries in (whole, tokens)):
                 break
             self.running.append(self.waiting.popleft())
@@ -131,7 +135,7 @@ class Scheduler:
                 continue
             known = len(sequence.tokens) - sequence.kv.length
             if 1 < known <= REFEED and sequence.kv.needs_marks:  # a rejected draft took accepted entries with it
-                first.append(ScheduledChunk(sequence, known, "decode", chooses=True, again=known - 1))
+                first.append(ScheduledChunk(sequence, known, "decode", chooses=True, num_refed=known - 1))
                 continue
             if known > 1:  # its output before it was preempted
                 again.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
@@ -146,7 +150,7 @@ class Scheduler:
         count = chunk.count + len(draft_tokens)
         if (
             not draft_tokens
-            or count - chunk.again > sequence.remaining
+            or count - chunk.num_refed > sequence.remaining
             or not self._budget.reserve(sequence, sequence.kv.length + count)
         ):
             return chunk

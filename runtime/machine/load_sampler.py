@@ -18,7 +18,7 @@ from headrace.runtime.machine.sensors import Readings, Sensors, sensors
 
 
 class LoadSampler:
-    """Sampler of the machine's load; call `look` every second or two."""
+    """Sampler of the machine's load; call `sample` every second or two."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class LoadSampler:
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
 
-    def look(self, own_pids: Iterable[int]) -> Load | None:
+    def sample(self, own_pids: Iterable[int]) -> Load | None:
         """Return the load since the last call; None at the first. own_pids: of this program's processes."""
         now = self._clock()
         times = psutil.cpu_times()

@@ -68,7 +68,7 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
     kinds = {kind for kind, _ in counters}
     parts = "CPU and memory" if "dram" in kinds else "CPU"
 
-    def look() -> Readings:
+    def read_all() -> Readings:
         celsius = [int(text) / 1e3 for path in thermometers if (text := read(str(path)).strip()).lstrip("-").isdigit()]
         texts = [read(str(path)).strip() for _, path in counters]
         known = bool(texts) and all(text.isdigit() for text in texts)
@@ -77,7 +77,7 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
             power_w=power.of(joules), temperature_c=max(celsius, default=None), joules=joules, energy_parts=parts
         )
 
-    return look
+    return read_all
 
 
 def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES) -> Sensors:
@@ -87,7 +87,7 @@ def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES
     statistics = core and _attempt(lambda: darwin.GPUStatistics(core, paths.io_kit))
     power = _Rate(clock)
 
-    def look() -> Readings:
+    def read_all() -> Readings:
         joules = counters.joules() if counters else None
         share, used = statistics.read() if statistics else (None, None)
         return Readings(
@@ -98,7 +98,7 @@ def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES
             energy_parts="CPU, GPU, neural engine and memory",
         )
 
-    return _until_it_fails(look)
+    return _until_it_fails(read_all)
 
 
 def _nvidia(nvml: ModuleType) -> Sensors:
@@ -111,7 +111,7 @@ def _nvidia(nvml: ModuleType) -> Sensors:
         device = nvml.nvmlDeviceGetHandleByUUID(visible)
     counts = _attempt(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(device)) is not None
 
-    def look() -> Readings:
+    def read_all() -> Readings:
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
         return Readings(
             power_w=nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
@@ -123,7 +123,7 @@ def _nvidia(nvml: ModuleType) -> Sensors:
             energy_parts="GPU",
         )
 
-    return look
+    return read_all
 
 
 class _Rate:

@@ -59,7 +59,7 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
         top_k, top_p, min_p, is_greedy = rules
         best = mx.argmax(logits, axis=-1, keepdims=True)
         highest = mx.take_along_axis(logits, best, axis=-1)
-        ids, mass = _kept(logits, heat, top_k, top_p, plan)
+        ids, mass = _candidates(logits, heat, top_k, top_p, plan)
         if plan.min_p:
             mass = mx.where(mass < min_p * mass.max(axis=-1, keepdims=True), 0.0, mass)
         reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)
@@ -72,7 +72,7 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
     return mx.compile(chosen)
 
 
-def _kept(
+def _candidates(
     logits: mx.array, heat: mx.array, top_k: mx.array, top_p: mx.array, plan: _Plan
 ) -> tuple[mx.array | None, mx.array]:
     """Return the token ids (B, K) in their order, None for all, and their mass (B, K), 0 for those that are cut."""

@@ -24,8 +24,8 @@ class SlotRows:
         begins = [max(0, spec.first_seen(offset) - first) for offset, first in zip(offsets, firsts, strict=True)]
         self.read = max(slots) + 1
         self.begin, self.end = min(begins), max(places) + 1
-        self.place = places[0] if _one(places) else None  # set if all rows write to the same place
-        self.offset = offsets[0] if _one(offsets) else mx.array(offsets, mx.int32)
+        self.place = places[0] if _all_equal(places) else None  # set if all rows write to the same place
+        self.offset = offsets[0] if _all_equal(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))
         # All indices have the type of MLX's own: else each layer casts them.
         self.slots = mx.array(slots, mx.uint32)
@@ -37,7 +37,7 @@ class SlotRows:
         # An array mask disables MLX's fused attention on CUDA; on Metal, vector attention skips masked keys. No mask is
         # needed for sequences of equal length.
         self._visible: mx.array | None = None  # (S, end - begin)
-        if self.place is None or not _one(begins):
+        if self.place is None or not _all_equal(begins):
             entries = mx.arange(self.begin, self.end, dtype=mx.uint32)
             first = mx.array(begins, mx.uint32)[self.rows, None]
             last = self.places[self.rows, None]
@@ -62,7 +62,7 @@ class SlotRows:
         return self._heads[count]
 
 
-def _one(values: Sequence[int]) -> bool:
+def _all_equal(values: Sequence[int]) -> bool:
     return len(set(values)) == 1
 
 

@@ -241,7 +241,7 @@ class LeaderBackend:
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
         groups = [[rows[i] for i in indices] for indices in divided(len(rows), [1] * parts)]
         self._leader.limit.made(rows)
-        self._leader.log("passes", [[_told(row) for row in group] for group in groups])
+        self._leader.log("passes", [[_row_arguments(row) for row in group] for group in groups])
         inner = [[replace(row, cache=cache_of(row).inner) for row in group] for group in groups]
         passes = [kv_pass for group in inner for kv_pass in self._backend.make_passes(group)]
         self._leader.passes = len(passes)
@@ -286,7 +286,7 @@ def cache_of(row: PassRow) -> "LeaderCache":
     return row.cache
 
 
-def _told(row: PassRow) -> list[object]:
+def _row_arguments(row: PassRow) -> list[object]:
     cache = cache_of(row)
     return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits, row.hidden]
 

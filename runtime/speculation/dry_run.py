@@ -31,7 +31,7 @@ class DryRun:
         """True if the next draft tokens are to be verified."""
         return self._gain >= _MIN_GAIN
 
-    def most(self, count: int) -> int:
+    def max_draft(self, count: int) -> int:
         """Return how many of `count` draft tokens may be verified in the next pass."""
         return count if self._proven else min(count, _FIRST)
 

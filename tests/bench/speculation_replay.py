@@ -130,7 +130,7 @@ def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int, p
     for paid in (False, True):
         counts = controller.choose(
             [
-                own[: sequence.dry_run.most(len(own)) if paid else len(own)] if it is paid else ()
+                own[: sequence.dry_run.max_draft(len(own)) if paid else len(own)] if it is paid else ()
                 for own, it, sequence in zip(chances, verified, running, strict=True)
             ]
         )

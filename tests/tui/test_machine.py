@@ -185,7 +185,7 @@ class _Sampler:
     looks = 0
     fails = False
 
-    def look(self, _own: Sequence[int]) -> Load:
+    def sample(self, _own: Sequence[int]) -> Load:
         self.looks += 1
         if self.fails:
             raise PermissionError

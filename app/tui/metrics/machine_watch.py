@@ -40,7 +40,7 @@ class MachineWatch:
             return None
         self._due = now + LOOK_S
         try:
-            return self._sampler.look(self._own())
+            return self._sampler.sample(self._own())
         except (OSError, RuntimeError):
             self._sampler = None
             return None

@@ -149,6 +149,7 @@ class ToolStream:
         if reading is None and not final:
             return False
         if reading is None or not reading.calls:
+            # At least one character is text now: else the same beginning would be read again for ever.
             self._at_start = False
             self._release(released, max(1, reading.length if reading is not None else len(self._held)))
             return bool(self._held)

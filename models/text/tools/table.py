@@ -79,7 +79,7 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
 
     A template without a row in the table is asked to write a call, from which the form is learned.
     """
-    name, markup = _found(tokenizer)
+    name, markup = _form_and_markup(tokenizer)
     source = f"{tokenizer.template_source}\n{_written(tokenizer).call}"
     texts = list(_MARKUP)
     if markup is not None:
@@ -104,11 +104,11 @@ def write_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, object]]) -> 
 
 def form_name_of(tokenizer: Tokenizer) -> str:
     """Return the name of a model's form; `its own` for one that was learned from its template."""
-    name, markup = _found(tokenizer)
+    name, markup = _form_and_markup(tokenizer)
     return name if markup is None else "its own"
 
 
-def _found(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
+def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     """Return the name of a model's form, and the markup where it is learned."""
     written = _written(tokenizer)
     name = form_name(written.call)

@@ -92,9 +92,9 @@ def _sampler() -> LoadSampler:
 
 def test_a_load_covers_the_time_since_the_last_sample(machine: Machine) -> None:
     sampler = _sampler()
-    assert sampler.look([1]) is None
+    assert sampler.sample([1]) is None
     machine.run(p1=1.5, p2=0.2)
-    load = sampler.look([1])
+    load = sampler.sample([1])
     assert load is not None
     assert (load.busy_cpus, load.own_cpus, load.other_cpus) == pytest.approx((1.7, 1.5, 0.2))
     assert (load.memory_used, load.memory_total, load.swap_used) == (2 << 30, 8 << 30, 5)
@@ -107,31 +107,31 @@ def test_the_busiest_process_is_found_in_two_samples(machine: Machine) -> None:
     names = []
     for _ in range(5):
         machine.run(p1=1.0, p2=0.3, p3=0.7)
-        load = sampler.look([1])
+        load = sampler.sample([1])
         names.append(load.busiest if load else None)
     assert names == [None, "", "cc1plus", "cc1plus", "cc1plus"]
     assert machine.scans == 2
     machine.run(p1=1.9)
-    sampler.look([1])
+    sampler.sample([1])
     machine.run(p1=1.0, p2=1.0)
-    load = sampler.look([1])
+    load = sampler.sample([1])
     assert load is not None
     assert load.busiest == ""  # another time, perhaps another one
 
 
 def test_processes_that_start_and_end_are_counted(machine: Machine) -> None:
     sampler = _sampler()
-    sampler.look([1, 77])
+    sampler.sample([1, 77])
     machine.run(p1=1.0, p2=0.5)
-    load = sampler.look([1, 2])  # 2 is ours from now on; what it did before does not count
+    load = sampler.sample([1, 2])  # 2 is ours from now on; what it did before does not count
     assert load is not None
     assert load.own_cpus == pytest.approx(1.0)
 
 
 def test_a_real_sample() -> None:
     sampler = LoadSampler("cpu")
-    sampler.look([os.getpid()])
-    load = sampler.look([os.getpid()])
+    sampler.sample([os.getpid()])
+    load = sampler.sample([os.getpid()])
     assert load is not None
     assert 0 <= load.busy_cpus <= load.cpus
     assert 0 < load.memory_used < load.memory_total

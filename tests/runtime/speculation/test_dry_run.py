@@ -45,13 +45,13 @@ def test_few_draft_tokens_are_verified_until_some_were_accepted() -> None:
     dry_run = DryRun()
     dry_run.start(0, (5, 6), 0.5)
     dry_run.update([5, 6])
-    assert (dry_run.pays, dry_run.most(9)) == (True, 2)
+    assert (dry_run.pays, dry_run.max_draft(9)) == (True, 2)
     dry_run.start(2, (7, 8), 0.3)
     dry_run.update([5, 6, 7, 8])
-    assert dry_run.most(9) == 9
+    assert dry_run.max_draft(9) == 9
     dry_run.start(4, (1, 2, 3), 0.3)
     dry_run.update([5, 6, 7, 8, 4])
-    assert (dry_run.pays, dry_run.most(9)) == (True, 2)
+    assert (dry_run.pays, dry_run.max_draft(9)) == (True, 2)
 
 
 def test_proposals_become_rare_while_none_has_draft_tokens() -> None:
