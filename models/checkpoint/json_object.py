@@ -5,7 +5,7 @@ Files that decide what is loaded go through `models.checkpoint.safetensors`, whi
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.models.checkpoint.side_file import check_parts, read_side_file
@@ -47,6 +47,11 @@ def read_json_object(file: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file.name} is not a JSON object")
     return value
+
+
+def without_nulls(values: Mapping[str, object]) -> dict[str, object]:
+    """Return an object's values but null."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def quote(value: object) -> str:

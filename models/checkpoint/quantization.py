@@ -57,6 +57,12 @@ class Quantization:
         return Weight(packed, scales, biases, self.bits, self.group_size, bias)
 
 
+def stated_quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Return the general settings that a config.json states, with those of modules; None without any."""
+    section = config.get("quantization") or config.get("quantization_config")
+    return section if isinstance(section, Mapping) and section.get("bits") else None
+
+
 def layer_quantization(section: Mapping[str, object] | None, module: str) -> Groups:
     """Return the settings of one module: its own entry in config.json's `quantization`, else the general ones."""
     if section is None:

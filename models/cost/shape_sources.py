@@ -21,6 +21,7 @@ from headrace.models.architectures.config import DecoderConfig, joint_norms
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
+from headrace.models.checkpoint.quantization import stated_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
@@ -60,8 +61,7 @@ def has_shape(config: Mapping[str, object]) -> bool:
 
 def shape_of_config(config: Mapping[str, object]) -> StepShape:
     config = text_config(normalized(config))
-    stored = config.get("quantization") or config.get("quantization_config")
-    section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
+    section = stated_quantization(config)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     plain = 4 if dtype == "float32" else _HALF
     architecture = architecture_of(config)

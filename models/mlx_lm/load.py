@@ -18,7 +18,13 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS
-from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, has_groups_of_16, layer_quantization
+from headrace.models.checkpoint.quantization import (
+    GROUPS_OF_16,
+    Quantization,
+    has_groups_of_16,
+    layer_quantization,
+    stated_quantization,
+)
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
@@ -81,8 +87,7 @@ def of_config(config: Mapping[str, object]) -> nn.Module:
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
     refuse_what_classes_ignore(config)
-    section = config.get("quantization") or config.get("quantization_config")
-    section = section if isinstance(section, Mapping) and section.get("bits") else None
+    section = stated_quantization(config)
     dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
     try:
         config = known_config(config)

@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
@@ -253,8 +254,7 @@ def _write_origin(directory: Path, facts: Mapping[str, object]) -> None:
     file = directory / ORIGIN_FILE
     written = json.loads(file.read_bytes()) if file.exists() else {}
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    known = {key: value for key, value in facts.items() if value is not None}
-    text = json.dumps({**written, **known, "installed": stamp}, indent=1, ensure_ascii=False)
+    text = json.dumps({**written, **without_nulls(facts), "installed": stamp}, indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 

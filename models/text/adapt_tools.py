@@ -6,15 +6,17 @@ The template alone sees the changed definitions; calls are checked against the c
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.models.checkpoint.json_object import without_nulls
+
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+_DEFAULTS = {"description": "", "parameters": _NO_PARAMETERS}
 _ANY = {"type": "string"}
 
 
 def complete_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return definitions of which each has a description and parameters."""
     return [
-        {**definition, "function": {"description": "", "parameters": _NO_PARAMETERS, **_stated(definition["function"])}}
-        for definition in definitions
+        {**definition, "function": {**_DEFAULTS, **without_nulls(definition["function"])}} for definition in definitions
     ]
 
 
@@ -30,10 +32,6 @@ def simple_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[st
         }
         for definition in complete_definitions(definitions)
     ]
-
-
-def _stated(function: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in function.items() if value is not None}
 
 
 def _simple(schema: Any) -> Any:

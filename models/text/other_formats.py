@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.json_object import read_json_object, without_nulls
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
     try:
         if (file := directory / "tekken.json").is_file():
             usual = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
-            return read_tekken(file), usual | _stated(config)
+            return read_tekken(file), usual | without_nulls(config)
         models = [directory / "tokenizer.model", *sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model"]
         file = next((file for file in models if file.is_file()), directory)
         if file is directory:
@@ -32,15 +32,11 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
             )
         if is_tiktoken(file):
             ends = {"eos_token": "<|im_end|>"} if config.get("tokenizer_class") == "QWenTokenizer" else {}
-            return read_tiktoken(file, config), ends | _stated(config)
+            return read_tiktoken(file, config), ends | without_nulls(config)
         tokenizer, usual = read_sentencepiece(file, _added(directory, config))
-        return tokenizer, usual | _stated(config)
+        return tokenizer, usual | without_nulls(config)
     except OSError as error:
         raise CheckpointError(f"the tokenizer cannot be read: {error.strerror}") from error
-
-
-def _stated(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _added(directory: Path, config: Mapping[str, object]) -> dict[int, Mapping[str, object]]:
