@@ -144,7 +144,7 @@ def test_a_sentencepiece_that_removes_spaces_keeps_lines(kind: str, tmp_path: Pa
 
 def test_a_sentencepiece_with_spaces_after_words_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained(treat_whitespace_as_suffix=True))
-    with pytest.raises(UnsupportedModelError, match="spaces behind"):
+    with pytest.raises(UnsupportedModelError, match="spaces after"):
         Tokenizer.load(tmp_path)
 
 
