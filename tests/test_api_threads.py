@@ -528,6 +528,7 @@ def test_closing_frees_the_states_of_every_kind_of_layer(tmp_path: Path, name: s
         gc.enable()
 
 
+@pytest.mark.nightly
 def test_twenty_turns_of_two_models_leak_no_memory(directory: Path, tmp_path: Path) -> None:
     """With garbage collection off: what closing frees, it frees at once."""
     other = write_chat_model(tmp_path / "other", hidden_size=256, num_hidden_layers=8, intermediate_size=2048)
