@@ -89,6 +89,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": False, "position_embedding_type": "nope",
     },
     "hunyuan": {"cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 40.0, "factor": 1.0}},
+    "glm_moe_dsa": {"index_n_heads": 32},  # few heads have equal scores of 0
     "helium": {"head_dim": 16},
     "jamba": {"attn_layer_offset": 1, "expert_layer_offset": 1},
     "longcat_flash": _LONGCAT,
