@@ -81,6 +81,9 @@ KEYS = {
     "n_group": Key("expert_group_count", default=0, minimum=0, zero=1),
     "topk_group": Key("expert_group_used_count", default=0, minimum=0, zero=1),
     # Attention
+    "index_head_dim": Key("attention.indexer.key_length", maximum=HEADS),
+    "index_n_heads": Key("attention.indexer.head_count", maximum=HEADS),
+    "index_topk": Key("attention.indexer.top_k"),
     "kv_lora_rank": Key("attention.kv_lora_rank", maximum=1 << 20),
     "q_lora_rank": Key("attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20, zero=None),
     "rope_local_base_freq": Key("rope.freq_base_swa", "positive", default=10_000.0),

@@ -20,6 +20,8 @@ _SIZES = {
     "nope": ("qk_nope_head_dim",),
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
+    "index": ("index_head_dim",),
+    "index_heads": ("index_n_heads",),
 }
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 

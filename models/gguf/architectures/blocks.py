@@ -103,6 +103,13 @@ LATENTS = {
     "attn_kv_a_norm": Part("self_attn.kv_a_layernorm", "kv_lora"),
     "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
 }
+INDEXER = {
+    "indexer.attn_q_b.weight": Part("self_attn.indexer.wq_b", "index_heads*index q_lora"),
+    "indexer.attn_k.weight": Part("self_attn.indexer.wk", "index hidden"),
+    "indexer.proj.weight": Part("self_attn.indexer.weights_proj", "index_heads hidden"),
+    "indexer.k_norm.weight": Part("self_attn.indexer.k_norm", "index"),
+    "indexer.k_norm.bias": Part("self_attn.indexer.k_norm", "index", "bias"),
+}
 LATENT_HEADS = {
     "attn_k_b": Part("self_attn.embed_q", "heads kv_lora nope"),
     "attn_v_b": Part("self_attn.unembed_out", "heads value kv_lora"),

@@ -6,6 +6,7 @@ import numpy as np
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts, Vector
 from headrace.models.gguf.architectures.blocks import (
+    INDEXER,
     LATENT_HEADS,
     LATENTS,
     NORMS,
@@ -89,6 +90,14 @@ def _latent_attention(metadata: Metadata, config: Entries) -> Entries:
         "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value,
         "num_key_value_heads": config["num_attention_heads"], "rope_scaling": scaling,
     }  # fmt: skip
+
+
+def _indexed(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    if gating_of(metadata, SIGMOID) != SIGMOID or metadata.has("{arch}.attention.indexer.types"):
+        raise UnsupportedModelError(f"this variant of GGUF architecture {metadata.architecture!r} is not supported")
+    config |= _latent_attention(metadata, config)
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    return {"rope_parameters": {**scaling, "rope_theta": config["rope_theta"]}}
 
 
 def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
@@ -294,6 +303,11 @@ _DEEPSEEK2 = Architecture(
     ignored=("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight"),  # some files have both forms
     drafts=NUMBERED_DRAFTS,
 )  # fmt: skip
+_DEEPSEEK32 = replace(
+    _DEEPSEEK2, model_class="DeepseekV32ForCausalLM", model_type="deepseek_v32", entries=_indexed, drafts=None,
+    groups={**_DEEPSEEK2.groups, "layer": {**_DEEPSEEK2.groups["layer"], **INDEXER}},
+    keys=(*_DEEPSEEK2.keys, "index_n_heads", "index_head_dim", "index_topk"),
+)  # fmt: skip
 _ERNIE = Architecture(
     "Ernie4_5_MoeForCausalLM", "ernie4_5_moe",
     {
@@ -347,6 +361,8 @@ ROWS: dict[str, Architecture] = {
         rotates_part=True, drafts=NUMBERED_DRAFTS,
     ),
     "deepseek2": _DEEPSEEK2,
+    "deepseek32": _DEEPSEEK32,
+    "glm-dsa": replace(_DEEPSEEK32, model_class="GlmMoeDsaForCausalLM", model_type="glm_moe_dsa"),
     "mistral4": replace(
         _DEEPSEEK2, model_class="Mistral4ForCausalLM", model_type="mistral4", entries=_mistral4, untied=False,
         constants={"rope_interleave": True, "attention_bias": False}, drafts=None,

@@ -169,6 +169,14 @@ _MLA_KEYS: dict[str, Any] = {
     "attention.kv_lora_rank": 32, "attention.key_length": 40, "attention.value_length": 32,
     "attention.key_length_mla": 24, "attention.value_length_mla": 16, "rope.dimension_count": 8,
 }  # fmt: skip
+_DSA: Shapes = {
+    **_MLA, "indexer.attn_q_b.weight": (32 * 64, 24), "indexer.attn_k.weight": (64, HIDDEN),
+    "indexer.proj.weight": (32, HIDDEN), "indexer.k_norm.weight": (64,), "indexer.k_norm.bias": (64,),
+}  # fmt: skip
+_INDEXER_KEYS: dict[str, Any] = {
+    "attention.indexer.head_count": 32, "attention.indexer.key_length": 64, "attention.indexer.top_k": 8,
+    "attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
 _GEMMA3N: Shapes = {
     **_norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "altup_router_norm", "laurel_post_norm"),
     "inp_gate.weight": (256, HIDDEN), "proj.weight": (HIDDEN, 256), "post_norm.weight": (HIDDEN,),
@@ -384,6 +392,14 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     ),
     "deepseek2": (
         "deepseek2", _MLA_KEYS, _layers({**_MLA, **_mlp()}, {**_MLA, **_experts(shared=32), **_SCORES}),
+    ),
+    "deepseek32": (
+        "deepseek32", {**_MLA_KEYS, **_INDEXER_KEYS},
+        _layers({**_DSA, **_mlp()}, {**_DSA, **_experts(shared=32), **_SCORES}),
+    ),
+    "glm-dsa": (
+        "glm-dsa", {**_MLA_KEYS, **_INDEXER_KEYS},
+        _layers({**_DSA, **_mlp()}, {**_DSA, **_experts(shared=32), **_SCORES}),
     ),
     "deepseek2-v2": (
         "deepseek2", {**_MLA_KEYS, **_V2_KEYS},
