@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops.attention import SCORES
 from headrace.runtime.ops.passes import BLOCK, Phase
-from headrace.runtime.ops.weights import AttentionSpec
+from headrace.runtime.ops.weights import AttentionSpec, Weight
 
 if TYPE_CHECKING:
     from headrace.runtime.ops import Ops
@@ -64,10 +64,14 @@ def attend_indexed(
         _append(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
         index_bytes = 4 * weights.shape[-1] * (offset + length)
         copy_bytes = 4 * chosen * new_entries.shape[-1]
-        choices[:] = [
-            Choice(part, _chosen(index_queries[0, :, part], weights[0, part], index_keys, offset + part.start, chosen))
-            for part in _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
-        ]
+        parts = _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
+        choices.clear()
+        if parts:
+            blocks = -(-(offset + length) // BLOCK)
+            keys = ops.prepare(Weight(_joined(index_keys, slice(blocks * BLOCK))), queries.dtype, exact=True)
+        for part in parts:
+            scores = _scores(ops, index_queries[0, :, part], weights[0, part], keys)
+            choices.append(Choice(part, _largest(scores, offset + part.start, chosen)))
 
     outs: list[mx.array] = []
     score_bytes = 4 * spec.heads * min(chosen, offset + length)
@@ -86,21 +90,23 @@ def attend_indexed(
     return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
 
 
-def _chosen(queries: mx.array, weights: mx.array, index_keys: Halves, first: int, count: int) -> mx.array:
-    """Return the positions of the `count` entries with the largest scores, ascending, (rows, count).
+def _scores(ops: "Ops", queries: mx.array, weights: mx.array, keys: Weight) -> mx.array:
+    """Return the scores (rows, entries). queries (I, rows, J), weights (rows, I), keys (entries, J): whole blocks.
 
-    queries (I, rows, J), weights (rows, I): of positions from `first` on.
-
-    Products are of one query and BLOCK keys each, so that a score has the same bits in any pass.
+    The sums over heads are of BLOCK entries each, so that a score has the same bits in any pass.
     """
-    rows = weights.shape[0]
-    blocks = -(-(first + rows) // BLOCK)
-    products = [
-        query.swapaxes(0, 1)[:, None] @ half[0, 0, : blocks * BLOCK].reshape(1, blocks, BLOCK, -1).swapaxes(-1, -2)
-        for query, half in zip(mx.split(queries, 2, axis=-1), index_keys, strict=True)
-    ]  # (rows, blocks, I, BLOCK)
-    size = blocks * BLOCK
-    scores = (weights[:, None, None] @ mx.maximum(products[0] + products[1], 0)).reshape(rows, size)
+    rows, heads = weights.shape
+    products = ops.linear(mx.contiguous(queries.swapaxes(0, 1)).reshape(1, rows * heads, -1), keys)
+    products = mx.maximum(products, 0).reshape(rows, heads, -1, BLOCK).swapaxes(1, 2)  # (rows, blocks, I, BLOCK)
+    return (weights[:, None, None] @ products).reshape(rows, -1)
+
+
+def _largest(scores: mx.array, first: int, count: int) -> mx.array:
+    """Return the positions of the `count` largest of visible scores, ascending, (rows, count).
+
+    scores (rows, entries): of the queries at positions from `first` on.
+    """
+    rows, size = scores.shape
     positions = mx.arange(size)
     is_visible = positions <= (first + mx.arange(rows))[:, None]
     scores = mx.where(is_visible, scores, -mx.inf)
