@@ -201,6 +201,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "laguna-xs.2": {
+        "model_type": "laguna", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40,
+        "num_attention_heads": 48, "num_attention_heads_per_layer": ([48] + [64] * 3) * 10, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 100352, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "sliding_window": 512, "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 10, "gating": True,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 39, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "moe_routed_scaling_factor": 2.5,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    },
+    "step-3.5-flash": {
+        "model_type": "step3p5", "hidden_size": 4096, "intermediate_size": 11264, "num_hidden_layers": 45,
+        "num_attention_heads": 64, "num_attention_groups": 8, "head_dim": 128, "vocab_size": 128896,
+        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8}, "sliding_window": 512,
+        "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 11 + ["full_attention"],
+        "moe_num_experts": 288, "moe_top_k": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280,
+        "moe_layers_enum": ",".join(map(str, range(3, 45))), "moe_router_scaling_factor": 3.0,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    },
     "kimi-k2": {  # its own model_type is kimi_k2, which mlx-lm runs as this one
         **_DEEPSEEK_3, "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64,
         "routed_scaling_factor": 2.827, "vocab_size": 163840,
