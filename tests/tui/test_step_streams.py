@@ -112,7 +112,7 @@ def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], mac
     totals = metrics.totals
     assert math.isclose(totals.steps, sum(1 / one.batch for one in rows), abs_tol=1e-9)
     assert math.isclose(totals.seconds, math.fsum(one.latency_s / one.batch for one in rows), abs_tol=1e-9)
-    assert totals.rows == len(rows)
+    assert totals.records == len(rows)
 
 
 def test_an_answer_in_a_batch_has_its_own_speed() -> None:

@@ -385,7 +385,7 @@ class LiveMetrics:
             step_bytes=totals.nbytes / totals.steps,
             step_s=tokens / rate if rate else None,
             tokens=tokens,
-            sequences=totals.rows / totals.steps,
+            sequences=totals.records / totals.steps,
             proposed=totals.proposed,
             accepted=totals.accepted,
             step_flops=totals.flops / totals.steps,

@@ -17,8 +17,8 @@ class StepTotals:
     """
 
     steps: float = 0
-    rows: int = 0
-    """Records: steps times sequences."""
+    records: int = 0
+    """Steps times sequences. The rows of a pass are more: draft tokens have rows of their own."""
     tokens: int = 0
     seconds: float = 0.0
     nbytes: float = 0
@@ -32,7 +32,7 @@ class StepTotals:
             return
         batch = max(1, record.batch) if whole_batch else 1
         self.steps += 1 / batch if batch > 1 else 1
-        self.rows += 1
+        self.records += 1
         self.tokens += record.tokens
         self.seconds += record.latency_s / batch
         self.nbytes += record.weight_bytes / batch + record.kv_bytes_read + record.kv_bytes_written
