@@ -51,7 +51,7 @@ def compare(svg: str, name: str, actual: Path) -> None:
     assert expected.exists(), f"no snapshot {expected.name}; HEADRACE_SNAPSHOTS=update makes it"
     if even != expected.read_text():
         actual.write_text(even)
-        pytest.fail(f"{expected.name} looks different now: compare it with {actual}")
+        pytest.fail(f"{expected.name} looks different: compare it with {actual}; HEADRACE_SNAPSHOTS=update accepts it")
 
 
 def scripted() -> ScriptedEngine:

@@ -1,4 +1,7 @@
-"""Explanations of figures: complete, found by any name, and the same in the command, the page and the view."""
+"""Explanations of figures: complete, found by any name, and the same in the command, the page and the view.
+
+`python -m tests.app.output.test_explanations` writes the page.
+"""
 
 import json
 from pathlib import Path
@@ -44,7 +47,7 @@ def markdown() -> str:
 
 
 def test_the_page_is_made_of_the_file() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown()
+    assert PAGE.read_text(encoding="utf-8") == markdown(), "python -m tests.app.output.test_explanations"
 
 
 def test_names_are_found_however_they_are_typed() -> None:
@@ -74,3 +77,7 @@ def test_sections_are_those_of_the_decode_view() -> None:
     sections = {section for each in explanations() for section in each.sections}
     assert sections == {"meters", *(section.NAME for section in SECTIONS)}
     assert of_section("latency")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")
