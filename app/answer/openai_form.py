@@ -23,7 +23,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 5  # of completions
 _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
-_REFUSED = frozenset({
+REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
     "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
     "guided_grammar", "json_schema", "documents", "mirostat", "typical_p", "tfs_z",
@@ -45,7 +45,7 @@ COMPLETION_FIELDS = frozenset({*_FIELDS, "prompt", "suffix"})
 
 def read_chat(body: Body, *, strict: bool = False) -> Call:
     """Return the call of a chat completion. strict: see `read_messages`. Raises UsageError that names the field."""
-    refuse(body, _REFUSED, _NEUTRAL)
+    refuse(body, REFUSED, _NEUTRAL)
     if body.get("modalities") not in (None, [], ["text"]):
         raise UsageError("modalities can only be text")
     messages = read_messages(body.get("messages"), strict=strict)
@@ -73,7 +73,7 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
 
 def read_completion(body: Body) -> Call:
     """Return the call of a completion: texts that are continued. Raises UsageError that names the field."""
-    refuse(body, _REFUSED - {"best_of"} | {"tools"}, _NEUTRAL)
+    refuse(body, REFUSED - {"best_of"} | {"tools"}, _NEUTRAL)
     if body.get("best_of") not in (None, 1, body.get("n", 1)):
         raise UsageError("best_of is not supported")
     options = answer_options(body, _ALIASES, format_options(body))

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.app.answer import openai_form
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options, sampling_source
+from headrace.app.server import anthropic, responses
 from headrace.runtime.config.value_types import Number, parse_value
 from headrace.runtime.errors import UsageError
 
@@ -95,6 +97,12 @@ def test_the_source_of_the_temperature_is_reported() -> None:
     assert sampling_source({"options": none, "settings": none}, AnswerOptions(temperature=0.0)) == "model"
     assert sampling_source({"options": none, "settings": warm}, warm) == "settings"
     assert sampling_source({"options": warm, "session": warm}, AnswerOptions()) == "options"
+
+
+def test_no_door_refuses_an_option() -> None:
+    """A field that was refused as unknown has to leave that list once there is an option of this name."""
+    refused = openai_form.REFUSED | anthropic.REFUSED | responses.REFUSED
+    assert not refused & OPTIONS.keys()
 
 
 def test_thinking_is_a_switch_a_level_or_a_budget() -> None:
