@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection
 from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
+from headrace.app.answer.options import OPTIONS
 from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
 from headrace.models.text.thinking import Kinds, read_tags
 from headrace.runtime.config.typed import typed
+from headrace.runtime.config.value_types import Number, Whole
 from headrace.runtime.metrics.telemetry import Summary
 
 T = TypeVar("T")
@@ -21,10 +23,6 @@ _LATEST = 2.0**37  # seconds since the epoch, the year 6325: within every system
 _LARGEST = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")  # derived
-_WHOLE = ("top_k", "seed", "max_tokens")
-_NUMBERS = (
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
-)  # fmt: skip
 
 
 class _Row:
@@ -205,9 +203,10 @@ def _is_setting(name: str, value: object) -> bool:
         return _is_text(name)
     if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS"
         return isinstance(value, list) and all(map(_is_text, value))
-    if name in _WHOLE:
+    kind = OPTIONS[name].kind if name in OPTIONS else None
+    if isinstance(kind, Whole):
         return type(value) is int and _is_finite(value)
-    if name in _NUMBERS:
+    if isinstance(kind, Number):
         return _is_finite(value)
     if name == "logit_bias":
         return isinstance(value, dict) and all(key.isdecimal() and _is_finite(bias) for key, bias in value.items())

@@ -251,10 +251,12 @@ class TurnAnswers:
     def copy(self) -> "TurnAnswers":
         """Return a copy that later events do not change."""
         other = copy(self)
-        other._rows = {generation: row.copy() for generation, row in self._rows.items()}
-        other.batches = self.batches.copy()
-        other._totals = replace(self._totals)
-        other._looks = self._looks.copy()
+        vars(other).update(
+            _rows={generation: row.copy() for generation, row in self._rows.items()},
+            _totals=replace(self._totals),
+            _looks=self._looks.copy(),
+            batches=self.batches.copy(),
+        )
         return other
 
     def document(self) -> dict[str, object]:
