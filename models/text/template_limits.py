@@ -25,6 +25,7 @@ TOTAL_PER_CHARACTER = 128  # plus per character of the chat
 MAX_TOTAL = 128_000_000
 PER_ITEM = 64  # characters charged per item of a list or dictionary
 PER_REFERENCE = 2  # characters charged per item that a list shares with another
+_BEGUN = -1  # stands for the size of a value whose items are being measured
 MAX_SECONDS = 2.0  # CPU seconds for any chat
 # Most templates take 0.1 ms per message; those that walk all messages for each one take 10 ms at 1,000 rounds.
 SECONDS_PER_MESSAGE = 0.02
@@ -75,13 +76,19 @@ def render_budget(variables: Mapping[str, object]) -> Iterator[None]:
 
 
 def size_of(value: object) -> int:
-    """Return the approximate length of a value's written form."""
+    """Return the approximate length of a value's written form.
+
+    Raises TemplateRefusedError for a value that contains itself.
+    """
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (dict, list, tuple)):
         known = _budget.sizes.get(id(value))
+        if known is not None and known[1] == _BEGUN:
+            raise TemplateRefusedError("it puts a value into itself")
         if known is not None:
             return known[1]
+        _budget.sizes[id(value)] = (value, _BEGUN)
         size = 1 + len(value) + sum(map(size_of, value))
         if isinstance(value, dict):
             size += sum(map(size_of, value.values()))

@@ -1,6 +1,7 @@
 """Hostile chat templates: each gives one error line within the limits of time and memory, without running code."""
 
 import itertools
+import sys
 
 import pytest
 
@@ -200,6 +201,17 @@ def test_a_hostile_template_ends_in_one_line(source: str, monkeypatch: pytest.Mo
     assert message.startswith("the chat template ")
     assert message.isprintable()
     assert len(message) < 300
+
+
+def test_a_value_within_itself_is_refused_whatever_the_recursion_limit() -> None:
+    """Programs raise the limit beyond what the stack holds."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        with pytest.raises(CheckpointError, match="it puts a value into itself"):
+            ChatTemplate({"default": "{% set l = [] %}{% set _ = l.append([l]) %}{{ l }}"}).render(USER)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @pytest.mark.parametrize("filter_", ["list", "sort", "unique | list", "map('upper') | list", "join(',')", "max"])
