@@ -50,8 +50,12 @@ class _Budget(threading.local):
     def __init__(self) -> None:
         self.start({})
 
-    def start(self, variables: Mapping[str, Any]) -> None:
-        """variables: the template's input, `messages`, `tools` and others."""
+    def start(self, variables: Mapping[str, Any], seconds: float | None = None) -> None:
+        """Begin a render.
+
+        variables: the template's input, `messages`, `tools` and others.
+        seconds: of processor time; None: `MAX_SECONDS`, and more for each message and tool.
+        """
         self.total = 0
         self.rounds = 0
         # Sizes of lists and dictionaries by id; the value is kept, so that no other gets its id.
@@ -61,14 +65,14 @@ class _Budget(threading.local):
         self.max_total = min(BASE_TOTAL + TOTAL_PER_CHARACTER * given, MAX_TOTAL)
         for_messages = SECONDS_PER_MESSAGE * len(variables.get("messages") or ())
         for_tools = SECONDS_PER_TOOL * len(variables.get("tools") or ())
-        self.seconds = MAX_SECONDS + for_messages + for_tools
+        self.seconds = MAX_SECONDS + for_messages + for_tools if seconds is None else seconds
         self.deadline = time.thread_time() + self.seconds
 
 
 @contextmanager
-def render_budget(variables: Mapping[str, object]) -> Iterator[None]:
-    """Limit what this thread renders during the block."""
-    _budget.start(variables)
+def render_budget(variables: Mapping[str, object], seconds: float | None = None) -> Iterator[None]:
+    """Limit what this thread renders during the block. variables, seconds: see `_Budget.start`."""
+    _budget.start(variables, seconds)
     try:
         yield
     finally:

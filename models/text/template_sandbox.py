@@ -78,15 +78,18 @@ _LONGEST_TIME = 200  # characters of a form of the time
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
-def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> TemplateText:
+def render_template(
+    template: jinja2.Template, variables: Mapping[str, Any], seconds: float | None = None
+) -> TemplateText:
     """Render within the limits. Raises CheckpointError with one line if the template fails or is refused.
 
-    Plain texts of the variables are from outside; a `TemplateText` keeps its origins.
+    variables: plain texts are from outside; a `TemplateText` keeps its origins.
+    seconds: of processor time; None: `template_limits.MAX_SECONDS`, and more for each message and tool.
     """
     parts: list[str] = []
     size = 0
     try:
-        with render_budget(variables):
+        with render_budget(variables, seconds):
             for part in template.generate(variables):
                 # A filter block may give another type.
                 text = part if isinstance(part, str) else str(part)

@@ -265,3 +265,12 @@ def test_a_templates_time_limit_grows_with_tools(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(CheckpointError, match="2 seconds"):
         template.render(USER)
     assert template.render(USER, tools=[{"name": "f"}] * 100) == "x" * 400
+
+
+def test_a_slow_template_takes_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is rendered, two looks tell whether it shows contents as lists: they end after a tenth of that."""
+    clock = itertools.count()
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.01)
+    with pytest.raises(CheckpointError, match="2 seconds"):
+        ChatTemplate({"default": LOOPS["nested"]}).render(USER)
+    assert next(clock) * 0.01 < 1.5 * template_limits.MAX_SECONDS

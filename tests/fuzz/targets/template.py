@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from headrace.models.text import template_limits
 from headrace.models.text.chat_template import ChatTemplate
 from tests.faults.test_template_attacks import BOMBS, CODE, IN_ONE_CALL, LOOPS, MALFORMED, WITHOUT_A_LOOP
 from tests.fuzz.mutate import TEXTS, text, value
@@ -53,6 +54,7 @@ class ChatTemplates:
     """Source and chat; gives text or a one-line error."""
 
     def __init__(self, folder: Path) -> None:
+        template_limits.MAX_SECONDS = 0.5  # in this process; slow ones then end within the time of any input
         used = [family.template for family in FAMILIES.values()]
         hostile = [
             source
