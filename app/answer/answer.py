@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
-from headrace.app.answer.openai_form import finish_reason
 from headrace.app.answer.repetition import Repetition
-from headrace.app.answer.usage import named_figures
+from headrace.app.answer.usage import finish_reason, named_figures
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
 from headrace.models.text.tokenizer import Tokenizer
@@ -202,7 +201,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """The reason of its end as OpenAI names it (`openai_form`)."""
+        """The reason of its end as OpenAI names it (`usage.finish_reason`)."""
         return finish_reason(self.end, self.calls)
 
     @property

@@ -14,6 +14,7 @@ from headrace.app.answer.options import OPTIONS
 from headrace.app.answer.response_format import format_options
 from headrace.app.answer.token_reports import chat_logprobs, read_logprobs, text_logprobs
 from headrace.app.answer.tools import custom_input, tool_fields
+from headrace.app.answer.usage import finish_reason
 from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import OneOf, Text, Whole, shown
 from headrace.runtime.engine.request import Finished
@@ -22,7 +23,7 @@ from headrace.runtime.errors import UsageError
 MAX_CHOICES = 16
 MAX_LOGPROBS = 5  # of completions
 _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
-# Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
+# Fields of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
 REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
     "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
@@ -165,8 +166,3 @@ def written_call(identifier: str, name: str, arguments: str, custom: frozenset[s
     if name in custom:
         return {"id": identifier, "type": "custom", "custom": {"name": name, "input": custom_input(arguments)}}
     return tool_call(identifier, name, arguments)
-
-
-def finish_reason(end: Finished, calls: Sequence[object]) -> str:
-    """Return the reason of an answer's end as OpenAI names it: stop, length, cancelled or tool_calls."""
-    return "tool_calls" if calls and end.reason == "stop" else end.reason

@@ -1,4 +1,4 @@
-"""Token counts and times of answers for result documents, among them OpenAI's `usage` object."""
+"""Token counts, times and ends of answers for result documents, among them OpenAI's `usage` object."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +32,11 @@ def openai_usage(ends: Sequence[Finished], count: int = 1) -> dict[str, object]:
         "completion_tokens_details": {"reasoning_tokens": sum(end.thinking_tokens for end in ends)},
         **({"timings": timings(summaries[0])} if summaries else {}),
     }
+
+
+def finish_reason(end: Finished, calls: Sequence[object]) -> str:
+    """Return the reason of an answer's end as OpenAI names it: stop, length, cancelled or tool_calls."""
+    return "tool_calls" if calls and end.reason == "stop" else end.reason
 
 
 def timings(summary: Summary) -> dict[str, object]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 from headrace.app.answer.call import Call
-from headrace.app.answer.openai_form import chat_choice, finish_reason, text_choice, written_call
+from headrace.app.answer.openai_form import chat_choice, text_choice, written_call
 from headrace.app.answer.token_reports import chat_logprobs, text_logprobs
 from headrace.app.answer.tools import custom_input
-from headrace.app.answer.usage import openai_usage
+from headrace.app.answer.usage import finish_reason, openai_usage
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.engine.telemetry import document
 from headrace.app.server.errors import ApiError
