@@ -1,7 +1,6 @@
 """DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most."""
 
 from dataclasses import replace
-from functools import partial
 
 from headrace.models.architectures.architecture import QKV, Architecture, HeadNames
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, RopeConfig
@@ -129,7 +128,7 @@ ROWS = (
         experts=deepseek_experts,
         latent=latent_config,
         runs=even_entries,
-        complete=partial(with_indexers, interleaved=False),
+        complete=with_indexers,
         plain=(".mlp.gate",),
     ),
     Architecture(

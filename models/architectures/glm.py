@@ -1,7 +1,5 @@
 """GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents."""
 
-from functools import partial
-
 from headrace.models.architectures.architecture import BIASES, QKV, Architecture
 from headrace.models.architectures.config import Family, NormNames
 from headrace.models.architectures.deepseek import DEEPSEEK_HEAD
@@ -55,14 +53,14 @@ ROWS = (
     Architecture(
         "glm_moe_dsa",
         Family(interleaved=True),
-        defaults={"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048},
+        defaults={"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "indexer_rope_interleave": True},
         constants={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
         dense_first=True,
         rotated=1.0,
         experts=deepseek_experts,
         latent=latent_config,
         runs=even_entries,
-        complete=partial(with_indexers, interleaved=True),
+        complete=with_indexers,
         plain=(".mlp.gate",),
     ),
 )

@@ -40,13 +40,13 @@ def latent_scale(fields: Fields, latent: LatentConfig) -> float:
     return scale * (0.1 * scaling.positive("mscale_all_dim") * math.log(scaling.positive("factor")) + 1.0) ** 2
 
 
-def with_indexers(fields: Fields, decoder: DecoderConfig, *, interleaved: bool) -> DecoderConfig:
-    """Give every layer an indexer. interleaved: default of its rotation."""
+def with_indexers(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Give every layer an indexer."""
     indexer = IndexerConfig(
         heads=fields.count("index_n_heads"),
         head_dim=fields.count("index_head_dim"),
         chosen=fields.count("index_topk"),
-        interleaved=bool(fields.values.get("indexer_rope_interleave", interleaved)),
+        interleaved=bool(fields.values.get("indexer_rope_interleave")),
     )
     kinds = _indexer_kinds(fields, len(decoder.layers))
     return replace(
