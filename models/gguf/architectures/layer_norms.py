@@ -57,6 +57,17 @@ def _starcoder(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     }  # fmt: skip
 
 
+def _gpt2_layers(qkv: str) -> dict[str, dict[str, Part]]:
+    """Return the tensors of GPT-2's layers. qkv: shape of the joint projection."""
+    return {
+        "layer": biases({
+            "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
+            **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
+            "attn_qkv": Part("attn.c_attn", qkv), "attn_output": Part("attn.c_proj", "hidden hidden"),
+        }),
+    }  # fmt: skip
+
+
 def _check_inner(config: Config) -> None:
     """Raise UnsupportedModelError unless feed-forwards are four times as wide as the model, as in the classes."""
     if config["intermediate_size"] != 4 * config["hidden_size"]:
@@ -131,13 +142,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel", "gpt2",
-        {
-            "layer": biases({
-                "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
-                **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
-                "attn_qkv": Part("attn.c_attn", "3*hidden hidden"), "attn_output": Part("attn.c_proj", "hidden hidden"),
-            }),
-        },
+        _gpt2_layers("3*hidden hidden"),
         {
             **biases(tables("model.ln_f", "model.wte", None), "output_norm"),
             "position_embd": Part("model.wpe", "positions hidden"),
@@ -147,13 +152,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "starcoder": Architecture(
         "GPTBigCodeForCausalLM", "gpt_bigcode",
-        {
-            "layer": biases({
-                "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
-                **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
-                "attn_qkv": Part("attn.c_attn", "qkv hidden"), "attn_output": Part("attn.c_proj", "hidden hidden"),
-            }),
-        },
+        _gpt2_layers("qkv hidden"),
         {
             **biases(tables("transformer.ln_f", "transformer.wte"), "output_norm"),
             "position_embd": Part("transformer.wpe", "positions hidden"),
