@@ -100,11 +100,11 @@ BROKEN_SHARDS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("content", "word"), BROKEN_SHARDS.values(), ids=list(BROKEN_SHARDS))
-def test_broken_shard(tmp_path: Path, content: bytes, word: str) -> None:
+def test_a_broken_shard_is_refused_by_name(tmp_path: Path, content: bytes, word: str) -> None:
     refuse(write(tmp_path, {ONE: content}), ONE, word)
 
 
-def test_every_truncation(tmp_path: Path) -> None:
+def test_a_shard_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = shard(header())
     for length in range(len(whole)):
         refuse(write(tmp_path, {ONE: whole[:length]}), ONE)
@@ -115,7 +115,7 @@ def test_a_hundred_thousand_tensors_are_no_attack(tmp_path: Path) -> None:
     assert len(open_checkpoint(write(tmp_path, {ONE: shard(entries, 100_000)})).tensors) == 100_000
 
 
-def test_name_in_two_shards(tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     refuse(write(tmp_path, {"model-1.safetensors": shard(header()), "model-2.safetensors": shard(header())}), "again")
 
 
@@ -145,7 +145,7 @@ WHOLE = dict.fromkeys(("a.weight", "a.scales", "b.weight"), ONE)
         ({"weight_map": WHOLE | {"a.weight": "x\0y"}}, "leaves the model directory"),
     ],
 )
-def test_bad_index(tmp_path: Path, index: Any, word: str) -> None:
+def test_a_broken_shard_index_is_refused_by_name(tmp_path: Path, index: Any, word: str) -> None:
     refuse(write(tmp_path, index=index), "index.json", word)
 
 
@@ -168,34 +168,34 @@ def test_bad_index(tmp_path: Path, index: Any, word: str) -> None:
         ({"text_config": {"model_file": "evil.py"}}, "model_file"),
     ],
 )
-def test_bad_config(tmp_path: Path, config: Any, word: str) -> None:
+def test_a_broken_config_is_refused_by_name(tmp_path: Path, config: Any, word: str) -> None:
     refuse(write(tmp_path, config=config), word)
 
 
-def test_config_of_a_gigabyte(tmp_path: Path) -> None:
+def test_a_config_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     os.truncate(tmp_path / "config.json", 1 << 30)  # sparse
     refuse(tmp_path, "config.json", "larger")
 
 
-def test_no_config(tmp_path: Path) -> None:
+def test_a_missing_config_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "config.json").unlink()
     refuse(tmp_path, "config.json")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "weights.pkl"])
-def test_pickles_only(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_of_pickles_is_refused(tmp_path: Path, name: str) -> None:
     error = refuse(write(tmp_path, {name: b"\x80\x04."}), "pickle", name)
     assert error.hint is not None
     assert "safetensors" in error.hint
 
 
-def test_no_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
     refuse(write(tmp_path, {}), "no weights")
 
 
-def test_missing_directory(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         open_checkpoint(tmp_path / "nowhere")
 
@@ -204,7 +204,7 @@ def test_missing_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", ONE])
-def test_link_out_of_the_directory(tmp_path: Path, name: str) -> None:
+def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> None:
     model = write(tmp_path / "model")
     elsewhere = write(tmp_path / "elsewhere")
     (model / name).unlink()
@@ -213,7 +213,7 @@ def test_link_out_of_the_directory(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("repo", ["models--org--name", "repo"])
-def test_link_out_of_a_hub_cache(tmp_path: Path, repo: str) -> None:
+def test_a_link_out_of_a_hub_cache_is_refused(tmp_path: Path, repo: str) -> None:
     snapshot = write(tmp_path / "cache" / repo / "snapshots" / "abc")
     (tmp_path / "secret").write_bytes(shard(header()))
     (tmp_path / "cache" / repo / "blobs").mkdir()
@@ -222,7 +222,7 @@ def test_link_out_of_a_hub_cache(tmp_path: Path, repo: str) -> None:
     refuse(snapshot, ONE, "link")
 
 
-def test_link_in_a_loop(tmp_path: Path) -> None:
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / ONE).symlink_to(ONE)
     refuse(tmp_path, ONE)
@@ -269,7 +269,7 @@ def opens_or_refuses(directory: Path) -> None:
 
 @_quick
 @given(data=st.data())
-def test_any_value_in_place_of_any_field(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_header_with_any_value_in_any_field_opens_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     entries = copy.deepcopy(header())
     name = data.draw(st.sampled_from(["a.weight", "a.scales", "b.weight"]))
     field = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", None]))
@@ -283,7 +283,7 @@ def test_any_value_in_place_of_any_field(tmp_path: Path, data: st.DataObject) ->
 
 @_quick
 @given(offsets=st.lists(st.tuples(st.integers(-4, 50), st.integers(-4, 50)), min_size=3, max_size=3))
-def test_any_offsets(tmp_path: Path, offsets: list[tuple[int, int]]) -> None:
+def test_offsets_open_only_if_they_tile_the_data(tmp_path: Path, offsets: list[tuple[int, int]]) -> None:
     """Whatever opens must tile the data exactly; check against a byte map."""
     entries = header()
     for entry, span in zip(("a.weight", "a.scales", "b.weight"), offsets, strict=True):
@@ -309,7 +309,7 @@ def test_any_offsets(tmp_path: Path, offsets: list[tuple[int, int]]) -> None:
 
 @_quick
 @given(position=st.integers(0, 300), byte=st.integers(0, 255))
-def test_any_flipped_byte(tmp_path: Path, position: int, byte: int) -> None:
+def test_a_shard_with_any_byte_flipped_opens_or_is_refused(tmp_path: Path, position: int, byte: int) -> None:
     content = bytearray(shard(header()))
     content[position % len(content)] = byte
     opens_or_refuses(write(tmp_path, {ONE: bytes(content)}))
@@ -317,5 +317,5 @@ def test_any_flipped_byte(tmp_path: Path, position: int, byte: int) -> None:
 
 @_quick
 @given(config=st.binary(max_size=200))
-def test_any_bytes_as_config(tmp_path: Path, config: bytes) -> None:
+def test_any_bytes_as_config_open_or_are_refused(tmp_path: Path, config: bytes) -> None:
     opens_or_refuses(write(tmp_path, config=config))

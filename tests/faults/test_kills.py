@@ -51,7 +51,7 @@ def wait(chat: Conversation, true: Callable[[], bool]) -> list[Event]:
     return events
 
 
-def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_engine_loses_no_text(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     trace_engines(monkeypatch)
     died, answered = kill_engines(tmp_path, model, ENGINE_KILLS)

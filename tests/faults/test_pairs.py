@@ -14,7 +14,7 @@ PAIRS = 11
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs forks")
-def test_concurrent_commands_have_the_results_of_single_ones(tmp_path: Path) -> None:
+def test_concurrent_commands_have_the_results_of_the_same_commands_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.faults.pairs", str(tmp_path), "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -27,7 +27,9 @@ MOMENTS = [  # from the outermost widget to one of the last
 @pytest.mark.sampled
 @pytest.mark.parametrize(("module", "name"), MOMENTS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_while_the_first_screen_is_made(tmp_path: Path, module: str, name: str, number: int) -> None:
+def test_a_signal_while_the_first_screen_is_made_ends_the_chat(
+    tmp_path: Path, module: str, name: str, number: int
+) -> None:
     first = SIGNAL_WHILE_MADE.format(module=module, name=name, number=int(number))
     chat = Chat(tmp_path, "-m", str(tmp_path / "none"), first=first)
     try:

@@ -124,7 +124,7 @@ def kill_chats(folder: Path, kills: int, seed: int = 0, kind: type[Chat] = Chat)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for what is left behind")
-def test_killing_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_chat_loses_no_stored_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace_engines(monkeypatch)
     asked, cut_short = kill_chats(tmp_path, KILLS)
     assert asked >= KILLS // 2

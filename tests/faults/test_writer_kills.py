@@ -13,7 +13,7 @@ from tests.support.patience import CAMPAIGN_S
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_killing_chats_that_write(tmp_path: Path) -> None:
+def test_chats_killed_while_they_write_lose_and_double_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.faults.writer_kills", str(tmp_path / "sessions.db"), "1", "30"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     assert done.returncode == 0, done.stderr

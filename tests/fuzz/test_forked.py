@@ -11,7 +11,7 @@ from tests.fuzz.forked import ForkedChat, run
 from tests.support.patience import PATIENCE_S
 
 
-def test_runs_are_done_killed_or_fail(tmp_path: Path) -> None:
+def test_a_forked_run_ends_is_killed_or_fails(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     requests = tmp_path / "requests"
     os.mkfifo(requests)  # which nobody writes to: a run that never ends

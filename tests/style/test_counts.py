@@ -14,12 +14,12 @@ def counts() -> Counts:
     return count(ROOT)
 
 
-def test_words(counts: Counts) -> None:
+def test_at_most_two_odd_words_in_a_thousand(counts: Counts) -> None:
     assert counts.words > 10_000
     assert counts.odd_per_1000 <= 2
 
 
-def test_openings(counts: Counts) -> None:
+def test_no_docstring_opens_with_a_question_word(counts: Counts) -> None:
     assert counts.odd_openings == []
 
 

@@ -74,7 +74,7 @@ def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
 
-def test_the_chosen_one_scrolls(play) -> None:
+def test_keys_scroll_the_chosen_answer_only(play) -> None:
     long = "".join(f"line {n}\n\n" for n in range(40))
 
     async def scenario(it: Driver) -> None:
@@ -126,7 +126,7 @@ def test_ctrl_c_stops_all(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (40, 12)])
-def test_eight_find_room_in_any_window(play, size: tuple[int, int]) -> None:
+def test_eight_answers_fit_any_window(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 8)
         await over(it, screen)

@@ -64,7 +64,7 @@ def test_even_ticks_are_round_and_equally_far_apart(high: float, rows: int, apar
         assert round(values[1] / 10.0 ** math.floor(math.log10(values[1] * 1.001))) in (1, 2, 5)
 
 
-def test_ticks_of_nothing() -> None:
+def test_an_empty_or_infinite_axis_has_no_ticks() -> None:
     assert ticks(1.0, 1.0, 5) == ticks(0.0, math.inf, 5) == ticks(0.0, 9.0, 0) == []
     assert ticks(0.0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 

@@ -563,7 +563,7 @@ def test_a_missing_file_is_reported_and_the_text_kept(play) -> None:
     play(scenario)
 
 
-def test_lines_history_and_growth(play) -> None:
+def test_the_input_takes_several_lines_and_recalls_history(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("a", "ctrl+j", "b")
         assert it.prompt.text == "a\nb"
@@ -672,7 +672,7 @@ def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
     play(scenario, engine)
 
 
-def test_a_model_that_cannot_be_loaded(play) -> None:
+def test_an_error_of_loading_a_model_is_shown(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "not enough memory" in it.text())
         assert "F8 tries again" in it.text()
@@ -687,7 +687,7 @@ def test_a_model_that_cannot_be_loaded(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("key", "choice"), [("d", "drop"), ("s", "summarise"), ("n", "new")])
-def test_the_full_context_is_asked_about(play, key: str, choice: str) -> None:
+def test_a_full_context_offers_its_choices(play, key: str, choice: str) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(full=True), Script(["short"]), Script(["after"]))
 
@@ -911,7 +911,7 @@ def test_thinking_is_folded_until_asked_for(play) -> None:
     play(scenario, engine)
 
 
-def test_the_tail_is_followed_until_scrolled_up(play) -> None:
+def test_the_transcript_follows_new_text_until_scrolled_up(play) -> None:
     engine = ScriptedEngine(pieces_per_poll=3).script(Script([f"line {n}\n\n" for n in range(60)], hold=20))
 
     async def scenario(it: Driver) -> None:
@@ -944,7 +944,7 @@ def test_the_panel_goes_through_its_widths(play) -> None:
     play(scenario)
 
 
-def test_any_window_size_works(play) -> None:
+def test_screens_open_and_close_at_any_window_size(play) -> None:
     async def scenario(it: Driver) -> None:
         for width, height in ((1, 1), (8, 3), (20, 5), (40, 10), (80, 24)):
             await it.pilot.resize_terminal(width, height)

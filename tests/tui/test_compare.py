@@ -83,7 +83,7 @@ def test_an_answer_and_another_one_stand_side_by_side(play) -> None:
     play(scenario, scripted(A, B))
 
 
-def test_both_answer_what_is_typed_and_again(play) -> None:
+def test_both_sides_answer_every_question(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.pilot.press("ctrl+s")  # the palette's entry, by its key
         await it.until(lambda: isinstance(it.app.screen, Choose))
@@ -294,7 +294,7 @@ def test_a_preset_and_a_system_prompt_can_be_compared(play) -> None:
     play(scenario, size=(160, 45))
 
 
-def test_leaving_the_program_keeps_both(play) -> None:
+def test_quitting_stores_both_answers(play) -> None:
     async def scenario(it: Driver) -> None:
         await compared(it, "/compare temperature=0", "What turns?")
         await it.press("ctrl+q")
@@ -306,7 +306,7 @@ def test_leaving_the_program_keeps_both(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("leave", [False, True])
-def test_unsent_text_is_kept(play, leave: bool) -> None:
+def test_unsent_text_of_chat_and_comparison_is_kept(play, leave: bool) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.put("in the chat")
         it.app.poller.chat.run_command("compare", "temperature=0")  # type: ignore[union-attr]

@@ -105,7 +105,7 @@ def keys() -> Iterator[Keys]:
     keys.close()
 
 
-def test_keys_sequences_and_half_sequences(keys: Keys) -> None:
+def test_keys_are_read_from_sequences_and_parts_of_them(keys: Keys) -> None:
     keys.type(b"a")
     assert keys.told() == "a"
     keys.type(b"\x1b")  # alone: after a while it is Escape
@@ -125,7 +125,7 @@ def test_keys_sequences_and_half_sequences(keys: Keys) -> None:
     assert (keys.told(), keys.told()) == ("pasted two", "lines")
 
 
-def test_leaving_ends_the_waiting(keys: Keys) -> None:
+def test_quitting_ends_the_input_thread(keys: Keys) -> None:
     keys.type(b"q")
     keys.rest()
     assert keys.process.returncode == 0

@@ -14,7 +14,7 @@ LONG = "\n\n".join(f"paragraph {n} needle{n % 2}" for n in range(60))
 
 
 @given(st.lists(st.text("ab ", max_size=6), max_size=12), st.text("ab ", min_size=1, max_size=3))
-def test_every_place_is_found_once_in_each_direction(rows: list[str], words: str) -> None:
+def test_every_match_is_found_once_in_each_direction(rows: list[str], words: str) -> None:
     text = "\n".join(rows)
     pattern = r"\s+".join(words.split())
     expected = [match.start() for match in re.finditer(pattern, text)] if words.split() else []
@@ -82,7 +82,7 @@ def test_text_that_comes_below_is_announced(play) -> None:
     play(scenario, ScriptedEngine().script(Script([LONG]), Script(["short"])))
 
 
-def test_the_screen_is_drawn_anew(play) -> None:
+def test_ctrl_l_redraws_the_same_screen(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         before = it.text()

@@ -87,7 +87,7 @@ def test_a_hit_on_the_branch_that_shows_leaves_it_as_it_is(play) -> None:
     play(scenario, two_answers())
 
 
-def test_a_hit_elsewhere_does_not_end_the_answer_being_written(play) -> None:
+def test_opening_a_hit_in_another_session_does_not_stop_a_running_answer(play) -> None:
     engine = two_answers().script(Script(["on ", "and ", "on"], hold=2))
 
     async def scenario(it: Driver) -> None:

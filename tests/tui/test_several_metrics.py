@@ -77,7 +77,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
         assert window.stalls == {19: "other programs"}
 
 
-def test_a_row_for_each() -> None:
+def test_each_answer_of_a_turn_has_a_row() -> None:
     several = TurnAnswers((7, 9))
     several.take(Prefill(7, 3, 19, 0))
     several.take(stepped(9, range(4), 2))
@@ -115,7 +115,7 @@ def test_speed_is_of_all_together_now_and_over_the_turn() -> None:
     assert several.rate_average == pytest.approx((170 - 100) / 3.5)
 
 
-def test_only_a_turn_of_several_has_them() -> None:
+def test_only_a_turn_of_several_answers_has_rows() -> None:
     metrics = LiveMetrics()
     metrics.take([Prefill(1, 0, 19, 0), stepped(1, range(5), 1), done(1, 5)])
     assert not metrics.answers.is_several

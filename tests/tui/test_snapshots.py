@@ -62,7 +62,7 @@ def scripted() -> ScriptedEngine:
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("screen", ["chat", "decode"])
-def test_screen(
+def test_a_screen_matches_its_snapshot(
     play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str, size: tuple[int, int], theme: str
 ) -> None:
     if theme == "no-colour":

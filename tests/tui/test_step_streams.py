@@ -75,7 +75,9 @@ def check(metrics: LiveMetrics) -> None:
 
 @settings(max_examples=25)
 @given(STEPS, MACHINES, st.booleans())
-def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, ended: bool) -> None:  # type: ignore[type-arg]
+def test_metrics_of_any_steps_of_one_sequence_agree(
+    steps: list[tuple[float, int, int, int]], machine: tuple, ended: bool
+) -> None:  # type: ignore[type-arg]
     metrics = fed(machine)
     stream = [replace(one, batch=1) for one in records(steps)]
     if stream:
@@ -94,7 +96,9 @@ def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, 
 
 @settings(max_examples=25)
 @given(st.lists(STEPS, min_size=1, max_size=3), MACHINES)
-def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], machine: tuple) -> None:  # type: ignore[type-arg]
+def test_metrics_of_any_steps_of_several_sequences_agree(
+    streams: list[list[tuple[float, int, int, int]]], machine: tuple
+) -> None:  # type: ignore[type-arg]
     metrics = fed(machine)
     ids = tuple(range(1, 1 + len(streams)))
     metrics.begin_batch(ids)

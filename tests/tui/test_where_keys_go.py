@@ -23,7 +23,7 @@ def test_after_a_click_letters_are_text(play, clicked: type | str, place: tuple[
     play(scenario)
 
 
-def test_tab_leaves_the_keys_where_they_are(play) -> None:
+def test_tab_does_not_move_the_focus(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press("tab", "n", "shift+tab", "e")

@@ -13,7 +13,7 @@ from headrace.runtime.machine.load import CPUUse, Load
 MIB = 1 << 20
 
 
-def test_bytes_limit_speed_and_rest() -> None:
+def test_the_sentence_has_bytes_limit_speed_and_time_not_reading() -> None:
     of = StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, memory_gb_s=60.0)
     assert sentence(of) == (
         "Each token reads 97.0 MiB. This machine now reads 60.0 GB/s, so at most 590 tok/s. "
@@ -52,7 +52,7 @@ def test_the_bytes_of_rank_0_are_named_as_such() -> None:
         ({"step_flops": 1.9e9, "compute_flops": 1e12}, "0.1 ms of each 2.0 ms step is not computing."),
     ],
 )
-def test_special_cases(changed: dict[str, object], text: str) -> None:
+def test_the_sentence_has_words_for_unknown_and_unusual_figures(changed: dict[str, object], text: str) -> None:
     given_figures: dict[str, object] = {"step_bytes": 97 * MIB, "step_s": 2e-3, "memory_gb_s": 60.0}
     assert text in sentence(StepFigures(**given_figures | changed))  # type: ignore[arg-type]
 

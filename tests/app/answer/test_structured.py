@@ -74,7 +74,7 @@ def _check(schema: Mapping[str, Any], answer: Answer) -> None:
     assert "\n" not in answer.text
 
 
-def test_real_schemas(answerer: Answerer, model: LoadedModel) -> None:
+def test_answers_fit_schemas_of_real_programs(answerer: Answerer, model: LoadedModel) -> None:
     """Greedy and sampled, with draft tokens, without them, in a batch and alone."""
     plain = _answerer(model, Never)
     options = [
@@ -97,7 +97,7 @@ def test_real_schemas(answerer: Answerer, model: LoadedModel) -> None:
 
 
 @given(schema=made())
-def test_made_schemas(answerer: Answerer, schema: dict[str, Any]) -> None:
+def test_answers_fit_generated_schemas(answerer: Answerer, schema: dict[str, Any]) -> None:
     options = [_options(answerer, schema, temperature=t, speculate=way) for t in (0.0, 1.0) for way in ("off", "ngram")]
     answers = _together(answerer, options)
     for answer in answers:
@@ -106,7 +106,7 @@ def test_made_schemas(answerer: Answerer, schema: dict[str, Any]) -> None:
     assert answers[2].text == answers[3].text
 
 
-def test_other_kinds_of_grammar(answerer: Answerer) -> None:
+def test_answers_fit_regular_expressions_and_grammars(answerer: Answerer) -> None:
     lark = 'start: "<" word (" " word){1,3} ">"\nword: /[a-c]{1,4}/'
     for temperature in (0.0, 1.0):
         changes: dict[str, Any] = {"temperature": temperature}

@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("@org/name is a model", "@org/name is a model", []),
     ],
 )
-def test_words_that_name_a_file(text: str, rest: str, names: list[str]) -> None:
+def test_words_that_name_a_file_are_attached(text: str, rest: str, names: list[str]) -> None:
     found, attachments = take_attachments(text)
     assert (found, [attachment.name for attachment in attachments]) == (rest, names)
 
@@ -66,7 +66,7 @@ def test_words_that_name_a_file(text: str, rest: str, names: list[str]) -> None:
         ("/file a\0b", "a\0b"),
     ],
 )
-def test_files_that_cannot_be_sent(text: str, complaint: str, folder: Path) -> None:
+def test_files_that_cannot_be_sent_are_refused_by_name(text: str, complaint: str, folder: Path) -> None:
     (folder / "binary").write_bytes(b"\x89PNG\xff\xfe")
     (folder / "nul").write_bytes(b"a\0b")
     (folder / "large").write_bytes(b"x" * (MAX_BYTES + 1))

@@ -66,7 +66,7 @@ def decoded(heard: list[AnswerEvent]) -> list[str]:
     return [name for n, name in enumerate(names) if n == 0 or names[n - 1] != name]
 
 
-def test_two_models_side_by_side(clients: list[EngineClient], store: SessionStore, tmp_path: Path) -> None:
+def test_two_models_answer_side_by_side(clients: list[EngineClient], store: SessionStore, tmp_path: Path) -> None:
     one, two = (write_chat_model(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
     needed = memory_needed(str(two))
     assert needed is not None
@@ -99,7 +99,7 @@ def test_two_models_side_by_side(clients: list[EngineClient], store: SessionStor
         os.kill(second, 0)
 
 
-def test_one_model_at_a_time(
+def test_models_without_room_for_both_answer_in_turn(
     clients: list[EngineClient], store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.app.chat.comparison.fits_beside", lambda *_: False)
@@ -116,7 +116,7 @@ def test_one_model_at_a_time(
 
 
 @pytest.mark.real
-def test_the_default_model_against_itself(
+def test_the_default_model_is_compared_with_itself_at_two_temperatures(
     clients: list[EngineClient], store: SessionStore, default_model: Path
 ) -> None:
     model = str(default_model)

@@ -522,7 +522,9 @@ def test_a_summary_takes_the_place_of_older_turns(chat: Conversation, engine: Sc
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [(600, 150), (8192, 512), (3, 1)])
-def test_a_summary_leaves_room(chat: Conversation, engine: ScriptedEngine, limit: int, tokens: int) -> None:
+def test_a_summary_is_limited_to_a_share_of_the_context(
+    chat: Conversation, engine: ScriptedEngine, limit: int, tokens: int
+) -> None:
     engine.card = engine.card_to_load = with_context(limit)
     ask(chat, "q1", "a1")
     engine.script(Script(full=True))
@@ -571,7 +573,7 @@ def test_a_stopped_summary_asks_again(chat: Conversation, engine: ScriptedEngine
     assert (chat.branch.not_sent, stored(chat)[-1]) == (0, "q3")
 
 
-def test_going_on_in_a_new_session(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_a_full_chat_continues_in_a_new_session(chat: Conversation, engine: ScriptedEngine) -> None:
     full_chat(chat, engine)
     old = chat.session.id
     chat.resolve("new")

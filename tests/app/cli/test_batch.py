@@ -61,7 +61,7 @@ def test_an_invalid_line_is_an_error_and_the_others_are_answered(model: Path, tm
     assert re.search(r"^TTFT .* m?s +\d.* m?s$", done.stderr, flags=re.MULTILINE)
 
 
-def test_pipes_in_and_out(model: Path) -> None:
+def test_a_batch_reads_standard_input_and_writes_standard_output(model: Path) -> None:
     done = invoke("-", "-m", str(model), "-n", "2", "-q", stdin='\ufeff{"prompt": "é"}\r\n\n{"prompt": "b"}')
     assert (done.return_value, done.stderr) == (0, "")
     assert {one["line"] for one in results(done.stdout)} == {1, 3}
@@ -207,7 +207,7 @@ def wait_for_lines(path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_going_on_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_batch_resumes_without_answering_twice(number: signal.Signals, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "endless", context=1_000_000)
     lines = [{"prompt": str(index), "max_tokens": 3} for index in range(6)]
     endless = {"prompt": "x", "max_tokens": 900_000, "logit_bias": LONG}

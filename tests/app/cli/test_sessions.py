@@ -55,7 +55,7 @@ def document(home: Path, *arguments: str) -> Any:
     return json.loads(headrace(home, "sessions", *arguments, "--json").stdout)
 
 
-def test_list(home: Path, session: str) -> None:
+def test_sessions_are_listed_with_title_and_model(home: Path, session: str) -> None:
     line = headrace(home, "sessions", "list").stdout
     assert line.startswith(session)
     assert "What is a millrace?" in line
@@ -79,7 +79,7 @@ def test_an_empty_store_lists_no_sessions(home: Path) -> None:
     assert "no conversation has been kept yet" in headrace(home, "sessions", "show", "last", code=2).stderr
 
 
-def test_show_and_export(home: Path, session: str, tmp_path: Path) -> None:
+def test_a_session_is_shown_and_exported(home: Path, session: str, tmp_path: Path) -> None:
     shown = headrace(home, "sessions", "show", session[:5]).stdout
     assert "A channel." in shown
     assert "A discarded answer." not in shown
@@ -99,7 +99,7 @@ def test_show_and_export(home: Path, session: str, tmp_path: Path) -> None:
     assert EVIL in exported["messages"][2]["content"]
 
 
-def test_search(home: Path, session: str) -> None:
+def test_search_finds_words_in_messages(home: Path, session: str) -> None:
     line = headrace(home, "sessions", "search", "millr", "what").stdout
     assert line.startswith(session)
     assert "«millrace»" in line
@@ -110,7 +110,7 @@ def test_search(home: Path, session: str) -> None:
         assert "characters long (limit 1000)" in headrace(home, "sessions", "search", long, code=1).stderr
 
 
-def test_rename_and_rm(home: Path, session: str) -> None:
+def test_a_session_is_renamed_and_removed(home: Path, session: str) -> None:
     headrace(home, "sessions", "rename", session, "mills")
     assert document(home, "list")[0]["title"] == "mills"
     assert "--yes" in headrace(home, "sessions", "rm", session, code=2).stderr
@@ -122,7 +122,7 @@ def test_rename_and_rm(home: Path, session: str) -> None:
     assert document(home, "list") == []
 
 
-def test_paths(home: Path) -> None:
+def test_the_paths_of_files_are_printed(home: Path) -> None:
     lines = headrace(home, "paths").stdout.splitlines()
     assert len(lines) == 7
     assert all(str(home) in line and line.endswith("(not created yet)") for line in lines)

@@ -23,7 +23,7 @@ def written(folder: Path, content: Any) -> str:
     return str(file)
 
 
-def test_names() -> None:
+def test_host_names_become_ranks() -> None:
     hosts = read_hosts("localhost,127.0.0.1")
     assert [(host.name, host.address, host.local) for host in hosts.hosts] == [
         ("rank 0 (localhost)", "127.0.0.1", True),
@@ -39,7 +39,7 @@ def test_the_hostfile_of_the_guide_is_read(tmp_path: Path) -> None:
     assert [host.address for host in hosts.hosts] == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_a_hostfile(tmp_path: Path) -> None:
+def test_a_hostfile_gives_hosts_backend_and_addresses(tmp_path: Path) -> None:
     hosts = read_hosts(written(tmp_path, TWO))
     assert [host.address for host in hosts.hosts] == ["127.0.0.1", "127.0.0.2"]
     rows = [{**row, "rdma": devices} for row, devices in zip(TWO, RDMA, strict=True)]
@@ -100,7 +100,7 @@ def test_local_ranks_of_a_list_have_this_machines_address(monkeypatch: pytest.Mo
         {"hosts": TWO, "envs": ["A=1", "MLX_RANK=1"]},
     ],
 )
-def test_refused(tmp_path: Path, content: Any) -> None:
+def test_invalid_hostfiles_are_refused(tmp_path: Path, content: Any) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         read_hosts(written(tmp_path, content))
 
@@ -118,6 +118,6 @@ def test_refused(tmp_path: Path, content: Any) -> None:
         f"localhost,{'b' * 70}",
     ],
 )
-def test_refused_names(text: str) -> None:
+def test_invalid_host_names_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         read_hosts(text)

@@ -76,7 +76,7 @@ def test_a_stopped_follower_ends_with_a_killed_rank_0(run: Callable[[str], Run])
 @pytest.mark.parametrize(
     ("phase", "named"), [("cut", "rank 1 (localhost)"), ("hang", "rank 1 (localhost) has not finished a pass")]
 )
-def test_a_closed_socket_or_an_endless_pass_ends_the_run(run: Callable[[str], Run], phase: str, named: str) -> None:
+def test_a_closed_socket_or_a_pass_without_end_ends_the_run(run: Callable[[str], Run], phase: str, named: str) -> None:
     """In an endless pass both ranks send heartbeats, and rank 0 waits in a sum in which the other takes no part."""
     it = run(phase)
     code, errors = it.ended()
@@ -86,6 +86,6 @@ def test_a_closed_socket_or_an_endless_pass_ends_the_run(run: Callable[[str], Ru
 
 
 @pytest.mark.nightly
-def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_ranks_leave_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     kill_ranks(tmp_path, 24, 0)

@@ -80,7 +80,7 @@ def test_an_answer_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
     assert "tensor parallel on rank 0 (localhost), rank 1 (localhost)" in together.stderr
 
 
-def test_reports(tmp_path: Path) -> None:
+def test_ranks_report_versions_model_and_clock(tmp_path: Path) -> None:
     model = resolve(str(write_chat_model(tmp_path / "tiny")))
     own, other = started(two(), model)
     assert other["versions"] == own["versions"] == own_versions()
@@ -244,7 +244,7 @@ def test_a_probe_measures_a_link() -> None:
     assert measured.bytes_per_second > 0
 
 
-def test_splits(tmp_path: Path) -> None:
+def test_the_split_is_chosen_by_bandwidth_and_link(tmp_path: Path) -> None:
     """Shares follow bandwidth; `auto` is a pipeline over a slow link."""
     folder = write_chat_model(tmp_path / "tiny")
     machine = {"device": "x", "backend": "cpu", "bandwidth": 50e9, "usable_memory": 8 << 30}

@@ -129,7 +129,7 @@ def test_sessions_are_stored_and_resumed(store: SessionStore) -> None:
     assert [message["content"] for message in engine.commands[-1].messages] == [*contents(chat)[:2], "And now?"]
 
 
-def test_commands_of_the_table(store: SessionStore, tmp_path: Path) -> None:
+def test_every_slash_command_of_the_line_chat_answers(store: SessionStore, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("the note")
     engine = ScriptedEngine()
     printed, chat = chatted(

@@ -31,7 +31,7 @@ def computed(targets: list[Target], way: Any, link: Any = IDEAL) -> HostsPredict
     return predict_hosts(SHAPE, targets, link, 1000, way=way)
 
 
-def test_collectives_by_hand() -> None:
+def test_times_of_collectives_equal_those_by_hand() -> None:
     """A ring of three sends four parts of a third each, or two wholes; a mesh exchanges once."""
     link = replace(TB5, latency=1e-3, bandwidth=1e6, mesh=0, gathers=False)
     assert link.all_sum_s(3000, 3) == pytest.approx(4 * (1e-3 + 1e-3))
@@ -110,7 +110,7 @@ def test_working_memory_of_a_pipeline_does_not_grow_with_fewer_layers() -> None:
     assert found.memory[1] - own_weights == pytest.approx(working_memory(shape, on_gpu=True), rel=1e-6)
 
 
-def test_machine_lists() -> None:
+def test_lists_of_machines_are_read() -> None:
     found = machine_targets("M4 Max 64 GB, 2x M3 Ultra 256GB", 96)
     assert [(one.name, (one.memory or 0) >> 30) for one in found] == [
         ("M4 Max (40-core)", 48),
@@ -123,7 +123,7 @@ def test_machine_lists() -> None:
             machine_targets(wrong)
 
 
-def test_links_that_machines_can_have() -> None:
+def test_links_are_those_that_both_machines_have() -> None:
     old = machine_targets("2x M2 Ultra")
     assert [link.name for link in links_between(old, None)] == ["10gbe", "wifi"]
     assert [link.name for link in links_between(TWO, None)] == list(links())
@@ -132,7 +132,7 @@ def test_links_that_machines_can_have() -> None:
             links_between(targets, name)
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_predict_prints_the_best_split_for_each_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     given = ["-m", "qwen3-30b-a3b", "--hosts", "M4 Max,M4 Pro"]
     document = json.loads(CliRunner().invoke(predict, [*given, "--json"], catch_exceptions=False).stdout)
@@ -150,7 +150,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         CliRunner().invoke(predict, ["--link", "tb5"], catch_exceptions=False, standalone_mode=False)
 
 
-def test_published_figures() -> None:
+def test_predictions_are_near_published_figures() -> None:
     """Half are within 22 %; the page has what its script renders."""
     render = runpy.run_path(str(ROOT / "docs/hosts/render.py"))
     rows = render["_file"]()["published"]

@@ -290,7 +290,7 @@ def test_changes_move_the_speed_in_the_expected_direction() -> None:
     assert 2 < speeds["4 sequences per step"] < 4
 
 
-def test_chips_as_people_write_them() -> None:
+def test_chips_are_found_as_people_write_them() -> None:
     assert chip_target("M4 Max (40-core)").bandwidth == 546e9
     assert chip_target("apple m4 max (32 cores)").bandwidth == 410e9
     assert chip_target("M2 Ultra", 64).memory == int(64 * 2**30 * 0.75)
@@ -330,7 +330,7 @@ def test_an_ambiguous_chip_name_is_refused(text: str, message: str, hint: str | 
     assert (hint or "") in (caught.value.hint or "")
 
 
-def test_documents() -> None:
+def test_the_document_has_targets_levers_and_assumptions() -> None:
     targets = [chip_target("M3 Pro"), chip_target("RTX 4090")]
     found = prediction("llama", SHAPE, targets, [0, 4096])
     assert [len(target["predictions"]) for target in found["targets"]] == [2, 2]

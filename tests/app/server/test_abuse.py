@@ -50,7 +50,7 @@ def test_invalid_bodies_are_refused(client: httpx.Client, path: str, body: bytes
     error(response)
 
 
-def test_a_body_that_is_too_large(client: httpx.Client) -> None:
+def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
     response = client.post(CHAT, content=(b"x" * (1 << 20) for _ in range(33)))
     assert response.status_code == 413
     assert error(response)["code"] == "request_too_large"
@@ -73,7 +73,7 @@ def test_pages_of_other_sites_are_refused(client: httpx.Client, headers: dict[st
     error(response)
 
 
-def test_unknown_paths_and_methods(client: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_refused(client: httpx.Client) -> None:
     assert error(client.get("/v1/nothing"))["code"] == "not_found"
     assert error(client.get(CHAT))["code"] == "method_not_allowed"
     assert client.get(CHAT).headers["Allow"] == "POST"
@@ -90,7 +90,7 @@ def raw(server: ServerProcess, data: bytes) -> bytes:
         return connection.recv(1 << 16)
 
 
-def test_heads_that_are_no_heads(server: ServerProcess) -> None:
+def test_malformed_request_heads_are_refused(server: ServerProcess) -> None:
     assert b" 400 " in raw(server, b"hello\r\n\r\n")
     assert b" 400 " in raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: " + b"x" * (128 << 10) + b"\r\n\r\n")
     assert b" 403 " in raw(server, b"GET / HTTP/1.0\r\n\r\n")  # no Host
@@ -99,7 +99,7 @@ def test_heads_that_are_no_heads(server: ServerProcess) -> None:
     assert b" 413 " in raw(server, head.encode())
 
 
-def test_half_requests_and_dropped_connections(server: ServerProcess) -> None:
+def test_half_requests_and_dropped_connections_leave_the_server_running(server: ServerProcess) -> None:
     host, port = server.root.removeprefix("http://").split(":")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{"
     for data in (b"", b"GE", b"GET / HTTP/1.1\r\nHo", head):

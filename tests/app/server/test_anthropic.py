@@ -32,7 +32,7 @@ def events(stream: bytes) -> list[Any]:
     return found
 
 
-def test_fields_become_options() -> None:
+def test_fields_of_an_anthropic_request_become_options() -> None:
     given = call(
         system=[
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1234;"},
@@ -51,7 +51,7 @@ def test_the_billing_header_does_not_change_the_prompt() -> None:
     assert call(system=systems[0]) == call(system=systems[1])
 
 
-def test_messages_of_every_form() -> None:
+def test_contents_of_every_form_become_messages() -> None:
     given = call(
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -81,7 +81,7 @@ def test_messages_of_every_form() -> None:
 TOOL = {"name": "count", "description": "Counts.", "input_schema": {"type": "object", "properties": {}}}
 
 
-def test_tools_and_their_blocks() -> None:
+def test_tools_with_their_calls_and_results_become_messages() -> None:
     use = {"type": "tool_use", "id": "t1", "name": "count", "input": {"n": 1}}
     result = {
         "type": "tool_result",
@@ -177,7 +177,7 @@ def test_events_and_the_message_agree() -> None:
     ("end", "reason", "sequence"),
     [(done("length"), "max_tokens", None), (done("stop", "x"), "stop_sequence", "x"), (done(), "end_turn", None)],
 )
-def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
+def test_ends_have_the_stop_reasons_of_anthropic(end: Done, reason: str, sequence: str | None) -> None:
     form = MessageForm(call(), "tiny")
     form.take(0, delta(1, "a", (), content="a"))
     form.take(0, end)

@@ -77,7 +77,7 @@ def test_several_choices_count_their_seeds_up(openai_client: "openai.OpenAI") ->
         assert alone.choices[0].message.content == text
 
 
-def test_log_probabilities(openai_client: "openai.OpenAI") -> None:
+def test_log_probabilities_reach_the_openai_client(openai_client: "openai.OpenAI") -> None:
     answer = openai_client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=4, logprobs=True, top_logprobs=3, logit_bias=LETTERS, temperature=0
     )
@@ -205,7 +205,7 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def test_tools_of_openai(openai_client: "openai.OpenAI") -> None:
+def test_tools_are_called_through_the_openai_client(openai_client: "openai.OpenAI") -> None:
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
     options: Any = {"model": "tiny", "tools": tools, "tool_choice": "required", "temperature": 1, "seed": 1}
     whole = openai_client.chat.completions.create(**options, messages=HELLO, parallel_tool_calls=False)
@@ -245,7 +245,7 @@ def test_a_tool_that_cannot_be_checked_is_named(client: httpx.Client) -> None:
         assert HEADER not in client.post("/v1/chat/completions", json={**body, "tools": [], "stream": stream}).headers
 
 
-def test_tools_of_anthropic(anthropic_client: "anthropic.Anthropic") -> None:
+def test_tools_are_called_through_the_anthropic_client(anthropic_client: "anthropic.Anthropic") -> None:
     tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
     choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
     options: Any = {"model": "tiny", "max_tokens": 200, "tools": tools, "tool_choice": choice}
@@ -263,7 +263,9 @@ def test_tools_of_anthropic(anthropic_client: "anthropic.Anthropic") -> None:
     assert anthropic_client.messages.create(**options, messages=after).stop_reason in ("max_tokens", "end_turn")
 
 
-def test_models(openai_client: "openai.OpenAI", anthropic_client: "anthropic.Anthropic", client: httpx.Client) -> None:
+def test_models_are_listed_for_the_clients(
+    openai_client: "openai.OpenAI", anthropic_client: "anthropic.Anthropic", client: httpx.Client
+) -> None:
     import openai
 
     (model,) = openai_client.models.list()
@@ -278,7 +280,7 @@ def test_models(openai_client: "openai.OpenAI", anthropic_client: "anthropic.Ant
     assert client.get("/v1/models").json()["models"] == []  # Codex reads it
 
 
-def test_a_response_and_its_events(openai_client: "openai.OpenAI") -> None:
+def test_a_response_is_the_same_streamed_and_whole(openai_client: "openai.OpenAI") -> None:
     import openai
 
     options: Any = {
@@ -300,7 +302,7 @@ def test_a_response_and_its_events(openai_client: "openai.OpenAI") -> None:
         openai_client.responses.create(**options, previous_response_id="resp_1")
 
 
-def test_messages(anthropic_client: "anthropic.Anthropic") -> None:
+def test_messages_of_anthropic_are_the_same_streamed_and_whole(anthropic_client: "anthropic.Anthropic") -> None:
     options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "system": "Be brief."}
     whole = anthropic_client.messages.create(**options)
     (block,) = whole.content
@@ -325,7 +327,7 @@ def test_a_message_is_continued(anthropic_client: "anthropic.Anthropic") -> None
     assert whole.text[:6].rstrip() + rest.text == whole.text or not whole.text.isascii()
 
 
-def test_errors_of_messages(anthropic_client: "anthropic.Anthropic") -> None:
+def test_errors_become_the_anthropic_clients_exception_classes(anthropic_client: "anthropic.Anthropic") -> None:
     import anthropic
 
     with pytest.raises(anthropic.BadRequestError) as refused:

@@ -65,7 +65,9 @@ def figure(server: ServerProcess, name: str) -> float:
 
 
 @pytest.mark.parametrize(("clients", "seconds"), [(30, 2.0), pytest.param(200, 60.0, marks=pytest.mark.nightly)])
-def test_hundreds_of_clients_leak_nothing(server: ServerProcess, clients: int, seconds: float) -> None:
+def test_hundreds_of_clients_leak_no_sockets_tasks_or_blocks(
+    server: ServerProcess, clients: int, seconds: float
+) -> None:
     asyncio.run(crowd(server.root, 4, 0.5))
     server.until(requests=0)
     before = descriptors(server)

@@ -64,13 +64,13 @@ def test_a_preflight_of_an_allowed_page_needs_no_key() -> None:
     assert status(rules, method="OPTIONS") == 401
 
 
-def test_addresses_that_others_reach() -> None:
+def test_addresses_reachable_from_other_machines_are_known() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.8.8.8")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.com", "")))
 
 
 @pytest.mark.parametrize("host", ["[::1].example.com", "[::1]x", "[::1]:80.example.com", "[::1", "[::1]:"])
-def test_a_name_that_begins_like_an_address_is_none(host: str) -> None:
+def test_a_name_that_begins_like_an_address_is_no_address(host: str) -> None:
     assert status(LOCAL, host=host) == 403
 
 

@@ -44,7 +44,7 @@ def chunks(stream: bytes) -> list[Any]:
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-1] if part != "data: [DONE]"]
 
 
-def test_a_number_is_checked_at_the_door_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
     read = Number.read
 
@@ -59,7 +59,7 @@ def test_a_number_is_checked_at_the_door_alone(monkeypatch: pytest.MonkeyPatch) 
     assert reads == [0.5]
 
 
-def test_fields_become_options() -> None:
+def test_fields_of_a_chat_request_become_options() -> None:
     given = call(
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=7, stop="x", presence_penalty=1, frequency_penalty=2,
         logit_bias={"5": -100}, max_completion_tokens=9, n=3, stream=True, stream_options={"include_usage": True},
@@ -135,11 +135,11 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
         ({"schema": {"x": 1}}, {"schema": {"x": 1}}),
     ],
 )
-def test_structure_becomes_an_option(fields: dict[str, Any], options: dict[str, Any]) -> None:
+def test_structured_output_in_any_form_becomes_an_option(fields: dict[str, Any], options: dict[str, Any]) -> None:
     assert call(**fields).options == AnswerOptions.read(options)
 
 
-def test_messages_of_every_form() -> None:
+def test_contents_of_every_form_become_messages() -> None:
     given = call(
         messages=[
             {"role": "system", "content": "a"},
@@ -162,7 +162,7 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 
 
-def test_tools_and_their_messages() -> None:
+def test_tools_with_their_calls_and_results_become_messages() -> None:
     made = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": '{"n": 1}'}}
     given = call(
         tools=TOOLS, tool_choice={"type": "function", "function": {"name": "count"}}, parallel_tool_calls=False,
@@ -337,7 +337,7 @@ def test_the_texts_and_finish_reasons_of_choices_are_separate() -> None:
     assert document["usage"]["prompt_tokens"] == 20
 
 
-def test_log_probabilities() -> None:
+def test_log_probabilities_are_in_chunks_and_the_document() -> None:
     tokens = [TokenReport("é", -0.5, [("é", -0.5), ("\ufffd", -2.0)])]
     one = form(logprobs=True, top_logprobs=2)
     (chunk,) = chunks(one.take(0, delta(1, "", [record(0, 9)], reports=tokens)))  # its text is held back
@@ -370,7 +370,7 @@ def test_an_error_in_a_stream_is_an_object() -> None:
         ),
     ],
 )
-def test_values_that_clients_send_for_nothing_are_taken(fields: dict[str, Any], options: dict[str, Any]) -> None:
+def test_values_without_effect_that_clients_send_are_accepted(fields: dict[str, Any], options: dict[str, Any]) -> None:
     assert call(**fields).options.given() == options
 
 
@@ -390,7 +390,7 @@ def test_thinking_is_switched_by_every_clients_field(fields: dict[str, Any], bud
 @pytest.mark.parametrize(
     ("choice", "read"), [("any", "required"), ({"type": "auto"}, "auto"), ({"type": "any"}, "required")]
 )
-def test_choices_of_tools_in_other_clients_words(choice: Any, read: str) -> None:
+def test_tool_choice_is_read_in_the_words_of_other_clients(choice: Any, read: str) -> None:
     use = call(tools=TOOLS, tool_choice=choice).tools
     assert use is not None
     assert use.choice == read

@@ -38,7 +38,7 @@ def events(stream: bytes) -> list[Any]:
     return found
 
 
-def test_fields_become_options() -> None:
+def test_fields_of_a_response_request_become_options() -> None:
     given = call(
         instructions="Be brief.", max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, store=False,
         reasoning={"effort": "low", "summary": "auto"}, include=["reasoning.encrypted_content"], prompt_cache_key="k",
@@ -67,7 +67,7 @@ def test_log_probabilities_are_those_of_the_content() -> None:
     assert [each["logprobs"] for each in sent if each["type"] == "response.output_text.delta"] == [reports]
 
 
-def test_items_of_every_form() -> None:
+def test_input_items_of_every_form_become_messages() -> None:
     given = call(
         instructions="a",
         input=[
@@ -87,7 +87,7 @@ def test_items_of_every_form() -> None:
     ]
 
 
-def test_tools_and_their_items() -> None:
+def test_tools_with_their_calls_and_results_become_messages() -> None:
     function = {"type": "function", "name": "count", "parameters": {"type": "object"}, "strict": False}
     given = call(
         tools=[function, {"type": "custom", "name": "patch"}, {"type": "web_search"}],

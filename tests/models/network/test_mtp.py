@@ -252,7 +252,7 @@ def test_a_model_without_a_head_refuses_to_draft_with_one(tmp_path: Path) -> Non
         Engine(load(tmp_path), context_limit=64).submit(Request([1], speculate="mtp"))
 
 
-def test_waiting_hidden_states_are_bounded(tmp_path: Path) -> None:
+def test_hidden_states_that_wait_for_a_draft_are_bounded(tmp_path: Path) -> None:
     write_model(tmp_path, "mimo")
     head = load(tmp_path).draft_head
     assert head is not None

@@ -136,7 +136,7 @@ def test_a_new_commit_is_a_new_snapshot_of_the_same_weights(hub: HubServer) -> N
     assert hub.fetched("model.safetensors") == 1
 
 
-def test_revisions(hub: HubServer) -> None:
+def test_revisions_are_fetched_by_name_and_missing_ones_refused(hub: HubServer) -> None:
     hub.add("org/name", MODEL, revisions={"main", "v2", "refs/pr/1"})
     for revision in ("v2", "refs/pr/1"):
         assert fetch_hub(HubId("org/name", revision)).folder.is_dir()

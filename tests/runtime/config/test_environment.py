@@ -13,7 +13,7 @@ from headrace.runtime.errors import UsageError
     ("text", "meant"),
     [("1", True), ("true", True), ("YES", True), ("on", True), ("0", False), ("off", False), ("", False)],
 )
-def test_switch_values(text: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_are_read_from_common_words(text: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_EXACT", text)
     monkeypatch.setenv("HEADRACE_DEBUG", text)
     assert (environment.exact(), environment.debug()) == (meant, meant)
@@ -40,7 +40,7 @@ def test_invalid_values_are_refused(name: str, value: str, monkeypatch: pytest.M
     assert len(str(raised.value)) < 150
 
 
-def test_threads_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_kernels_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_THREADS", "3")
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")
     assert (environment.threads(), environment.reference_kernels()) == (3, True)

@@ -40,13 +40,13 @@ def unsupported(_descriptor: int, _command: int) -> int:
     raise OSError(45, "Operation not supported")
 
 
-def test_elsewhere_than_on_macos(flushed: Callable[..., list[str]]) -> None:
+def test_files_are_synced_by_fsync_outside_macos(flushed: Callable[..., list[str]]) -> None:
     assert flushed(None) == ["fsync"]
 
 
-def test_on_macos(flushed: Callable[..., list[str]]) -> None:
+def test_files_are_synced_by_fullfsync_on_macos(flushed: Callable[..., list[str]]) -> None:
     assert flushed(lambda *_: 0) == ["F_FULLFSYNC"]
 
 
-def test_on_a_network_volume(flushed: Callable[..., list[str]]) -> None:
+def test_files_are_synced_by_fsync_where_fullfsync_is_unsupported(flushed: Callable[..., list[str]]) -> None:
     assert flushed(unsupported) == ["F_FULLFSYNC", "fsync"]

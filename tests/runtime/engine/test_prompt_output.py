@@ -84,7 +84,7 @@ def test_flops_of_a_prompt_are_those_of_its_operations(name: str, tmp_path: Path
         assert cost.prompt_flops(past, tokens) < cost.step_flops(past, tokens) - tokens * network.config.hidden_size**2
 
 
-def test_late_flops_by_hand(tmp_path: Path) -> None:
+def test_flops_after_the_last_kv_equal_those_counted_by_hand(tmp_path: Path) -> None:
     network = load_decoder(write_model(tmp_path, "llama"), reference)
     config = network.config
     width = config.hidden_size

@@ -8,7 +8,7 @@ from headrace.runtime.machine import background as module
 from headrace.runtime.machine.background import run_in_background
 
 
-def test_result_and_error() -> None:
+def test_background_work_returns_its_result_or_raises_its_error() -> None:
     with run_in_background(lambda: threading.current_thread().name) as name:
         pass
     assert [name(), name()] == ["background"] * 2

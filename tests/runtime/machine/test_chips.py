@@ -62,7 +62,7 @@ def test_rows_of_one_name_are_distinct() -> None:
         ("Tesla T4", None, 320),
     ],
 )
-def test_names_as_drivers_write_them(name: str, cores: int | None, gb_s: float) -> None:
+def test_chips_are_found_by_the_names_of_drivers(name: str, cores: int | None, gb_s: float) -> None:
     chip = chips.find(name, cores)
     assert chip is not None
     assert chip.bandwidth == gb_s * 1e9

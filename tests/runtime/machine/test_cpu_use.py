@@ -55,7 +55,7 @@ def test_cpu_use_of_processes_and_the_machine(
 
 
 @pytest.mark.parametrize(("seconds", "stat"), [(LEAST_S / 2, None), (1.0, ""), (1.0, "cpu  1 2\n")])
-def test_unknown_use(seconds: float, stat: str | None) -> None:
+def test_cpu_use_is_unknown_over_a_short_span_or_unreadable_statistics(seconds: float, stat: str | None) -> None:
     files = Files()
     now = [0.0]
     meter = CPUMeter([8], files.read if stat is None else lambda _: stat, lambda: now[0])
@@ -63,6 +63,6 @@ def test_unknown_use(seconds: float, stat: str | None) -> None:
     assert meter.use() is None
 
 
-def test_a_process_that_is_gone_and_this_system() -> None:
+def test_cpu_use_over_no_time_is_unknown() -> None:
     meter = CPUMeter([1 << 30])
     assert meter.use() is None  # too short

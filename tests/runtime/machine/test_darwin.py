@@ -126,7 +126,7 @@ def test_other_systems_have_no_darwin_sensors() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
-def test_the_mac_here() -> None:
+def test_the_libraries_of_a_real_mac_are_read_without_a_crash() -> None:
     """The real libraries answer, and nothing crashes; virtual machines may lack counters and statistics."""
     core = CoreFoundation()
     with core.string("headrace") as made:

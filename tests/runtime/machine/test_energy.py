@@ -51,7 +51,7 @@ def test_without_a_counter_there_is_no_energy_and_no_wait() -> None:
     assert slept == []
 
 
-def test_idle_power(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_power_is_read_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = Counter(2.5)
     monkeypatch.setattr(EnergyMeter.__init__, "__defaults__", (counter.clock,))
     assert idle_watts(counter, counter.sleep) == pytest.approx(2.5)

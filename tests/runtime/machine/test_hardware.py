@@ -86,7 +86,7 @@ def test_arm_linux_on_a_mac() -> None:
     assert host.memory_bytes == 8128476 * 1024
 
 
-def test_cuda_machines() -> None:
+def test_recorded_cuda_machines_have_their_cores_memory_and_bandwidth() -> None:
     spark = recorded("dgx-spark")
     server = recorded("h200-server")
     assert spark.cpu == "Cortex-A725 + Cortex-X925"
@@ -101,7 +101,9 @@ def test_cuda_machines() -> None:
     ("name", "cores", "bandwidth"),
     [("macbook-m4-max", 40, 546e9), ("mac-mini-m2-pro", 16, 200e9), ("macbook-neo", 5, 60e9)],
 )
-def test_macs(name: str, cores: int, bandwidth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_macs_have_their_cores_memory_and_bandwidth(
+    name: str, cores: int, bandwidth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hardware, "run_tool", runner(name))
     host = recorded(name)
     assert host.backend == "metal"
@@ -138,7 +140,7 @@ def test_a_mac_without_tool_output_is_unknown() -> None:
     assert hardware.ask_gpu_cores(run) is None
 
 
-def test_the_machine_here() -> None:
+def test_this_machine_has_cores_and_memory() -> None:
     host = hardware.machine()
     assert host is hardware.machine()
     assert host.device_name

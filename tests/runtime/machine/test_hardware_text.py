@@ -100,14 +100,14 @@ def test_cgroup_paths_of_both_versions() -> None:
         ("", None),
     ],
 )
-def test_speed_limit(output: str, expected: bool | None) -> None:
+def test_the_speed_limit_of_pmset_is_read(output: str, expected: bool | None) -> None:
     assert text.speed_limited(output) is expected
 
 
 @pytest.mark.parametrize(
     ("level", "expected"), [(0, "nominal"), (1, "moderate"), (2, "heavy"), (4, "heavy"), (None, None)]
 )
-def test_thermal_pressure(level: int | None, expected: str | None) -> None:
+def test_thermal_pressure_is_read_as_a_word(level: int | None, expected: str | None) -> None:
     assert text.thermal_pressure(level) == expected
 
 
@@ -122,11 +122,11 @@ def test_thermal_pressure(level: int | None, expected: str | None) -> None:
         (" standby              1\n", None),
     ],
 )
-def test_low_power_mode(output: str, expected: bool | None) -> None:
+def test_low_power_mode_is_read(output: str, expected: bool | None) -> None:
     assert text.low_power_mode(output) is expected
 
 
-def test_kinds_of_cores() -> None:
+def test_kinds_of_cores_are_counted_and_named() -> None:
     levels = {"hw.perflevel0.physicalcpu": "6", "hw.perflevel1.physicalcpu": "12"}
     assert text.core_kinds(levels) == {"Performance": 6, "Efficiency": 12}
     named = {**levels, "hw.perflevel0.name": "Super", "hw.perflevel1.name": "Performance"}

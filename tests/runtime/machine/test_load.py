@@ -27,7 +27,9 @@ def _load(cpus: int, busy: float, own: float) -> Load:
         (16, 16.5, 17.0, False),  # the clocks of the two counts differ a little
     ],
 )
-def test_contention(cpus: int, busy: float, own: float, contended: bool) -> None:
+def test_load_of_other_programs_beyond_free_cores_is_contention(
+    cpus: int, busy: float, own: float, contended: bool
+) -> None:
     load = _load(cpus, busy, own)
     assert load.contended is contended
     assert load.other_cpus >= 0
@@ -128,7 +130,7 @@ def test_processes_that_start_and_end_are_counted(machine: Machine) -> None:
     assert load.own_cpus == pytest.approx(1.0)
 
 
-def test_a_real_sample() -> None:
+def test_a_sample_of_this_machine_is_within_its_cores_and_memory() -> None:
     sampler = LoadSampler("cpu")
     sampler.sample([os.getpid()])
     load = sampler.sample([os.getpid()])

@@ -107,7 +107,7 @@ def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch
         ("cpu", None, 40 * GIB, ""),
     ],
 )
-def test_cases_without_wiring(
+def test_no_memory_is_wired_for_small_weights_other_devices_or_if_switched_off(
     backend: hardware.Backend, device_memory: int | None, weights: int, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx, "set_wired_limit", lambda _: pytest.fail("wired"))
@@ -116,7 +116,7 @@ def test_cases_without_wiring(
         assert limit == 0
 
 
-def test_nothing_else_wires_memory() -> None:
+def test_only_the_memory_module_sets_the_wired_limit() -> None:
     root = Path(memory.__file__).parents[2]
     sources = [path for layer in ("app", "models", "runtime") for path in (root / layer).rglob("*.py")]
     callers = [path.name for path in sources if "set_wired_limit(" in path.read_text()]

@@ -58,7 +58,7 @@ def test_on_a_mac_the_hint_names_the_setting(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("said", ["Command buffer execution failed: Invalid Resource", "shapes differ"])
-def test_other_errors_pass(said: str) -> None:
+def test_other_errors_are_not_reported_as_out_of_memory(said: str) -> None:
     assert not reports_out_of_memory(said)
     with pytest.raises(RuntimeError, match=said), memory_errors(0):
         raise RuntimeError(said)

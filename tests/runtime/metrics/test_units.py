@@ -42,7 +42,7 @@ def test_bandwidth_is_decimal(rate: float, expected: str) -> None:
         (61.0, "61.00 s"),
     ],
 )
-def test_units_of_durations(seconds: float, expected: str) -> None:
+def test_durations_have_the_unit_of_their_size(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
 
 

@@ -37,7 +37,7 @@ def test_formats_are_known_by_name() -> None:
     assert "f16, q8, k8v4, q4" in str(error.value.hint)
 
 
-def test_part_of_a_block() -> None:
+def test_part_shape_is_that_of_the_first_entries_of_a_block() -> None:
     assert FLOAT16.part_shape(FLOAT16.block_shape(3, 2, 128, 16), 5) == (3, 2, 2, 5, 16)
     assert Q8.part_shape(Q8.block_shape(3, 2, 128, 16), 5) == Q8.block_shape(3, 2, 128, 16)
 

@@ -92,7 +92,7 @@ def test_outputs_match_the_reference(bits: int, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 9, 80])
 @pytest.mark.parametrize("bits", [0, 4])
-def test_experts_without_a_gate(bits: int, tokens: int) -> None:
+def test_experts_without_a_gate_match_the_reference(bits: int, tokens: int) -> None:
     m = mixture(bits, gate=None)
     assert difference(m, tokens, activation="relu2") < (5e-4 if bits else 2e-5)
     assert difference(m, tokens, Exact(), activation="relu2") < 2e-5
@@ -101,7 +101,7 @@ def test_experts_without_a_gate(bits: int, tokens: int) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 9, 80])
 @pytest.mark.parametrize("mode", FLOAT_MODES)
-def test_experts_of_quantized_floats(mode: str, tokens: int) -> None:
+def test_experts_of_quantized_floats_match_the_reference(mode: str, tokens: int) -> None:
     m = floats(mixture(0), mode)
     assert difference(m, tokens, activation="clamped") < (2e-5 if mode == "mxfp8" else 5e-4)
     assert difference(m, tokens, Exact(), activation="clamped") < 2e-5
@@ -129,7 +129,7 @@ def test_a_routers_own_norm_and_scales_of_experts(tokens: int) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 5, 80])
 @pytest.mark.parametrize("bits", [0, 4])
-def test_shares_of_the_input(bits: int, tokens: int) -> None:
+def test_router_weights_can_multiply_the_experts_input(bits: int, tokens: int) -> None:
     """They multiply the experts' input; for one expert a token, and for several."""
     for active in (1, 3):
         m = mixture(bits, active=active, normalized=False, sigmoid=True, shares_first=True)
@@ -147,7 +147,7 @@ def test_rows_that_do_not_fill_a_band(size: int) -> None:
     assert difference(m, 7) < 5e-4
 
 
-def test_parts_of_different_formats() -> None:
+def test_experts_may_have_parts_of_different_formats() -> None:
     m = mixture(4, 96, 64, up=stack(64, 96, 8), down=stack(96, 64, 6))
     assert difference(m, 1) < 5e-4
     assert difference(m, 11) < 5e-4
@@ -192,7 +192,7 @@ def test_a_tokens_output_has_the_same_bits_in_any_batch(bits: int, router_bits: 
         assert mx.array_equal(mx.concatenate(alone, axis=1), together)
 
 
-def test_more_tokens_than_one_tile() -> None:
+def test_more_tokens_than_one_tile_match_the_reference() -> None:
     m = held(mixture(4, 64, 32), native)
     x = mx.random.normal((1, 4096, 64))
     whole = native.experts(x, mx.ones(64), EPS, m, "silu")
@@ -221,7 +221,7 @@ def test_inconsistent_shapes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 4, 6, 8])
-def test_products_with_chosen_matrices(bits: int) -> None:
+def test_products_with_chosen_matrices_match_the_reference(bits: int) -> None:
     """Few and many rows, one or several matrices for each; a row has the same bits alone, in any order."""
     mx.random.seed(bits)
     weight = stack(160, 96, bits)

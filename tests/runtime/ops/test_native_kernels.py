@@ -165,7 +165,7 @@ def test_projections_match_the_reference(case: tuple[Weight, mx.array], exact: b
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (45, 96), (130, 416), (33, 3328)])
-def test_quantized_floats(mode: str, exact: bool, rows: int, columns: int) -> None:
+def test_products_of_quantized_floats_match_the_reference(mode: str, exact: bool, rows: int, columns: int) -> None:
     mx.random.seed(rows)
     weight = _floats(rows, columns, mode, rows % 2 == 0)
     ours = _held(weight, exact)
@@ -237,7 +237,7 @@ def test_non_finite_values_are_not_hidden(bits: int, length: int, value: float, 
 
 
 @given(_projections(), st.sampled_from(["silu", "gelu"]), st.booleans())
-def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool) -> None:
+def test_gated_units_match_the_reference(case: tuple[Weight, mx.array], activation: str, exact: bool) -> None:
     weight, x = case
     if weight.rows % 2:
         weight = Weight(
@@ -256,7 +256,7 @@ def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool
 
 
 @given(_projections(), st.sampled_from([Xielu(0.9, 1.2, 0.5, -1e-6), Xielu(2.0, 0.4, -0.3, -1e-2)]))
-def test_units_without_a_gate(case: tuple[Weight, mx.array], curve: Xielu) -> None:
+def test_units_without_a_gate_match_the_reference(case: tuple[Weight, mx.array], curve: Xielu) -> None:
     weight, x = case
     ours = _held(weight, exact=True)
     theirs = _reference(weight)

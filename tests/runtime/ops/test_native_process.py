@@ -36,7 +36,7 @@ def _run(program: str) -> None:
     subprocess.run([sys.executable, "-c", _WORK + program], check=True, timeout=PATIENCE_S)
 
 
-def test_exit_while_kernels_run() -> None:
+def test_the_process_exits_while_kernels_run() -> None:
     _run("mx.async_eval(chain(20_000))")
 
 
@@ -73,7 +73,7 @@ def test_bindings_refuse_shapes_that_do_not_fit() -> None:
     _run(_MISSHAPEN)
 
 
-def test_an_exception_while_kernels_run() -> None:
+def test_an_exception_while_kernels_run_ends_the_process() -> None:
     program = "mx.async_eval(chain(5_000)); raise RuntimeError('on purpose')"
     done = subprocess.run([sys.executable, "-c", _WORK + program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1

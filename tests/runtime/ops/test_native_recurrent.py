@@ -48,7 +48,7 @@ def heads(length: int, entries: int) -> list[mx.array]:
 
 @pytest.mark.parametrize("sinks", [None, mx.array([0.3, -1.0, 2.0, 0.0])], ids=["plain", "sinks"])
 @pytest.mark.parametrize("phase", ["prefill", "decode", None])
-def test_causal_attention_over_heads(phase: str | None, sinks: mx.array | None) -> None:
+def test_causal_attention_over_heads_matches_the_reference(phase: str | None, sinks: mx.array | None) -> None:
     for length, entries in ((1, 1), (1, 300), (3, 200), (70, 70), (50, 190)):
         inputs = heads(length, entries)
         mask = "causal" if length > 1 else None
@@ -58,7 +58,7 @@ def test_causal_attention_over_heads(phase: str | None, sinks: mx.array | None) 
         assert mx.array_equal(alone, ours[1:])
 
 
-def test_masked_attention_over_heads() -> None:
+def test_masked_attention_over_heads_matches_the_reference() -> None:
     """Windows, holes, and masks that differ by sequence; every row sees its own entry."""
     q, keys, values = heads(20, 150)
     seen = mx.random.uniform(shape=(B, 1, 20, 150)) < 0.4
@@ -69,7 +69,7 @@ def test_masked_attention_over_heads() -> None:
         assert close(ours, wanted)
 
 
-def test_rotation_of_heads() -> None:
+def test_rotation_of_heads_matches_the_reference() -> None:
     x = heads(7, 7)[0]
     periods = mx.array([1.0, 3, 9, 27, 81, 90, 91, 92])
     for rope in (Rope(DK, 1e4 ** mx.linspace(0, 0.9, DK // 2)), Rope(16, periods), Rope(16, periods, amplitude=1.3)):
@@ -78,7 +78,7 @@ def test_rotation_of_heads() -> None:
         assert mx.array_equal(native.rotate_heads(x[:, :, 4:], rope, 9), ours[:, :, 4:])
 
 
-def test_other_calls_run_on_stock_mlx() -> None:
+def test_attention_calls_without_a_kernel_run_on_stock_mlx() -> None:
     """Scores that are added, masks that differ by head, and values of another size."""
     q, keys, values = heads(4, 10)
     added = mx.random.normal((4, 10))

@@ -210,7 +210,7 @@ def test_blocks_equal_contiguous_buffers() -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=["f32", "f16"])
-def test_the_reference_agrees(ops: Ops, dtype: mx.Dtype) -> None:
+def test_kernels_over_blocks_match_the_reference(ops: Ops, dtype: mx.Dtype) -> None:
     work = workload(5, 3)
     theirs = run(Blocks(reference, new_store(plain(dtype)), 1), work, together=False)
     ours = run(Blocks(ops, new_store(plain(dtype)), 2), work, together=True)
@@ -319,7 +319,7 @@ def logits(network: Decoder, blocks: Blocks, work: list[tuple[Sequence, list[int
 @pytest.mark.parametrize(
     "variant", ["llama", "4 bits", "gemma3", "gpt-oss"]
 )  # the last: layer by layer, windows; experts
-def test_a_network_over_a_pass(variant: str, ops: Ops, tmp_path: Path) -> None:
+def test_a_network_answers_sequences_together_as_alone(variant: str, ops: Ops, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "llama" if variant == "4 bits" else variant)
     network = load_decoder(quantize_model(model, tmp_path / "quantized") if variant == "4 bits" else model, ops)
     shape = network.kv_shape

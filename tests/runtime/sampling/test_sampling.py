@@ -220,7 +220,7 @@ def test_same_seed_same_tokens_another_seed_other_tokens() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_half_precision_logits(dtype: mx.Dtype, temperature: float) -> None:
+def test_half_precision_logits_are_sampled(dtype: mx.Dtype, temperature: float) -> None:
     params = SamplingParams(
         temperature, 5, 0.9, 0.05, repetition_penalty=1.1, presence_penalty=0.3, logit_bias={3: 1.0}, seed=5
     )

@@ -72,7 +72,7 @@ def test_proposals_become_rare_while_none_has_draft_tokens() -> None:
     assert looks(10, False) == 10
 
 
-def test_rejected_draft_tokens_close_it() -> None:
+def test_rejected_draft_tokens_end_a_dry_run() -> None:
     dry_run = DryRun()
     dry_run.start(0, (5, 6), 0.5)
     dry_run.update([5, 6])

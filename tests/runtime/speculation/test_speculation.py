@@ -209,7 +209,7 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
 
 
 @pytest.mark.sampled
-def test_batch_with_cancels_and_little_memory(network: Decoder) -> None:
+def test_speculation_survives_cancels_and_little_memory_in_a_batch(network: Decoder) -> None:
     """With drafts of different quality; some requests are cancelled, and with room for two some are preempted."""
     chance = random.Random(7)
     requests = [
@@ -343,7 +343,7 @@ def test_budget_counts_the_draft_models_kv(network: Decoder) -> None:
 
 
 @pytest.mark.sampled
-def test_draft_model_in_a_batch(network: Decoder) -> None:
+def test_a_draft_model_leaves_the_output_of_a_batch_unchanged(network: Decoder) -> None:
     """With n-grams and plain requests in one batch; the cache has output tokens only."""
     requests = [
         Request(PROMPT[:number], 30, SAMPLINGS[number % 4], speculate=how)

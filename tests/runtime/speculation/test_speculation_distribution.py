@@ -152,5 +152,5 @@ def test_joint_frequencies_are_the_models(stage: str, draft: Draft) -> None:
     assert passes(answers(STAGES[stage], DRAWS, draft, num_accepted), joint(STAGES[stage]))
 
 
-def test_a_biased_rule_fails() -> None:
+def test_a_biased_acceptance_rule_is_detected() -> None:
     assert not passes(answers(STAGES["temperature"], DRAWS, of_the_prompt, lenient), joint(STAGES["temperature"]))

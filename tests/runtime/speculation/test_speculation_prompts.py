@@ -63,7 +63,9 @@ def ended(events: list) -> tuple[list[int], str, int | None]:  # type: ignore[ty
 @pytest.mark.sampled
 @pytest.mark.parametrize("beside", [1, BESIDE])
 @pytest.mark.parametrize("proposer", ["ngram", "oracle"])
-def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, proposer: str) -> None:
+def test_speculation_leaves_the_output_of_random_prompts_unchanged(
+    network: Decoder, asked: tuple[list[Request], Answers], beside: int, proposer: str
+) -> None:
     """With n-gram drafts, always verified, and with drafts that are wrong in one place."""
     if network._ops is reference and native.status().available and (beside == 1) == (proposer == "ngram"):
         pytest.skip("every pair on the native kernels, each value once on stock MLX")
