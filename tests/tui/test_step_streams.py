@@ -24,6 +24,7 @@ LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.fl
 STEPS = st.lists(
     st.tuples(LATENCIES, st.integers(0, 7), st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 8])), max_size=40
 )
+Machine = tuple[float | None, float | None, float | None, bool]
 MACHINES = st.tuples(
     st.none() | st.floats(0.1, 1e4), st.none() | st.floats(0.1, 1e4), st.none() | st.floats(1e6, 1e15), st.booleans()
 )
@@ -40,7 +41,7 @@ def records(steps: list[tuple[float, int, int, int]]) -> list[StepRecord]:
     return found
 
 
-def fed(machine: tuple[float | None, float | None, float | None, bool]) -> LiveMetrics:
+def fed(machine: Machine) -> LiveMetrics:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     measured, beside, compute, crowded = machine
@@ -76,8 +77,8 @@ def check(metrics: LiveMetrics) -> None:
 @settings(max_examples=25)
 @given(STEPS, MACHINES, st.booleans())
 def test_metrics_of_any_steps_of_one_sequence_agree(
-    steps: list[tuple[float, int, int, int]], machine: tuple, ended: bool
-) -> None:  # type: ignore[type-arg]
+    steps: list[tuple[float, int, int, int]], machine: Machine, ended: bool
+) -> None:
     metrics = fed(machine)
     stream = [replace(one, batch=1) for one in records(steps)]
     if stream:
@@ -97,8 +98,8 @@ def test_metrics_of_any_steps_of_one_sequence_agree(
 @settings(max_examples=25)
 @given(st.lists(STEPS, min_size=1, max_size=3), MACHINES)
 def test_metrics_of_any_steps_of_several_sequences_agree(
-    streams: list[list[tuple[float, int, int, int]]], machine: tuple
-) -> None:  # type: ignore[type-arg]
+    streams: list[list[tuple[float, int, int, int]]], machine: Machine
+) -> None:
     metrics = fed(machine)
     ids = tuple(range(1, 1 + len(streams)))
     metrics.begin_batch(ids)
