@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.app.answer.fields import Body, items, mapping
+from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import Flag, read_value, shown
 from headrace.runtime.errors import UsageError
 
 MAX_TOOLS = 512
 _CHOICES = ("auto", "none", "required")
+_FLAT_FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function in the Responses API
 _INPUT = "input"  # the parameter of a custom tool
 
 
@@ -125,10 +127,16 @@ def tool_kind(tool: object) -> object:
 
 
 def _nested(tool: Body) -> dict[str, Any]:
-    """Return a function in the form of chat completions; that of responses has its fields at the top."""
-    function = mapping(tool, "function") if "function" in tool else tool
-    fields = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: function[name] for name in fields if function.get(name) is not None}}
+    """Return a function in the form of chat completions; that of responses has its fields at the top.
+
+    Keys keep the client's order: templates write definitions as JSON.
+    """
+    if "function" in tool:
+        function = without_nulls(mapping(tool, "function"))
+        nested = {key: function if key == "function" else tool[key] for key in tool if key in ("type", "function")}
+        return {**nested, "type": "function"}
+    function = {key: value for key, value in without_nulls(tool).items() if key in _FLAT_FIELDS}
+    return {"type": "function", "function": function}
 
 
 def _custom(tool: Body) -> Body:

@@ -18,12 +18,14 @@ from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
 from headrace.app.server.form import named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import OneOf, Text, shown
 from headrace.runtime.errors import UsageError
 
 REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
+_FUNCTION_KEYS = {"name": "name", "description": "description", "input_schema": "parameters"}
 _THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
 
 
@@ -163,8 +165,9 @@ def _tools(body: Body) -> ToolUse | None:
 
 
 def _function(tool: Body) -> dict[str, object]:
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    return {"type": "function", "function": function | {key: tool[key] for key in ("description",) if tool.get(key)}}
+    """Return a tool in the form of chat completions, its keys in the client's order."""
+    function = {_FUNCTION_KEYS[key]: value for key, value in without_nulls(tool).items() if key in _FUNCTION_KEYS}
+    return {"type": "function", "function": function}
 
 
 class MessageForm:

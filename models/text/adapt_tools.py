@@ -1,4 +1,4 @@
-"""Definitions of tools completed for chat templates, which read fields that clients leave out.
+"""Definitions of tools completed for chat templates that fail without fields that clients leave out.
 
 The template alone sees the changed definitions; calls are checked against the client's own.
 """
@@ -13,10 +13,16 @@ _DEFAULTS = {"description": "", "parameters": _NO_PARAMETERS}
 _ANY = {"type": "string"}
 
 
+def sent_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return definitions as the client sends them, without null in place of a description or parameters."""
+    return [{**definition, "function": without_nulls(definition["function"])} for definition in definitions]
+
+
 def complete_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return definitions of which each has a description and parameters."""
+    """Return definitions of which each has a description and parameters, at its end if the client sends none."""
     return [
-        {**definition, "function": {**_DEFAULTS, **without_nulls(definition["function"])}} for definition in definitions
+        {**definition, "function": _with_defaults(definition["function"], _DEFAULTS)}
+        for definition in sent_definitions(definitions)
     ]
 
 
@@ -27,11 +33,16 @@ def simple_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[st
             **definition,
             "function": {
                 **definition["function"],
-                "parameters": {**_NO_PARAMETERS, **_simple(definition["function"]["parameters"])},
+                "parameters": _with_defaults(_simple(definition["function"]["parameters"]), _NO_PARAMETERS),
             },
         }
         for definition in complete_definitions(definitions)
     ]
+
+
+def _with_defaults(values: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Return values in their order, then the defaults of missing ones."""
+    return dict(values) | {key: value for key, value in defaults.items() if key not in values}
 
 
 def _simple(schema: Any) -> Any:
@@ -55,7 +66,7 @@ def _simple(schema: Any) -> Any:
     properties = simple.get("properties")
     if isinstance(properties, dict):
         simple["properties"] = {
-            name: {**_ANY, "description": "", **(each if isinstance(each, dict) else {})}
+            name: _with_defaults(each if isinstance(each, dict) else {}, {**_ANY, "description": ""})
             for name, each in properties.items()
             if each is not False  # no value fits
         }

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from headrace.models.text.adapt_tools import complete_definitions, simple_definitions
+from headrace.models.text.adapt_tools import complete_definitions, sent_definitions, simple_definitions
 from headrace.models.text.chat_template import ChatTemplate, Message
 from headrace.runtime.errors import CheckpointError
 
@@ -143,15 +143,17 @@ class TemplateRules:
     def tool_variables(self, definitions: Sequence[Mapping[str, object]]) -> Variables:
         """Return the template's variables that offer tools, or none if `definitions` is empty.
 
-        Definitions get the fields that the template reads. Empty for a template that writes no tools.
+        Definitions get fields that the client leaves out if the template fails without them. Empty for a template that
+        writes no tools.
         """
         if not definitions:
             return self._no_tools
         if self._offer is None:
             return {}
-        variables = self._offer(complete_definitions(definitions))
-        if self._render([_user("one")], variables) is not None:
-            return variables
+        for changed in (sent_definitions, complete_definitions):
+            variables = self._offer(changed(definitions))
+            if self._render([_user("one")], variables) is not None:
+                return variables
         return self._offer(simple_definitions(definitions))
 
     @property

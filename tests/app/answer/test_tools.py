@@ -1,5 +1,6 @@
 """Tool calls of a model that babbles: forced and optional ones, messages with calls and results, and refusals."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ import pytest
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.openai_form import read_chat
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.answer.tools import read_tools
+from headrace.app.server import anthropic, responses
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.events import Completed, TextChunk
+from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE, ThinkingForm, ThinkingStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
@@ -172,6 +177,61 @@ def test_openai_values_are_read() -> None:
     use = read_tools([WEATHER, CLOCK], {"type": "function", "function": {"name": "time"}}, False)
     assert use is not None
     assert (use.choice, use.parallel, [tool.name for tool in use.callable]) == ("time", False, ["time"])
+
+
+_ORDERS: dict[str, dict[str, Any]] = {
+    "chat, as OpenAI's client sends it": {"type": "function", "function": {"name": "look", "description": "Look."}},
+    "chat, sorted": {"function": {"description": "Look.", "name": "look", "strict": False}, "type": "function"},
+    "chat, with a field of the template": {
+        "type": "function",
+        "function": {"parameters": {"type": "object"}, "return": {"type": "string"}, "name": "look"},
+    },
+}
+
+
+@pytest.mark.parametrize("tool", _ORDERS.values(), ids=_ORDERS)
+def test_a_definition_reaches_the_template_as_the_client_sends_it(tool: dict[str, Any]) -> None:
+    """As transformers renders it: the prompt has the client's keys, in their order."""
+    assert f"Tools: {json.dumps(tool)}\n" in _offer(read_chat({"messages": QUESTION, "tools": [tool]}).tools)
+
+
+@pytest.mark.parametrize("keys", list(itertools.permutations(("name", "description", "parameters"))))
+def test_flat_definitions_keep_the_order_of_their_keys(keys: tuple[str, ...]) -> None:
+    values = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    function = {key: values[key] for key in keys}
+    expected = f"Tools: {json.dumps({'type': 'function', 'function': function})}\n"
+    response = responses.read_call({"input": "x", "tools": [{"type": "function", **function}]})
+    assert expected in _offer(response.tools)
+    renamed = {"input_schema" if key == "parameters" else key: value for key, value in function.items()}
+    message = anthropic.read_call({"messages": QUESTION, "tools": [renamed]})
+    assert expected in _offer(message.tools)
+
+
+@pytest.mark.parametrize("keys", list(itertools.permutations(("type", "description", "enum"))))
+def test_parameters_that_a_template_needs_come_after_those_of_the_client(keys: tuple[str, ...]) -> None:
+    values = {"type": "string", "description": "Unit.", "enum": ["m"]}
+    unit = {key: values[key] for key in keys}
+    function = {"name": "look", "parameters": {"properties": {"unit": unit, "note": {}}, "type": "object"}}
+    types = (
+        "{% for tool in tools or [] %}{% for each in tool.function.parameters.properties.values() %}"
+        "{{ '' + each.type }}{% endfor %}{% endfor %}"
+    )
+    text = _offer(read_tools([{"type": "function", "function": function}]), types + _TEMPLATE)
+    note = {"type": "string", "description": ""}
+    parameters = {
+        "properties": {"unit": unit, "note": note},
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+    }
+    made = {"name": "look", "parameters": parameters, "description": ""}
+    assert f"Tools: {json.dumps({'type': 'function', 'function': made})}\n" in text
+
+
+def _offer(use: ToolUse | None, source: str = _TEMPLATE) -> str:
+    """Return the prompt of a conversation with tools."""
+    assert use is not None
+    template = ChatTemplate({"default": source})
+    return template.render(QUESTION, **TemplateRules(template, offers_tools=True).tool_variables(use.definitions))
 
 
 def test_a_forced_tool_has_to_be_honoured(answerer: Answerer) -> None:
