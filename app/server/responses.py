@@ -5,6 +5,7 @@ Source of the shapes: OpenAI's API reference, sections Responses and Streaming e
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from secrets import token_hex
 from typing import Any
@@ -80,13 +81,12 @@ def read_input(body: Body) -> list[dict[str, object]]:
         raise UsageError("input must be a text or a list with at least one item")
     instructions = read(body, "instructions", Text())
     messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
-    reasoning = ""
     newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])
     for index, entry in enumerate(entries):
         where = f"input[{index}]"
         match entry:
             case {"type": "reasoning"}:
-                reasoning = _reasoning(entry, where)
+                _add_reasoning(messages, _reasoning(entry, where))
             case {"type": "function_call", "call_id": str(identifier), "name": str(name), "arguments": str(arguments)}:
                 message = _own_message(messages)
                 if isinstance(space := entry.get("namespace"), str) and space:
@@ -116,13 +116,29 @@ def read_input(body: Body) -> list[dict[str, object]]:
                     f"{where}: item {shown(identifier)} is not stored here; send its text, with store: false"
                 )
             case {"type": "message"} | {"role": _}:
-                messages.append(_message(entry, where, in_history=index != newest))
+                message = _message(entry, where, in_history=index != newest)
+                if message["role"] == "assistant" and _has_reasoning_alone(messages):
+                    messages[-1]["content"] = message["content"]
+                else:
+                    messages.append(message)
             case _:
                 kind = entry.get("type") if isinstance(entry, dict) else entry
                 raise UsageError(f"{where}: items of type {shown(kind)} are not supported")
-        if reasoning and messages and messages[-1]["role"] == "assistant":
-            messages[-1]["reasoning_content"], reasoning = reasoning, ""
     return name_results(join_system(messages))
+
+
+def _add_reasoning(messages: list[dict[str, object]], text: str) -> None:
+    """Begin an answer with its reasoning. The message or the calls that follow join it."""
+    if _has_reasoning_alone(messages):
+        text = "\n\n".join(filter(None, (str(messages.pop()["reasoning_content"]), text)))
+    if text:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+
+
+def _has_reasoning_alone(messages: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether the last message is an answer of which only the reasoning is known."""
+    last = messages[-1] if messages else {}
+    return bool(last.get("reasoning_content")) and not last["content"] and "tool_calls" not in last
 
 
 def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:

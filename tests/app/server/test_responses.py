@@ -87,6 +87,55 @@ def test_input_items_of_every_form_become_messages() -> None:
     ]
 
 
+def _thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+_CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+_MADE = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        (
+            [_said("a"), _thought("b"), _said("c")],
+            [{"content": "a"}, {"content": "c", "reasoning_content": "b"}],
+        ),
+        (
+            [_thought("a"), _said("b"), _thought("c"), _CALL],
+            [
+                {"content": "b", "reasoning_content": "a"},
+                {"content": "", "reasoning_content": "c", "tool_calls": _MADE},
+            ],
+        ),
+        (
+            [_said("a"), _thought("b"), _CALL],
+            [{"content": "a"}, {"content": "", "reasoning_content": "b", "tool_calls": _MADE}],
+        ),
+        ([_thought("a"), _thought("b"), _said("c")], [{"content": "c", "reasoning_content": "a\n\nb"}]),
+        (
+            [_thought("a"), _said("b"), _CALL],
+            [{"content": "b", "reasoning_content": "a", "tool_calls": _MADE}],
+        ),
+        ([_thought("a")], [{"content": "", "reasoning_content": "a"}]),
+        ([{"type": "reasoning", "summary": [], "encrypted_content": "?"}, _said("a")], [{"content": "a"}]),
+    ],
+)
+def test_reasoning_stays_with_the_answer_that_it_precedes(
+    given: list[dict[str, Any]], messages: list[dict[str, Any]]
+) -> None:
+    """It never moves to an answer before it, or to one after the user's next message."""
+    question = {"role": "user", "content": "hello"}
+    read = call(input=[question, *given, question, _said("later"), question]).messages
+    expected = [{"role": "assistant", **message} for message in messages]
+    assert read == [question, *expected, question, {"role": "assistant", "content": "later"}, question]
+
+
 def test_tools_with_their_calls_and_results_become_messages() -> None:
     function = {"type": "function", "name": "count", "parameters": {"type": "object"}, "strict": False}
     given = call(
