@@ -205,9 +205,11 @@ def short_id(identifier: object) -> str:
 def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]:
     """Return messages of which none has more than the template shows: one call, or calls without text."""
     split: list[Message] = []
+    last_answer = max((index for index, message in enumerate(messages) if _has_answer(message, rules)), default=-1)
     index = 0
     while index < len(messages):
         message = messages[index]
+        takes_text = _takes_text(message, rules) and (rules.keeps_text_with_calls or index > last_answer)
         calls = _calls_of(message)
         following = messages[index + 1 : index + 1 + len(calls)]
         results = [each for each in following if each["role"] == "tool"]
@@ -215,8 +217,6 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
         if not calls:
             split.append(message)
             continue
-        has_thinking = bool(message.get("reasoning_content") or message.get("thinking"))
-        takes_text = rules.takes_text_and_thinking_with_calls if has_thinking else rules.takes_text_with_calls
         if text_of(message) and not takes_text:
             split.append({"role": message["role"], "content": text_of(message)})
             message = {**message, "content": ""}
@@ -227,6 +227,18 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
             first = message if number == 0 else {"role": message["role"], "content": ""}
             split += [{**first, "tool_calls": [call]}, *results[number : number + 1]]
     return split
+
+
+def _takes_text(message: Message, rules: TemplateRules) -> bool:
+    """Return whether the template shows the text beside the calls of a message."""
+    has_thinking = bool(message.get("reasoning_content") or message.get("thinking"))
+    return rules.takes_text_and_thinking_with_calls if has_thinking else rules.takes_text_with_calls
+
+
+def _has_answer(message: Message, rules: TemplateRules) -> bool:
+    """Return whether a message is an answer without calls, or has a text that becomes one."""
+    is_answer = message["role"] == "assistant"
+    return is_answer and (not _calls_of(message) or (text_of(message) != "" and not _takes_text(message, rules)))
 
 
 def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:

@@ -234,6 +234,12 @@ class TemplateRules:
         return self._shows_texts_with_calls({})
 
     @cached_property
+    def keeps_text_with_calls(self) -> bool:
+        """True if the text beside a call is shown, too, where an answer follows; GPT-OSS drops it then."""
+        call = {**self._calls("three"), "content": _WORDS["two"]}
+        return self._shows(_user("one"), call, _result("four"), _answer("five"), _user("six"))
+
+    @cached_property
     def takes_calls_first(self) -> bool:
         """True if a conversation may begin with calls; Llama 4's template takes a first message for the user's."""
         if self.alternates_without_calls:

@@ -86,6 +86,12 @@ TEMPLATES = {
     + _TURNS.replace(
         "if message.content %}", "if message.content and not (message.tool_calls and seen.calls) %}"
     ).replace("{%- for call in", "{%- if message.tool_calls %}{% set seen.calls = true %}{% endif %}{%- for call in"),
+    "text with calls until an answer": _TURNS.replace(
+        "{%- if message.content %}",
+        "{%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') | list %}"
+        "{%- if message.content and not (message.tool_calls and later | rejectattr('tool_calls') | list) %}"
+        "{%- if message.tool_calls and message.reasoning_content %}{{ raise_exception('both') }}{% endif %}",
+    ),
     "a first message without calls": _TURNS.replace(
         "message.tool_calls or []", "((message.tool_calls or []) if message != messages[0] else [])"
     ),
@@ -274,6 +280,19 @@ def test_neighbouring_system_messages_never_run_into_each_other() -> None:
         {"role": "user", "content": "y"},
     ]
     assert "<user>first\n\nsecond\n\ny" in _render(template, messages)
+
+
+def test_a_text_leaves_its_call_only_where_a_later_answer_would_drop_it() -> None:
+    """GPT-OSS's template writes such a text as analysis, up to the answer."""
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [_call("a", 1)]},
+        {"role": "tool", "tool_call_id": "a", "name": "look", "content": "y"},
+    ]
+    template = TEMPLATES["text with calls until an answer"]
+    assert "<assistant>Let me see.[a look" in _render(template, messages)
+    answered = _render(template, [*messages, {"role": "assistant", "content": "z"}, {"role": "user", "content": "w"}])
+    assert "<assistant>Let me see.\n<assistant>[a look" in answered
 
 
 def test_a_call_without_a_result_gets_a_placeholder() -> None:
