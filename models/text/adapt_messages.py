@@ -323,7 +323,7 @@ def _adapt_turns(messages: list[Message], rules: TemplateRules) -> list[Message]
             continue
         if last is not None and _must_join(last, message, rules, _speaker(adapted)):
             texts = [text for text in (text_of(last), text_of(message)) if text]
-            adapted[-1] = {**last, **_fields(message), "content": _PARAGRAPH.join(texts)}
+            adapted[-1] = {**last, **_joined_fields(last, message), "content": _PARAGRAPH.join(texts)}
             continue
         if message["role"] == "assistant":
             takes_first = rules.takes_calls_first if has_calls else takes_answer_first
@@ -357,11 +357,14 @@ def _must_join(last: Message, message: Message, rules: TemplateRules, speaker: s
     return False
 
 
-def _fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message that one before it takes over: thinking and calls."""
-    return {
-        key: message[key] for key in ("tool_calls", "reasoning_content", "thinking") if message.get(key) is not None
-    }
+def _joined_fields(last: Message, message: Message) -> dict[str, object]:
+    """Return the fields that a message gets from the next one, which joins it: calls, and the thinking of both."""
+    fields = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {}
+    for key in ("reasoning_content", "thinking"):
+        texts = [str(each[key]) for each in (last, message) if each.get(key)]
+        if texts:
+            fields[key] = _PARAGRAPH.join(texts)
+    return fields
 
 
 def text_of(message: Message) -> str:

@@ -295,6 +295,18 @@ def test_a_text_leaves_its_call_only_where_a_later_answer_would_drop_it() -> Non
     assert "<assistant>Let me see.\n<assistant>[a look" in answered
 
 
+def test_answers_that_become_one_keep_the_thinking_of_both() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "a", "reasoning_content": "first", "thinking": "first"},
+        {"role": "assistant", "content": "b", "reasoning_content": "second"},
+        {"role": "assistant", "content": "c"},
+    ]
+    rules = TemplateRules(ChatTemplate({"default": TEMPLATES["alternation"]}))
+    thoughts = {"reasoning_content": "first\n\nsecond", "thinking": "first"}
+    assert adapt_messages(messages, rules)[1:] == [{"role": "assistant", "content": "a\n\nb\n\nc", **thoughts}]
+
+
 def test_a_call_without_a_result_gets_a_placeholder() -> None:
     messages = [
         {"role": "user", "content": "x"},
