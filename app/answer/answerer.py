@@ -8,7 +8,7 @@ that loaded its model.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
+from headrace.runtime.engine.request import CancelFlag, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.metrics.telemetry import Summary
@@ -142,9 +142,10 @@ class Answerer:
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
 
-        Raises the errors of `Engine.generate`, those of malformed requests and long prompts at once.
+        Raises the errors of `Engine.generate`.
         """
-        return _stream(answer, self.engine.generate(answer.request))
+        for event in self.engine.generate(answer.request):
+            yield answer.take(event)
 
     def submit(self, answer: Answer) -> EngineSequence:
         """Queue an answer; its text events come from `step`. Raises the errors of `Engine.submit`."""
@@ -241,8 +242,3 @@ class Answerer:
         if self._drafted and choice != "off":
             return "draft"
         return cast(Speculation, choice or "auto")
-
-
-def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:
-    for event in events:
-        yield answer.take(event)

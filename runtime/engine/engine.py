@@ -16,7 +16,6 @@ from itertools import islice
 
 import mlx.core as mx
 
-from headrace.runtime.engine.admission import Admission
 from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.commit import commit_batch
 from headrace.runtime.engine.decode import start
@@ -26,9 +25,10 @@ from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import prefill_prompt
 from headrace.runtime.engine.request import Event, Failed, Request
-from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
+from headrace.runtime.engine.scheduler import Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.engine.step_timer import BatchClock, StepTimer
+from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.engine.work_memory import WorkMemory
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVOptions
@@ -36,6 +36,7 @@ from headrace.runtime.machine.memory import CACHE_LIMIT
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.network import Network
+from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.suffixes import RecentAnswers
 
@@ -117,14 +118,6 @@ class Engine:
             output=OUTPUT_RESERVED if self.kv.copies_to_grow else 0,
         )
         self._drafting = Drafting(network, draft, pass_costs)
-        self._admission = Admission(
-            network,
-            self.kv,
-            context_limit=context_limit,
-            scheduler=self._scheduler,
-            budget=self._budget,
-            drafting=self._drafting,
-        )
         self.timer = StepTimer()
         self._clock = BatchClock(self._pace, self.timer, division)
         self.ending = Ending(self.kv, self._scheduler, self._budget)
@@ -141,20 +134,45 @@ class Engine:
         memory runs out on the way.
         """
         self._check_idle()
-        self.check(request)
-        return self._generate(request)
+        sequence = self.submit(request, is_reusable=self._keeps)
+        self._generating = True
+        try:
+            while sequence.state != "finished":
+                for _, event in self.step():
+                    if isinstance(event, Failed):
+                        raise event.error
+                    yield event
+        finally:
+            self._generating = False
+            if sequence.state != "finished":  # closed between two events
+                self.ending.end(sequence)
+            self.ending.release(self._drafting.recent)
+            self._stop_work()
 
-    def submit(self, request: Request) -> Sequence:
-        """Queue a request; its events come from `step`. Raises what `generate` raises, now where it can be known."""
+    def submit(self, request: Request, *, is_reusable: bool = True) -> Sequence:
+        """Queue a request; its events come from `step`. Raises what `generate` raises, now where it can be known.
+
+        is_reusable: another prompt may begin like it.
+        """
         if self._generating:
             raise EngineError("the engine is already generating", "close the other generation first")
         self.check(request)
         self.timer.begin_answer()
-        return self._admission.enter(request, is_reusable=True)
+        sequence = Sequence(
+            request,
+            limit=self._budget.limit,
+            timeline=Timeline(cost=self._cost, prompt_tokens=len(request.prompt)),
+            is_reusable=is_reusable,
+            sampler=Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt),
+        )
+        self._scheduler.add(sequence)
+        return sequence
 
     def check(self, request: Request) -> None:
         """Raise what `submit` raises for a request itself. Any thread may call it."""
-        self._admission.check(request)
+        request.check(self.network.vocab_size, self.context_limit)
+        self._drafting.check(request.speculate)
+        self._budget.check(len(request.prompt))
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence: its `Finished` comes with the next step. Nothing happens to one that has ended."""
@@ -240,49 +258,60 @@ class Engine:
         return events
 
     def _admit(self) -> list[Delivery]:
-        """Admit sequences, after the blocks of those that ended just now are released."""
+        """Admit the queued sequences that there is room for; return events of those with a reused prefix."""
         if self._scheduler.waiting:
-            self.ending.release(self._drafting.recent)
+            self.ending.release(self._drafting.recent)  # the blocks of those that ended just now
         self._memory.hold(len(self._scheduler))
-        return self._admission.admit()
+        admitted = self._scheduler.admit()
+        self.kv.evict()
+        events: list[Delivery] = []
+        for sequence in admitted:
+            cache = self.kv.acquire(sequence.request.prompt, sequence.reserved)
+            sequence.cache = cache
+            sequence.marks = cache.needs_marks and sequence.is_reusable
+            if self.kv.rolls_back and not sequence.proposers:
+                sequence.proposers = self._drafting.proposers(sequence)
+            if sequence.served:  # it was preempted
+                continue
+            sequence.served = True
+            sequence.reused = cache.committed
+            sequence.reported = cache.committed
+            sequence.timeline.admitted(sequence.reused)
+            if sequence.reused:
+                events.append((sequence, sequence.progress()))
+        return events
 
     def _advance(self) -> list[Delivery]:
-        """Schedule and run the next batch while the device computes the one before, and commit that one.
+        """Schedule and start the next batch while the device computes the one before, and commit that one.
 
         The order is another where the tokens of the batch before decide what is scheduled: then it is committed first.
         """
         before = self._in_flight
         self._in_flight = None
-        if before is not None and before.decides:
-            events = self._commit(before)
-            batch = self._run(self._schedule(), None)
-            if batch is not None:
-                batch.drafting_s = self._drafting.spent_s  # its time includes other drafting
-                batch.started = self._clock.read_at + self._drafting.spent_s
-        else:
-            batch = self._run(self._schedule(), before)
-            events = [] if before is None else self._commit(before)
-        self._in_flight = batch
-        if batch is None:
-            return events
-        batch.select()
-        if not batch.chooses:  # prompts only: no batch is built ahead of its end
-            self._in_flight = None
-            events += self._commit(batch)
-        return events
+        decides = before is not None and before.decides
+        events = self._commit(before) if before is not None and decides else []
+        unread = None if decides else before
 
-    def _schedule(self) -> list[ScheduledChunk]:
-        """Return the chunks of the next batch, with draft tokens where they pay."""
         chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
         for chunk in chunks:
             if chunk.chooses:
                 chunk.sequence.force_next()
         self.kv.evict()
-        return chunks
+        batch = start(self.network, self.kv, chunks, unread) if chunks else None
+        if decides and batch is not None:
+            batch.drafting_s = self._drafting.spent_s  # its time includes other drafting
+            batch.started = self._clock.read_at + self._drafting.spent_s
 
-    def _run(self, chunks: list[ScheduledChunk], before: InFlightBatch | None) -> InFlightBatch | None:
-        """Start the batch of the chunks; None if there are none. before: the batch whose tokens are not read yet."""
-        return start(self.network, self.kv, chunks, before) if chunks else None
+        if unread is not None:
+            events = self._commit(unread)
+        self._in_flight = batch
+        if batch is None:
+            return events
+        batch.select()  # constrained tokens: their masks are known now
+        if not batch.chooses:  # prompts only: no batch is built ahead of its end
+            self._in_flight = None
+            events += self._commit(batch)
+        return events
 
     def _commit(self, in_flight: InFlightBatch) -> list[Delivery]:
         """Wait for a batch, commit it, and return its events."""
@@ -318,24 +347,6 @@ class Engine:
     def _check_idle(self) -> None:
         if self._generating or self._scheduler:
             raise EngineError("the engine is already generating", "close the other generation first")
-
-    def _generate(self, request: Request) -> Iterator[Event]:
-        self._check_idle()  # again: another generation may have started meanwhile
-        self.timer.begin_answer()
-        sequence = self._admission.enter(request, is_reusable=self._keeps)
-        self._generating = True
-        try:
-            while sequence.state != "finished":
-                for _, event in self.step():
-                    if isinstance(event, Failed):
-                        raise event.error
-                    yield event
-        finally:
-            self._generating = False
-            if sequence.state != "finished":  # closed between two events
-                self.ending.end(sequence)
-            self.ending.release(self._drafting.recent)
-            self._stop_work()
 
     def _stop_work(self) -> None:
         """Free memory at the end of work."""

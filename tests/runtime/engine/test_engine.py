@@ -43,7 +43,7 @@ def test_the_context_limit_ends_with_length(network: Decoder, limit: int, tokens
 def test_a_prompt_longer_than_the_context_is_refused_before_any_work(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     with pytest.raises(ContextLimitError, match=r"7 tokens, the context limit is 6"):
-        Engine(watched, context_limit=6).generate(Request(PROMPT))
+        next(Engine(watched, context_limit=6).generate(Request(PROMPT)))
     assert not watched.caches
 
 
@@ -58,7 +58,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_any_work(network: De
 )
 def test_malformed_requests_are_refused_at_once(network: Decoder, request_: Request, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        Engine(network, context_limit=32).generate(request_)
+        next(Engine(network, context_limit=32).generate(request_))
 
 
 def test_bad_sampling_settings_are_refused_before_prefill(network: Decoder) -> None:
@@ -222,7 +222,7 @@ def test_a_second_generation_is_refused_while_one_is_open(network: Decoder) -> N
     second = engine.generate(Request(PROMPT))
     next(first)
     with pytest.raises(EngineError, match="already generating"):
-        engine.generate(Request(PROMPT))
+        next(engine.generate(Request(PROMPT)))
     with pytest.raises(EngineError, match="already generating"):
         next(second)
     first.close()  # type: ignore[attr-defined]

@@ -202,7 +202,7 @@ def test_generate_is_refused_while_sequences_are_open(network: Decoder) -> None:
     request = Request(prompt_of(0, 5), max_tokens=4)
     sequence = engine.submit(request)
     with pytest.raises(EngineError, match="already generating"):
-        engine.generate(request)
+        next(engine.generate(request))
     drive(engine)
     events = engine.generate(request)
     next(events)
