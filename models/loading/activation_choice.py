@@ -13,7 +13,8 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.forcing import Forced
 from headrace.models.loading.measurement_key import measurement_key
-from headrace.models.network.activations import unsupported, with_activations
+from headrace.models.network.activations import rounded_widths, unsupported, with_activations
+from headrace.models.network.decoder import Decoder
 from headrace.models.registry.progress import Progress
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
@@ -23,7 +24,8 @@ from headrace.runtime.network import Network
 
 MAX_KL = 0.001
 """Nats per token: the largest mean divergence from 16 bits at which "auto" takes 8."""
-_FASTER_SETS = ("avx512", "avx2", "neon")  # instruction sets that multiply bytes faster than 16-bit integers
+_FASTER_WIDTHS: dict[str | None, set[int]] = {"avx512": {2, 4, 8}, "avx2": {2, 4}, "neon": {2, 4}}
+"""Bits of weights whose products with bytes are faster than those with 16-bit integers, by instruction set."""
 _TOKENS = 256
 _CHARACTERS = 8 * _TOKENS  # of the text: enough for as many tokens
 _VERSION = 1  # of the measurement and of the rounding; a change makes stored values void
@@ -46,7 +48,7 @@ def choose_activations(
     progress: called while the divergence is measured, once for each model.
     The note is None if 8 bits were chosen by an earlier measurement.
     """
-    reason = unsupported(network) or _no_gain()
+    reason = unsupported(network) or _no_gain(network)
     if reason is not None:
         return network, f"activations stay in 16 bits: {reason}"
     coarse = with_activations(network, 8)
@@ -66,9 +68,15 @@ def choose_activations(
     return network, f"activations stay in 16 bits: 8 have a KL divergence of {kl:.2g} nats, over {MAX_KL}"
 
 
-def _no_gain() -> str | None:
+def _no_gain(network: Network) -> str | None:
+    """Return why products with 8-bit activations are not faster than with 16-bit ones; None if they are."""
+    assert isinstance(network, Decoder)  # `unsupported` has refused others
     instruction_set = ops.native.status().instruction_set
-    return None if instruction_set in _FASTER_SETS else f"8 are not faster on the {instruction_set} kernels"
+    widths = rounded_widths(network)
+    if widths & _FASTER_WIDTHS.get(instruction_set, set()):
+        return None
+    bits = " and ".join(map(str, sorted(widths)))
+    return f"8 are not faster with weights of {bits} bits on the {instruction_set} kernels"
 
 
 def _measured_kl(fine: Network, coarse: Network, ids: Sequence[int], tick: Callable[[], None]) -> float:

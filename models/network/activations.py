@@ -34,11 +34,17 @@ def unsupported(network: Network) -> str | None:
         return "HEADRACE_EXACT asks for float32 throughout"
     if long_rope(network.config) is not None:
         return "LongRoPE has two sets of layers"
-    return None if _rounds(network) else "no layer of this model runs whole, with 2-, 4- or 8-bit weights"
+    return None if rounded_widths(network) else "no layer of this model runs whole, with 2-, 4- or 8-bit weights"
 
 
-def _rounds(network: Decoder) -> bool:
-    """Return whether some layers run as one node, with weights that meet rounded activations."""
+def rounded_widths(network: Decoder) -> set[int]:
+    """Return the bits of weights that meet rounded activations in layers that run as one node."""
     fused = [layer for part, node in network._layer_groups if node is not None for layer in network._layers[part]]
-    weights = [weight for layer in fused if layer.mixer is None for weight in layer.qkv]
-    return any(weight.bits in (2, 4, 8) and weight.mode != "mxfp8" for weight in weights)
+    weights = [
+        weight
+        for layer in fused
+        if layer.mixer is None
+        for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+        if weight is not None and weight.mode != "mxfp8"
+    ]
+    return {weight.bits for weight in weights} & {2, 4, 8}

@@ -1,6 +1,7 @@
 """8-bit activations by their measured divergence: when they are taken, and what users are told."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.ops import native, reference
+from tests.support.kernels import on_instruction_set
 from tests.support.tiny import quantize_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 
@@ -38,7 +40,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return found[-1]
 
     monkeypatch.setattr(activation_choice, "_measured_kl", recorded)
-    monkeypatch.setattr(activation_choice, "_FASTER_SETS", (native.status().instruction_set,))
+    monkeypatch.setattr(activation_choice, "_FASTER_WIDTHS", {native.status().instruction_set: {4}})
     monkeypatch.setattr(activation_choice, "MAX_KL", 10.0)  # nats, more than a tiny network's
     return found
 
@@ -94,10 +96,25 @@ def test_kernels_that_do_not_round_keep_16_bits(directory: Path, monkeypatch: py
 def test_kernels_without_fast_products_of_bytes_keep_16_bits(
     directory: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_choice, "_FASTER_SETS", ())
+    monkeypatch.setattr(activation_choice, "_FASTER_WIDTHS", {})
     model = _loaded(directory)
     assert (model.activations, measured) == (16, [])
     assert str(native.status().instruction_set) in model.notes[-1]
+
+
+@pytest.fixture
+def avx2() -> Iterator[str]:
+    yield from on_instruction_set("avx2")
+
+
+@needs_kernels
+@pytest.mark.usefixtures("avx2")
+def test_8_bit_weights_keep_16_bits_on_avx2(tmp_path: Path) -> None:
+    quantized = quantize_model(write_chat_model(tmp_path / "plain"), tmp_path / "quantized", {"bits": 8})
+    write_byte_tokenizer(quantized)
+    model = _loaded(quantized)
+    assert model.activations == 16
+    assert "with weights of 8 bits on the avx2 kernels" in model.notes[-1]
 
 
 @needs_kernels
