@@ -23,6 +23,7 @@ from headrace.models.gguf.architecture import Contents, Entries, Vector
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
+from headrace.models.gguf.kinds import check_kind
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongFactors
@@ -215,10 +216,8 @@ def read_plan(source: Path) -> ConversionPlan:
 
 
 def plan_of(container: Container) -> ConversionPlan:
+    check_kind(container)
     metadata = Metadata(container.metadata)
-    if metadata.text("general.type", "model") == "adapter":
-        file = container.paths[0]
-        raise CheckpointError(f"{file.name} is an adapter", f"pass it after its base: BASE.gguf+{file.name}")
     vocabulary = read_vocabulary(metadata)
     layout = _layout(container, metadata, len(vocabulary.tokens))
     tokenizer, special = build_tokenizer(metadata, vocabulary)
@@ -227,6 +226,7 @@ def plan_of(container: Container) -> ConversionPlan:
 
 def layout_of(container: Container) -> Layout:
     """Return the part of `plan_of` that needs no tokenizer. Raises as `convert_gguf`."""
+    check_kind(container)
     metadata = Metadata(container.metadata)
     return _layout(container, metadata, len(metadata.texts("tokenizer.ggml.tokens")))
 

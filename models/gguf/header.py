@@ -66,7 +66,7 @@ _INSTEAD = {
     "NVFP4": "Q4_K_M",
     "Q1_0": "Q2_K",
 }
-
+_TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
 # A metadata value: number, boolean, text, or a flat list of one of them.
 Value = int | float | bool | str | list[Any]
@@ -106,6 +106,17 @@ def read_header(file_name: str, data: mmap.mmap | bytes, size: int | None = None
     return _HeaderReader(file_name, data, len(data) if size is None else size).run()
 
 
+def _foreign(start: bytes) -> str | None:
+    """Return a hint for a file of another format, from its first bytes."""
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS: fetch the file itself with `git lfs pull`"
+    if start.lstrip()[:5].lower() in (b"<!doc", b"<html"):
+        return "it is a web page: download the file itself, not the page about it"
+    if start[:4] in (b"lmgg", b"fmgg", b"tjgg"):  # GGML, GGMF and GGJT
+        return "it has a format from before GGUF: look for a GGUF version of this model"
+    return None
+
+
 def _instead(type_name: str) -> str:
     return next((other for kind, other in _INSTEAD.items() if type_name.startswith(kind)), "Q8_0")
 
@@ -126,10 +137,13 @@ class _HeaderReader:
             self.fail("too short to be a GGUF file")
         self.skip(4, "the magic")
         if self.data[:4] != b"GGUF":
-            self.fail("not a GGUF file (wrong magic)")
+            self.fail("not a GGUF file (wrong magic)", _foreign(self.data[:64]))
         version = self.number("I")
         if version & 0xFFFF == 0:
-            raise UnsupportedModelError(f"{self.file_name}: big-endian GGUF files are not supported")
+            raise UnsupportedModelError(
+                f"{self.file_name}: big-endian GGUF files are not supported",
+                hint="turn it with gguf-convert-endian of the package gguf, or take the usual file of this model",
+            )
         if version not in (2, 3):
             raise UnsupportedModelError(f"{self.file_name}: GGUF version {version} is not supported (2 and 3 are)")
         tensor_count = self.number("Q")
@@ -214,7 +228,7 @@ class _HeaderReader:
         previous = ""
         for tensor in sorted(tensors, key=lambda tensor: tensor.start):
             if data_start + tensor.start + tensor.nbytes > self.size:
-                self.fail(f"tensor {tensor.name} reaches past the end of the file (truncated?)")
+                self.fail(f"tensor {tensor.name} reaches past the end of the file (truncated?)", _TRUNCATED)
             if tensor.start < end:
                 self.fail(f"tensors {previous} and {tensor.name} overlap")
             end = tensor.start + tensor.nbytes
@@ -298,5 +312,5 @@ class _HeaderReader:
             raise HeaderCutError
         self.position += length
 
-    def fail(self, reason: str) -> NoReturn:
-        raise CheckpointError(f"{self.file_name}: {reason}")
+    def fail(self, reason: str, hint: str | None = None) -> NoReturn:
+        raise CheckpointError(f"{self.file_name}: {reason}", hint)

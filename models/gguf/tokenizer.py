@@ -26,7 +26,6 @@ from headrace.models.text.vocabulary import (
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characters
-_NO_CHAT = "headrace runs language models that write text; look for an MLX or safetensors version of one"
 
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[str, SpecialIds]:
@@ -50,7 +49,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[str, Sp
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
-            hint=_NO_CHAT if model in ("bert", "t5", "rwkv", "plamo2") else None,
+            hint="look for an MLX or safetensors version of this model" if model in ("rwkv", "plamo2") else None,
         )
     _wrap(rules, vocabulary, special)
     return _document(rules, vocabulary, merges), special

@@ -171,10 +171,15 @@ def copy_bytes(file: Path) -> int:
 
 
 def has_chat_template(file: Path) -> bool:
-    """Return whether a file's header has a chat template. Raises CheckpointError."""
+    """Return whether a file's header has a chat template. Raises as `copy_bytes`, if it has none and cannot run."""
     from headrace.models.gguf.container import open_container  # late: numpy
+    from headrace.models.gguf.convert import layout_of
 
-    return any(key.startswith(_TEMPLATE) for key in open_container(file).metadata)
+    container = open_container(file)
+    if any(key.startswith(_TEMPLATE) for key in container.metadata):
+        return True
+    layout_of(container)
+    return False
 
 
 def convert(file: "Path | ConversionPlan", directory: Path, progress: Progress, sha256: str | None = None) -> None:

@@ -20,6 +20,6 @@ def architecture_of(metadata: Metadata) -> Architecture:
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"GGUF architecture {name!r} is not supported",
-            hint="look for an MLX or safetensors version; supported GGUF architectures: " + ", ".join(ARCHITECTURES),
+            hint="look for an MLX or safetensors version; docs/models.md lists the GGUF architectures that run",
         )
     return mixtures.MIXTRAL if name == "llama" and has_experts(metadata) else ARCHITECTURES[name]
