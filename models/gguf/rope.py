@@ -81,7 +81,7 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
             raise CheckpointError(f"a rope_factors tensor has {len(each)} factors for heads that turn {rotated}")
     if (kind := metadata.text("{arch}.rope.scaling.type", "longrope")) not in ("longrope", "linear", "none"):
         raise UnsupportedModelError(f"LongRoPE together with RoPE scaling {kind!r} is not supported")
-    original = metadata.integer("{arch}.rope.scaling.original_context_length", minimum=2)
+    original = metadata.integer("{arch}.rope.scaling.original_context_length", context, minimum=2)
     scale = context / original
     amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     if abs(metadata.positive("{arch}.rope.scaling.attn_factor", amplitude) - amplitude) > 1e-3:

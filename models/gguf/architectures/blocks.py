@@ -103,6 +103,11 @@ LATENTS = {
     "attn_kv_a_norm": Part("self_attn.kv_a_layernorm", "kv_lora"),
     "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
 }
+LATENT_QUERIES = {
+    "attn_q_a": Part("self_attn.q_a_proj", "q_lora hidden"),
+    "attn_q_a_norm": Part("self_attn.q_a_layernorm", "q_lora"),
+    "attn_q_b": Part("self_attn.q_b_proj", "heads*query q_lora"),
+}
 INDEXER = {
     "indexer.attn_q_b.weight": Part("self_attn.indexer.wq_b", "index_heads*index q_lora"),
     "indexer.attn_k.weight": Part("self_attn.indexer.wk", "index hidden"),

@@ -1,4 +1,4 @@
-"""Dense models: Llama and its kin, Qwen 2 and 3, Granite, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4, Apertus, Arcee."""
+"""Dense models: Llama and its kin, Qwen 1 to 3, Granite, MiniCPM, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4 and others."""
 
 from dataclasses import replace
 
@@ -7,6 +7,8 @@ import numpy as np
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Vector
 from headrace.models.gguf.architectures.blocks import (
     FUSED_MLP,
+    LATENT_QUERIES,
+    LATENTS,
     NORMS,
     POST_NORMS,
     WIDE_NORMS,
@@ -23,6 +25,8 @@ from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.runtime.errors import UnsupportedModelError
 
 _EXAONE4_WINDOWED = 64  # layers of the size with sliding windows
+_MINICPM3_EPSILON = 1e-5  # of its class for latents
+_BAICHUAN_ALIBI = 40  # layers of the size with ALiBi, by which llama.cpp knows it
 
 _ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
 _POST_NORM = {"post_attention_norm": POST_NORMS["post_attention_norm"]}
@@ -84,6 +88,56 @@ def _exaone4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"sliding_window": window, "sliding_window_pattern": pattern}
 
 
+def _chatglm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
+    return {"attention_bias": file.has("attn_qkv.bias") or file.has("attn_q.bias")}
+
+
+def _qwen(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the width of Qwen 1's feed-forwards: the file states that of gate and up together."""
+    return {"intermediate_size": config["intermediate_size"] // 2}
+
+
+def _baichuan(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    if config["num_hidden_layers"] == _BAICHUAN_ALIBI:
+        raise UnsupportedModelError("a Baichuan 13B is not supported: it has ALiBi in place of RoPE")
+    return {}
+
+
+def _minicpm3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the entries of attention over latents, and the factors, which are constants of llama.cpp."""
+    if config["rms_norm_eps"] != _MINICPM3_EPSILON:
+        raise UnsupportedModelError("a MiniCPM3 with another epsilon is not supported")
+    query = config.pop("head_dim")
+    rotated = round(query * config.pop("partial_rotary_factor"))
+    value = config["hidden_size"] // config["num_attention_heads"]
+    if not rotated < query or metadata.integer("{arch}.attention.value_length", value) != value:
+        raise UnsupportedModelError("a MiniCPM3 with other heads is not supported")
+    return {"qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value}
+
+
+def _nanbeige(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
+    return {
+        "num_loops": metadata.integer("{arch}.num_loops", 1, minimum=1, maximum=64),
+        "skip_loop_final_norm": metadata.flag("{arch}.skip_loop_final_norm", False),
+    }
+
+
+def _spark(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the rotations of both kinds of layers."""
+    theta = config.pop("rope_theta")
+    head = config["head_dim"]
+    local = metadata.integer("{arch}.rope.dimension_count_swa", head, minimum=2, maximum=head)
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": theta, "partial_rotary_factor": config.pop("partial_rotary_factor")},
+            "sliding_attention": {
+                "rope_theta": metadata.positive("{arch}.rope.freq_base_swa", theta),
+                "partial_rotary_factor": local / head,
+            },
+        },
+    }  # fmt: skip
+
+
 def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
     """Return the parameters of the activations, which the file has as metadata."""
     names = ("alpha_p", "alpha_n", "beta", "eps")
@@ -113,6 +167,30 @@ ROWS: dict[str, Architecture] = {
     ),
     "granite": _GRANITE,
     "minicpm": _GRANITE,  # the same layers
+    "minicpm3": equal_layers(
+        "MiniCPM3ForCausalLM", "minicpm3",
+        {**NORMS, **LATENTS, **LATENT_QUERIES, "attn_kv_b": Part("self_attn.kv_b_proj", "heads*both kv_lora"), **mlp()},
+        keys=("intermediate_size", "q_lora_rank", "kv_lora_rank"), entries=_minicpm3, rotates_part=True,
+        half="bfloat16",
+        constants={"attention_bias": False, "dim_model_base": 256, "scale_depth": 1.4, "scale_emb": 12},
+    ),
+    "nanbeige": equal_layers(
+        "NanbeigeForCausalLM", "nanbeige", PERMUTED, constants=_NO_BIASES, entries=_nanbeige, half="bfloat16",
+    ),
+    "spark2_5": Architecture(
+        "Spark2_5ForCausalLM", "spark2_5",
+        {
+            "layer": {
+                **NORMS, **mlp(), "attn_qkv": Part("self_attn.q_k_v_proj", "qkv hidden"),
+                "attn_gate": Part("self_attn.g_proj", "heads hidden", plain=True),
+                "attn_output": Part("self_attn.out_proj", "hidden heads*head"),
+            },
+        },
+        tables(embedding="model.embedding"), entries=_spark, rotates_part=True, window_period=4,
+        constants={
+            **_NO_BIASES, "hidden_act": "gelu", "gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True,
+        },
+    ),
     "phi3": equal_layers(
         "Phi3ForCausalLM", "phi3",
         {
@@ -120,6 +198,11 @@ ROWS: dict[str, Architecture] = {
             **FUSED_MLP,
         },
         constants={"attention_bias": False}, entries=_phi3, rotates_part=True, whole_heads=True,
+    ),
+    "baichuan": equal_layers("LlamaForCausalLM", "llama", PERMUTED, constants=_NO_BIASES, entries=_baichuan),
+    "pangu-embedded": equal_layers("LlamaForCausalLM", "llama", PLAIN, by_tensor=LLAMA_BIASES),
+    "qwen": equal_layers(
+        "Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True}, entries=_qwen, whole_heads=True,
     ),
     "qwen2": _QWEN2,
     "qwen2vl": replace(_QWEN2, unread=SECTIONS),
@@ -150,6 +233,10 @@ ROWS: dict[str, Architecture] = {
             **FUSED_MLP, "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
         },
         by_tensor={"attention_bias": "attn_q.bias"}, rotates_part=True,
+    ),
+    "chatglm": equal_layers(
+        "GlmForCausalLM", "glm", {**NORMS, **attention(), **FUSED_MLP}, entries=_chatglm, rotates_part=True,
+        whole_heads=True, half="bfloat16",
     ),
     "hunyuan-dense": equal_layers(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",

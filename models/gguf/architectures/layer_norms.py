@@ -1,10 +1,10 @@
-"""Dense models with LayerNorm: Command R, StableLM 2, Nemotron, StarCoder 1 and 2, Phi-2, GPT-NeoX and GPT-2."""
+"""Dense models with LayerNorm: Command R, StableLM 2, Orion, OLMo 1, Nemotron, StarCoder, Phi-2, GPT-NeoX, GPT-2."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Vector
 from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order
@@ -18,6 +18,17 @@ def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
     if file.has("attn_q_norm.weight"):
         raise UnsupportedModelError("a StableLM with norms of heads is not supported")
     return {"use_parallel_residual": not file.has("ffn_norm.weight")}
+
+
+def _unit_norms(_: Metadata, config: Config) -> dict[str, Vector]:
+    """Return the weights and biases of OLMo 1's norms, which have none."""
+    layers = range(config["num_hidden_layers"])
+    norms = ["model.norm", *(f"model.layers.{layer}.{part.module}" for layer in layers for part in NORMS.values())]
+    size = config["hidden_size"]
+    return {
+        **{f"{norm}.weight": np.ones(size, np.float32) for norm in norms},
+        **{f"{norm}.bias": np.zeros(size, np.float32) for norm in norms},
+    }
 
 
 def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
@@ -81,6 +92,21 @@ def _by_head(config: Config) -> Order:
     return rows.reshape(3, config["num_attention_heads"], -1).swapaxes(0, 1).reshape(-1)
 
 
+# The layers of StableLM, one half after the other
+_SEQUENTIAL = Architecture(
+    "StableLmForCausalLM", "stablelm", {"layer": {**biases(NORMS), **mlp(), **attention()}}, tables() | _FINAL_BIAS,
+    epsilon="layer_norm_eps", whole_heads=True, untied=True,
+    constants={
+        "qk_layernorm": False, "use_qkv_bias": False, "use_parallel_residual": False, "partial_rotary_factor": 1.0,
+    },
+)  # fmt: skip
+_STARCODER2 = Architecture(
+    "Starcoder2ForCausalLM", "starcoder2",
+    {"layer": {**biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj")}), **attention()}},
+    tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True,
+    constants={"use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+)  # fmt: skip
+
 ROWS: dict[str, Architecture] = {
     "command-r": Architecture(
         "CohereForCausalLM", "cohere",
@@ -111,12 +137,13 @@ ROWS: dict[str, Architecture] = {
         minus_one(tables()) | _FINAL_BIAS, epsilon="norm_eps", rotates_part=True, scales_rope=True,
         constants={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}, entries=_nemotron,
     ),
-    "starcoder2": Architecture(
-        "Starcoder2ForCausalLM", "starcoder2",
-        {"layer": {**biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj")}), **attention()}},
-        tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True,
-        constants={"use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+    "orion": _SEQUENTIAL,
+    "olmo": replace(
+        _SEQUENTIAL, groups={"layer": {**mlp(), **attention(permuted=True)}}, made=_unit_norms,
+        tables={key: part for key, part in tables().items() if key != "output_norm"},
     ),
+    "starcoder2": _STARCODER2,
+    "codeshell": _STARCODER2,
     "phi2": Architecture(
         "PhiForCausalLM", "phi",
         {

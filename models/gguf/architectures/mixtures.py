@@ -8,6 +8,7 @@ from headrace.models.gguf.architecture import Architecture, Config, Contents, En
 from headrace.models.gguf.architectures.blocks import (
     INDEXER,
     LATENT_HEADS,
+    LATENT_QUERIES,
     LATENTS,
     NORMS,
     NUMBERED_DRAFTS,
@@ -288,11 +289,7 @@ _DEEPSEEK2 = Architecture(
     {
         "layer": {**NORMS, **LATENTS},
         "q": {"attn_q": Part("self_attn.q_proj", "heads*query hidden")},
-        "q_lora": {
-            "attn_q_a": Part("self_attn.q_a_proj", "q_lora hidden"),
-            "attn_q_a_norm": Part("self_attn.q_a_layernorm", "q_lora"),
-            "attn_q_b": Part("self_attn.q_b_proj", "heads*query q_lora"),
-        },
+        "q_lora": LATENT_QUERIES,
         "kv_b": {"attn_kv_b": Part("self_attn.kv_b_proj", "heads*both kv_lora")},
         "k_b": LATENT_HEADS,
         "dense": mlp(), "sparse": _GATE,

@@ -195,6 +195,10 @@ _MLA_LITE: Shapes = {  # no latent of queries; K and V as one
     **{name: shape for name, shape in _MLA.items() if "attn_q_" not in name and "_b." not in name},
     "attn_q.weight": (4 * 24, HIDDEN), "attn_kv_b.weight": (4 * 32, 32),
 }  # fmt: skip
+_MINICPM3: Shapes = {  # K and V as one
+    **{name: shape for name, shape in _MLA.items() if name not in ("attn_k_b.weight", "attn_v_b.weight")},
+    "attn_kv_b.weight": (4 * 32, 32),
+}  # fmt: skip
 _V2_KEYS: dict[str, Any] = {
     "expert_gating_func": 1, "expert_weights_norm": False, "expert_weights_scale": 4.0, "expert_shared_count": 2,
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
@@ -247,6 +251,12 @@ _STEP = {**_LFM_NORMS, **_head_norms()}
 _BAILING: Shapes = {
     "attn_qkv.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, 64), **_head_norms()
 }  # fmt: skip
+_PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output")
+_FUSED_QKV = _biased(
+    {"attn_qkv.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, HIDDEN)}, "attn_qkv"
+)  # fmt: skip
+_WIDE_QKV = _biased({"attn_qkv.weight": (192, HIDDEN), "attn_output.weight": (HIDDEN, HIDDEN)}, "attn_qkv")
+_FUSED_MLP: Shapes = {"ffn_up.weight": (2 * INNER, HIDDEN), "ffn_down.weight": (HIDDEN, INNER)}
 
 # name -> (architecture, metadata below the architecture's name, tensors)
 LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
@@ -655,6 +665,77 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             position_embd__weight=(256, HIDDEN),
         ),
     ),
+    "chatglm": (  # as GLM-4 9B
+        "chatglm", {**_ATTENTION_KEYS, "rope.dimension_count": 8, "rope.freq_base": 5e6},
+        _layers(*({**_LFM_NORMS, **_FUSED_QKV, **_FUSED_MLP},) * 2),
+    ),
+    "qwen": (
+        "qwen",
+        {**_ATTENTION_KEYS, "attention.head_count_kv": 4, "feed_forward_length": 2 * INNER, "rope.dimension_count": 16},
+        _layers(*({**_LFM_NORMS, **_WIDE_QKV, **_mlp()},) * 2),
+    ),
+    "baichuan": (  # llama.cpp rotates in the size of 32 layers alone
+        "baichuan", {**_ATTENTION_KEYS, "attention.head_count_kv": 4, "rope.dimension_count": 16},
+        _layers(*({**_LFM_NORMS, **_attention(4, 4), **_mlp()},) * 32),
+    ),
+    "pangu-embedded": (
+        "pangu-embedded", {**_ATTENTION_KEYS, "rope.dimension_count": 16},
+        _layers(*({**_LFM_NORMS, **_biased(_attention(), *_PROJECTIONS), **_mlp()},) * 2),
+    ),
+    "minicpm3": (
+        "minicpm3",
+        {
+            **_ATTENTION_KEYS, "attention.head_count_kv": 4, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 32,
+            "attention.key_length": 24, "rope.dimension_count": 8, "rope.freq_base": 5e5,
+        },
+        _layers(
+            *({**_MINICPM3, **_mlp()},) * 2, tied=True, rope_factors_long__weight=(4,), rope_factors_short__weight=(4,),
+        ),
+    ),
+    "nanbeige": (
+        "nanbeige", {**_ATTENTION_KEYS, "num_loops": 2, "skip_loop_final_norm": False},
+        _layers(*({**_LFM_NORMS, **_attention(), **_mlp()},) * 2),
+    ),
+    "nanbeige-plain": (
+        "nanbeige", {**_ATTENTION_KEYS, "num_loops": 2, "skip_loop_final_norm": True},
+        _layers(*({**_LFM_NORMS, **_attention(), **_mlp()},) * 2, tied=True),
+    ),
+    "spark2_5": (
+        "spark2_5",
+        {
+            **_ATTENTION_KEYS, "attention.sliding_window": 12, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4,
+            "attention.sliding_window_pattern": [True, True, False], "rope.dimension_count": 8,
+            "rope.dimension_count_swa": 16,
+        },
+        _layers(
+            *({
+                **_LFM_NORMS, "attn_qkv.weight": (128, HIDDEN), "attn_gate.weight": (4, HIDDEN),
+                "attn_output.weight": (HIDDEN, HIDDEN), **_mlp(),
+            },) * 3,
+            tied=True,
+        ),
+    ),
+    "orion": (
+        "orion", {**_ATTENTION_KEYS, **_EPSILON},
+        _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_mlp()},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "olmo": (
+        "olmo", {**_ATTENTION_KEYS, **_EPSILON},
+        {
+            name: shape
+            for name, shape in _layers(*({**_attention(), **_mlp()},) * 2).items() if name != "output_norm.weight"
+        },
+    ),
+    "codeshell": (
+        "codeshell", {**_ATTENTION_KEYS, **_EPSILON, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        _layers(
+            *({
+                **_BOTH_LAYER_NORMS, **_FUSED_QKV, **_biased(_SQUARED, "ffn_up", "ffn_down"),
+                "attn_output.bias": (HIDDEN,),
+            },) * 2,
+            output_norm__bias=(HIDDEN,),
+        ),
+    ),
     "llama4": (
         "llama4",
         {
@@ -725,6 +806,8 @@ def layered_header(path: Path, variant: str) -> gguf.GGUFWriter:
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if name == "rope_freqs.weight":  # a quarter of each head turns
         return np.where(np.arange(shape[0]) < shape[0] // 4, 1, 1e30).astype(np.float32)
+    if name.startswith("rope_factors"):
+        return np.linspace(1, 9 if "long" in name else 1.2, shape[0], dtype=np.float32)
     values = rng.standard_normal(shape)
     if name.endswith("ssm_a"):
         values = -np.exp(0.5 * values)

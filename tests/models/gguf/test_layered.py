@@ -33,9 +33,13 @@ RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
 TOLERANCE = {
     "gemma3n": 8e-3,
     **dict.fromkeys(
-        ("gemma4", "gemma4-mixture", "starcoder2", "phi2", "gptneox", "gptneox-sequential", "gpt2", "starcoder"), 2e-3
+        (
+            "gemma4", "gemma4-mixture", "starcoder2", "codeshell", "phi2", "gptneox", "gptneox-sequential", "gpt2",
+            "starcoder", "spark2_5",
+        ),
+        2e-3,
     ),
-}
+}  # fmt: skip
 
 # Text models of multimodal families, with the tensors of `qwen2`, `qwen3` and `qwen3moe`.
 TEXT_PARTS = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
@@ -116,6 +120,14 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "step35",
         "laguna",
         "starcoder",
+        "chatglm",
+        "qwen",
+        "baichuan",
+        "olmo",
+        "codeshell",
+        "minicpm3",
+        "nanbeige",
+        "spark2_5",
     ],
 )
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
@@ -168,6 +180,11 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
         "step35",
         "mistral4",
         "bailingmoe",
+        "chatglm",
+        "olmo",
+        "minicpm3",
+        "nanbeige",
+        "spark2_5",
     ],
 )
 def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
@@ -177,7 +194,7 @@ def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
     directory = convert(write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0"))
     model, _ = load(open_checkpoint(directory), mx.DeviceType.gpu)
     cache = make_prompt_cache(model)
-    assert model(mx.array([[1, 2, 3]]), cache).dtype == mx.bfloat16
+    assert model(mx.array([[1, 2, 3]]), cache=cache).dtype == mx.bfloat16
     keys = [part.keys for part in cache if getattr(part, "keys", None) is not None]
     assert {each.dtype for each in keys} == {mx.bfloat16}
 
@@ -272,6 +289,12 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "mistral4",
         "jamba",
         "step35",
+        "chatglm",
+        "olmo",
+        "codeshell",
+        "minicpm3",
+        "nanbeige",
+        "spark2_5",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
@@ -320,6 +343,10 @@ def test_broken_files_are_one_error(
         ("mistral4", {"attention.temperature_length": 16}, "another context"),
         ("step35", {"attention.head_count": [4, 6, 5, 4]}, "other heads"),
         ("step35", {"rope.dimension_count": 8}, "dimension_count = 8"),
+        ("baichuan", {"block_count": 40}, "ALiBi"),
+        ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8.0"),
+        ("minicpm3", {"attention.layer_norm_rms_epsilon": 1e-6}, "another epsilon"),
+        ("minicpm3", {"attention.value_length": 24}, "other heads"),
     ],
 )
 def test_settings_that_a_class_cannot_run_are_refused(
