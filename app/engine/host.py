@@ -331,7 +331,7 @@ class EngineHost:
             return
         with self.idle.paused():
             self._disk_cache.load(prompt)
-            read = self._answerer.engine.read_ahead(prompt, stop)
+            read = self._answerer.engine.prefetch(prompt, stop)
         if read is not None:
             reuse = self._reuse.explain(prompt, read.reused)
             self._reuse.prefetched(prompt, read.reused, read.tokens)

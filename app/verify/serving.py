@@ -68,9 +68,9 @@ class Serving:
                 self._tick()
         return traces, ""
 
-    def together(self, max_running: int, pace: ChunkBudget | None = None) -> Served:
+    def together(self, max_running: int, chunk_budget: ChunkBudget | None = None) -> Served:
         """Submit all at once with at most `most` running; others join as some end."""
-        engine = Engine(self.network, context_limit=self.limit, max_running=max_running, pace=pace)
+        engine = Engine(self.network, context_limit=self.limit, max_running=max_running, chunk_budget=chunk_budget)
         sequences = [engine.submit(request) for request in self.requests]
         return self._drive(engine, sequences), ""
 
@@ -117,7 +117,13 @@ class Serving:
         """
         at_once = FixedPace(lambda: len(self.requests) * CHUNK)
         memory = self._memory(2 * (len(self.requests) // 2) - 1)
-        engine = Engine(self.network, context_limit=self.limit, max_running=max_running, kv_memory=memory, pace=at_once)
+        engine = Engine(
+            self.network,
+            context_limit=self.limit,
+            max_running=max_running,
+            kv_memory=memory,
+            chunk_budget=at_once,
+        )
         sequences = [engine.submit(request) for request in self.requests]
         watch = _PreemptionCount()
         traces = self._drive(engine, sequences, lambda: watch.look(sequences))

@@ -25,8 +25,10 @@ def commit_batch(
 ) -> list[Delivery]:
     """Commit a batch and return its events.
 
+    in_flight: the batch, computed.
     chosen: its chunks and the tokens that each chose.
     facts: for the records.
+    kv: shares the entries of prompts.
     ending: ends sequences at a token that ends the turn, or at an error of their own.
     """
     events: list[Delivery] = []
@@ -55,14 +57,14 @@ def _commit_decode(
     """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
     sequence = chunk.sequence
     draft_tokens = chunk.draft_tokens
-    taken = num_accepted(chosen, draft_tokens)
-    output = chosen[: taken + 1]
+    accepted = num_accepted(chosen, draft_tokens)
+    output = chosen[: accepted + 1]
     stop = next((index for index, token in enumerate(output) if token in sequence.request.stop_ids), None)
-    if stop is not None:
-        output = output[: stop + 1]
     # The entry of a token that ends the turn is committed as any other; its token is no output.
     if sequence.constraint is not None:
-        sequence.constraint.accept(output if stop is None else output[:stop])
+        sequence.constraint.accept(output[:stop])
+    if stop is not None:
+        output = output[: stop + 1]
     num_committed = chunk.num_refed + len(output)
     _hand_over(in_flight, sequence, num_committed)
     sequence.kv.commit(num_committed)
@@ -81,9 +83,10 @@ def _commit_decode(
     if stop is not None:
         sequence.stop_id = output.pop()  # `Finished` follows in the next step, after these tokens
     sequence.output_count += len(output)
-    values = in_flight.logprobs.get(sequence)
-    logprobs = None if values is None else tuple(_read(value) for value in values[: len(output)])
-    return Step(tuple(output), record, logprobs, draft_tokens[taken:])
+    logprobs = None
+    if sequence in in_flight.logprobs:
+        logprobs = tuple(_read(values) for values in in_flight.logprobs[sequence][: len(output)])
+    return Step(tuple(output), record, logprobs, rejected=draft_tokens[accepted:])
 
 
 def _commit_prefill(sequence: Sequence, kv: KVBackend, events: list[Delivery]) -> None:

@@ -25,14 +25,20 @@ _NEW = 0.2  # the weight of a new measurement
 
 
 class DraftModel:
-    """Draft tokens for one sequence of at most `limit` entries. sampler: returns a fork of the sequence's sampler."""
+    """Draft tokens for one sequence.
+
+    network: the draft model.
+    limit: cache entries of the sequence.
+    vocab_size: logits that the sampler takes; networks may pad one vocabulary differently.
+    sampler: returns a fork of the sequence's sampler.
+    """
 
     source = "draft"
-    needs_all_tokens = is_wanted = True
+    needs_all_tokens = True
+    is_wanted = True
     dry_run: DryRun | None = None
 
     def __init__(self, network: Network, limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
-        """vocab_size: logits that the sampler takes; networks may pad one vocabulary differently."""
         self.cost_s = 0.0
         self._vocab_size = vocab_size
         self._network = network
@@ -80,14 +86,18 @@ class DraftModel:
         self._cache.commit(1)
         self._draft_tokens = draft_tokens
         token_s = (time.perf_counter() - began) / count
-        self.cost_s += (_NEW if self.cost_s else 1.0) * (token_s - self.cost_s)
+        if self.cost_s:
+            self.cost_s += _NEW * (token_s - self.cost_s)
+        else:
+            self.cost_s = token_s
         return draft_tokens
 
     def _read(self) -> bool:
         """Feed all tokens but the last, or a chunk of them; return whether these were all."""
         new = self._tokens[self._cache.length : -1]
         if len(new) > _RUN:
-            return next(prefill(self._network, self._kv, self._cache, new, self._sizer)) == len(new)
+            num_fed = next(prefill(self._network, self._kv, self._cache, new, self._sizer))
+            return num_fed == len(new)
         if new:
             kv_pass = one_pass(self._kv, self._cache, len(new), "decode", output=False)
             feed(self._network, kv_pass, mx.array(list(new), mx.uint32))
@@ -99,5 +109,5 @@ def _fit(logits: mx.array, vocab_size: int) -> mx.array:
     """Pad or cut logits (1, V) of one padded vocabulary to (1, vocab_size) of another."""
     lacking = vocab_size - logits.shape[-1]
     if lacking > 0:
-        return mx.pad(logits, [(0, 0), (0, lacking)], constant_values=-mx.inf)
-    return logits[:, :vocab_size] if lacking else logits
+        logits = mx.pad(logits, [(0, 0), (0, lacking)], constant_values=-mx.inf)
+    return logits[:, :vocab_size]

@@ -33,15 +33,24 @@ from headrace.runtime.speculation.suffixes import RecentAnswers
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence
 _Firsts = Sequence[tuple[Proposer, float]]  # proposers, and the first draft token's chance of acceptance
-_NEWS = 16  # new passes with draft tokens that are worth writing the file
+_MIN_NEW = 16  # new passes with draft tokens that are worth writing the file
 
 
 @dataclass(slots=True)
 class _Offer:
-    """A proposer's draft tokens for one sequence. chances: of each, that it and all before it are accepted."""
+    """Draft tokens that a proposer could give one sequence.
+
+    proposer: None if none has any.
+    chances: of each token, that it and all before it are accepted.
+    """
 
     proposer: Proposer | None = None
     chances: Sequence[float] = ()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds to propose one of them."""
+        return self.proposer.cost_s if self.proposer is not None else 0.0
 
 
 class Drafting:
@@ -55,10 +64,16 @@ class Drafting:
     def __init__(self, network: Network, draft: Network | None = None, costs: PassCostStore | None = None) -> None:
         self._head = network.draft_head
         self._draft = draft
+        stored_costs = None
+        stored_rates: Sequence[float] = ()
+        if costs is not None:
+            stored_costs = costs.load()
+            if self._head is not None:
+                stored_rates = costs.load_rates()
         rows = GPU_ROWS if mx.default_device().type == mx.DeviceType.gpu else ROWS
-        self.controller = Controller(costs.load() if costs else None, rows)
+        self.controller = Controller(stored_costs, rows)
         # Acceptance of a multi-token prediction head's tokens, by index in the draft:
-        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and self._head else (), MTP_WEIGHT)
+        self.acceptance = Acceptance(MTP_PRIOR, stored_rates, MTP_WEIGHT)
         self.recent = RecentAnswers()  # that draft tokens come from
         self._pauses = Pauses()
         self._vocab_size = network.vocab_size
@@ -108,44 +123,41 @@ class Drafting:
                 proposer.is_wanted = False
             return chunks
         firsts = [_first_chances(sequence) for sequence in batch]
-        offers, trials = self._offers(batch, firsts) if any(firsts) else ((), ())
+        offers, trials = self._offers(batch, firsts)
         self._start_dry_runs(batch, trials)
-        offered = any(offer.chances for offer in offers)
-        self._pauses.looked(quiet=not offered and not any(trial.chances for trial in trials))
-        if not offered:
+        is_offered = any(offer.chances for offer in offers)
+        self._pauses.record(is_quiet=not is_offered and not any(trial.chances for trial in trials))
+        if not is_offered:
             return chunks
-        costs_s = [_cost_s(offer) for offer in offers]
+        costs_s = [offer.cost_s for offer in offers]
         counts = self.controller.choose([offer.chances for offer in offers], costs_s, context=self._context)
         costs = self._costs_of(counts)
-        for offer, count in zip(offers, counts, strict=True):
+        drafted: list[ScheduledChunk] = []
+        for chunk, offer, count, cost in zip(chunks, offers, counts, costs, strict=True):
             if offer.proposer is not None:
-                offer.proposer.is_wanted = bool(count)
-        return [
-            self._with(chunk, offer.proposer, count, cost, extend) if count and offer.proposer else chunk
-            for chunk, offer, count, cost in zip(chunks, offers, counts, costs, strict=True)
-        ]
+                offer.proposer.is_wanted = count > 0
+            if offer.proposer is not None and count:
+                drafted.append(self._with_draft(chunk, offer.proposer, count, cost, extend))
+            else:
+                drafted.append(chunk)
+        return drafted
 
-    def keep(self) -> None:
+    def save_costs(self) -> None:
         """Save pass times, if enough are new."""
-        if self._costs is not None and self.controller.passes - self._saved_passes >= _NEWS:
-            self._saved_passes = self.controller.passes
-            self._costs.save(self.controller.measured, self.acceptance.rates if self._head else ())
+        if self._costs is None or self.controller.passes - self._saved_passes < _MIN_NEW:
+            return
+        self._saved_passes = self.controller.passes
+        rates: Sequence[float] = ()
+        if self._head is not None:
+            rates = self.acceptance.rates
+        self._costs.save(self.controller.measured, rates)
 
     def _offers(
         self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
-        rows = len(batch)
-        best: dict[str, tuple[float, float]] = {}  # by source: first chance, and cost
-        for proposer, chance in (pair for pairs in firsts for pair in pairs):
-            best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
-        paying = {
-            source
-            for source, (chance, cost_s) in best.items()
-            if self.controller.pays(rows, chance, cost_s, context=self._context)
-        }
-        if "mtp" in best.keys() - paying:
-            self.acceptance.relax()
+        paying = self._paying_sources(firsts)
+        num_sequences = len(batch)
         offers = [_Offer() for _ in batch]
         trials = [_Offer() for _ in batch]
         for row, (sequence, pairs) in enumerate(zip(batch, firsts, strict=True)):
@@ -153,28 +165,52 @@ class Drafting:
                 if proposer.source not in paying:
                     proposer.is_wanted = False
                     continue
-                waits = proposer.needs_all_tokens and _unread(sequence)
-                offer = _Offer(proposer, _chances(sequence, proposer, 0 if waits else _unread(sequence)))
-                if waits:  # for the next pass
-                    proposer.is_wanted = self._gain(offer, rows) > MIN_GAIN
+                unread = _unread(sequence)
+                if unread and proposer.needs_all_tokens:
+                    # It cannot draft for this pass. The next one waits for its tokens if that is expected to pay.
+                    offer = _Offer(proposer, _chances(sequence, proposer, unread=0))
+                    proposer.is_wanted = self._gain(offer, num_sequences) > MIN_GAIN
                     continue
-                if (dry_run := proposer.dry_run) is not None:
+                offer = _Offer(proposer, _chances(sequence, proposer, unread))
+                dry_run = proposer.dry_run
+                if dry_run is not None:
                     dry_run.update(sequence.tokens)
                     if not dry_run.pays:
                         trials[row] = offer
                         continue
                     offer.chances = offer.chances[: dry_run.max_draft(len(offer.chances))]
-                if not offers[row].chances or self._gain(offer, rows) > self._gain(offers[row], rows):
+                best = offers[row]
+                if not best.chances or self._gain(offer, num_sequences) > self._gain(best, num_sequences):
                     offers[row] = offer
         return offers, trials
 
-    def _gain(self, offer: _Offer, rows: int) -> float:
-        return self.controller.gain(rows, offer.chances, _cost_s(offer), context=self._context)
+    def _paying_sources(self, firsts: Sequence[_Firsts]) -> set[str]:
+        """Return the sources whose most likely first draft token can pay."""
+        best: dict[str, tuple[float, float]] = {}  # by source: the highest chance of a first token, and its cost
+        for pairs in firsts:
+            for proposer, chance in pairs:
+                best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
+        paying = {
+            source
+            for source, (chance, cost_s) in best.items()
+            if self.controller.pays(len(firsts), chance, cost_s, context=self._context)
+        }
+        if "mtp" in best and "mtp" not in paying:
+            self.acceptance.relax()  # else its rates would never be measured again
+        return paying
 
-    def _with(
+    def _gain(self, offer: _Offer, num_sequences: int) -> float:
+        return self.controller.gain(num_sequences, offer.chances, offer.cost_s, context=self._context)
+
+    def _with_draft(
         self, chunk: ScheduledChunk, proposer: Proposer, count: int, cost: float, extend: Extend
     ) -> ScheduledChunk:
-        """Return a chunk with its draft tokens."""
+        """Return a chunk with draft tokens.
+
+        count: at most so many.
+        cost: excess cost of the pass for this sequence, for a dry run.
+        extend: see `add`.
+        """
         sequence = chunk.sequence
         draft_tokens = self._propose(sequence, proposer, count)
         if not draft_tokens:
@@ -197,10 +233,12 @@ class Drafting:
 
     def _costs_of(self, counts: Sequence[int]) -> list[float]:
         """Return each sequence's share of the cost of draft tokens, in passes that give it one token each."""
-        sequences = len(counts)
+        num_sequences = len(counts)
         total = sum(counts)
-        excess = self.controller.excess(sequences, total, context=self._context) if total else 0.0
-        return [sequences * excess * count / max(total, 1) for count in counts]
+        if not total:
+            return [0.0] * num_sequences
+        excess = self.controller.excess(num_sequences, total, context=self._context)
+        return [num_sequences * excess * count / total for count in counts]
 
     def _propose(self, sequence: Sequenced, proposer: Proposer, count: int) -> tuple[int, ...]:
         """Return draft tokens. A proposer that raises is dropped."""
@@ -227,10 +265,6 @@ def _unread(sequence: Sequenced) -> int:
 def _next_position(sequence: Sequenced) -> int:
     """Return the position of the next draft token."""
     return len(sequence.tokens) + _unread(sequence)
-
-
-def _cost_s(offer: _Offer) -> float:
-    return offer.proposer.cost_s if offer.proposer else 0.0
 
 
 def _first_chances(sequence: Sequenced) -> _Firsts:

@@ -12,6 +12,7 @@ from headrace.runtime.engine.scheduler import Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.errors import expected
 from headrace.runtime.kv.backend import KVBackend
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.machine.out_of_memory import is_out_of_memory
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.speculation.suffixes import RecentAnswers
@@ -76,16 +77,20 @@ class Ending:
     def release(self, recent: RecentAnswers) -> None:
         """Release the caches of ended sequences. recent: gets the answers that draft tokens may come from."""
         for sequence in self._ended:
-            if sequence.cache is not None and self.on_release is not None:
-                self.on_release(sequence)
             if sequence.proposers:
                 recent.add(sequence.tokens[len(sequence.request.prompt) :])
-            if sequence.cache is not None and sequence.failed:
-                sequence.cache.close()
-            elif sequence.cache is not None:
-                self._kv.release(sequence.cache, sequence.tokens)
+            if sequence.cache is not None:  # None if it ended while it waited
+                self._release_cache(sequence, sequence.cache)
             self._forget_state(sequence)
         self._ended.clear()
+
+    def _release_cache(self, sequence: Sequence, cache: KVCache) -> None:
+        if self.on_release is not None:
+            self.on_release(sequence)
+        if sequence.failed:  # its entries may be wrong: none are kept
+            cache.close()
+        else:
+            self._kv.release(cache, sequence.tokens)
 
     def drop_all(self) -> None:
         """End all sequences without events, and forget their caches: the backend is cleared next."""

@@ -46,7 +46,12 @@ CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in ever
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedPrompt:
-    """Entries of a prompt in the KV cache, and their bytes. reused: entries that were there before."""
+    """A prompt's beginning in the KV cache.
+
+    tokens: its entries.
+    used_bytes, allocated_bytes: of these entries, and of the cache with its free room.
+    reused: entries that were cached before.
+    """
 
     tokens: int
     used_bytes: int
@@ -56,7 +61,14 @@ class PrefetchedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sequences by state, and K/V memory. blocks, pool_bytes: of the block pool; None and 0 without."""
+    """Sequences by state, and K/V memory.
+
+    waiting, preempted, prefilling, decoding: numbers of sequences.
+    kv_used_bytes: reserved by running sequences.
+    kv_room_bytes: that may be reserved in all.
+    pool_bytes: allocated by the block pool; 0 without.
+    blocks: of the block pool; None without.
+    """
 
     waiting: int
     preempted: int
@@ -76,7 +88,7 @@ class Engine:
     max_running: concurrent sequences.
     kv_memory: bytes for all K/V, a draft model's included, at least one sequence's; None for the machine's free memory.
     kv_key: identity of the K/V on disk.
-    pace: prompt tokens of a pass, instead of the measured budget.
+    chunk_budget: prompt tokens of a pass, instead of the measured budget.
     draft: a smaller network of the same vocabulary.
     pass_costs: stored pass times.
     """
@@ -90,7 +102,7 @@ class Engine:
         max_running: int = 16,
         kv_memory: int | None = None,
         kv_key: bytes = b"",
-        pace: ChunkBudget | None = None,
+        chunk_budget: ChunkBudget | None = None,
         draft: Network | None = None,
         pass_costs: PassCostStore | None = None,
     ) -> None:
@@ -100,26 +112,32 @@ class Engine:
         self._cost = network.cost
         division = network.division
         self._waiting_for_ranks = division.waiting if division else nullcontext
+        if division is not None and kv_memory is None:
+            kv_memory = division.kv_memory
 
-        drafting_costs = [part.cost for part in (draft, network.draft_head) if part is not None]
-        all_kv = [*self._cost.kv, *(layer for cost in drafting_costs for layer in cost.kv)]
+        # Networks that draft have weights and K/V next to the model's.
+        all_kv = list(self._cost.kv)
+        weight_bytes = self._cost.weight_bytes
+        for drafter in (draft, network.draft_head):
+            if drafter is not None:
+                all_kv += drafter.cost.kv
+                weight_bytes += drafter.cost.weight_bytes
         with_drafts = replace(self._cost, kv=all_kv)
-        weight_bytes = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting_costs)
-        self._budget = KVBudget(with_drafts, context_limit, kv_memory or (division.kv_memory if division else None))
+        self._budget = KVBudget(with_drafts, context_limit, kv_memory)
         self.kv = network.kv_backend(KVOptions(context_limit, max_running, keep_prefix, kv_key, self._budget.spare))
         self._memory = WorkMemory(self.kv, weight_bytes, with_drafts.kv_bytes(context_limit))
 
-        self._pace = pace or ChunkBudget(wide=network.wide_chunks)
+        self._chunk_budget = chunk_budget or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(
             self._budget,
-            self._pace,
+            self._chunk_budget,
             max_running,
-            shared=self.kv.shares_prefixes,
-            output=OUTPUT_RESERVED if self.kv.copies_to_grow else 0,
+            shares_prefixes=self.kv.shares_prefixes,
+            reserved_output=OUTPUT_RESERVED if self.kv.copies_to_grow else 0,
         )
         self._drafting = Drafting(network, draft, pass_costs)
         self.timer = StepTimer()
-        self._clock = BatchClock(self._pace, self.timer, division)
+        self._clock = BatchClock(self._chunk_budget, self.timer, division)
         self.ending = Ending(self.kv, self._scheduler, self._budget)
         self._in_flight: InFlightBatch | None = None  # the newest batch
         self._cancelled: list[Sequence] = []
@@ -191,7 +209,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if `step` has something to do: sequences, or memory to free."""
-        return bool(self._scheduler) or self._memory.is_held
+        return bool(self._scheduler) or self._memory.is_working
 
     def forget_answers(self) -> None:
         """Drop the recent answers that draft tokens come from: a benchmark gets the same answers again."""
@@ -204,7 +222,11 @@ class Engine:
     def load(self) -> Load:
         """Return the engine's load."""
         states = Counter(sequence.state for sequence in self._scheduler)
-        pool = self.kv.pool
+        pool_bytes = 0
+        blocks = None
+        if self.kv.pool is not None:
+            pool_bytes = self.kv.pool.storage.nbytes
+            blocks = self.kv.pool.stats
         return Load(
             waiting=states["waiting"],
             preempted=states["preempted"],
@@ -212,13 +234,15 @@ class Engine:
             decoding=states["decode"],
             kv_used_bytes=self._budget.used,
             kv_room_bytes=self._budget.total,
-            pool_bytes=pool.storage.nbytes if pool else 0,
-            blocks=pool.stats if pool else None,
+            pool_bytes=pool_bytes,
+            blocks=blocks,
         )
 
     def shared_blocks(self, tokens: list[int]) -> int:
         """Return the number of K/V blocks at the beginning of `tokens` that other cached sequences begin with, too."""
-        return self.kv.pool.index.shared_blocks(tokens) if self.kv.pool else 0
+        if self.kv.pool is None:
+            return 0
+        return self.kv.pool.index.shared_blocks(tokens)
 
     def step(self) -> list[Delivery]:
         """Run one step of all sequences: schedule, run, commit, deliver. May have nothing to deliver yet.
@@ -261,7 +285,7 @@ class Engine:
         """Admit the queued sequences that there is room for; return events of those with a reused prefix."""
         if self._scheduler.waiting:
             self.ending.release(self._drafting.recent)  # the blocks of those that ended just now
-        self._memory.hold(len(self._scheduler))
+        self._memory.begin_work(len(self._scheduler))
         admitted = self._scheduler.admit()
         self.kv.evict()
         events: list[Delivery] = []
@@ -286,24 +310,27 @@ class Engine:
 
         The order is another where the tokens of the batch before decide what is scheduled: then it is committed first.
         """
-        before = self._in_flight
+        unread = self._in_flight  # the device computes it now
         self._in_flight = None
-        decides = before is not None and before.decides
-        events = self._commit(before) if before is not None and decides else []
-        unread = None if decides else before
+        events: list[Delivery] = []
+        decides = unread is not None and unread.decides
+        if decides:
+            events += self._commit(unread)
+            unread = None
 
         chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
         for chunk in chunks:
             if chunk.chooses:
                 chunk.sequence.force_next()
         self.kv.evict()
-        batch = start(self.network, self.kv, chunks, unread) if chunks else None
+        batch = None
+        if chunks:
+            batch = start(self.network, self.kv, chunks, unread)
         if decides and batch is not None:
             batch.drafting_s = self._drafting.spent_s  # its time includes other drafting
             batch.started = self._clock.read_at + self._drafting.spent_s
 
-        if unread is not None:
-            events = self._commit(unread)
+        events += self._commit(unread)
         self._in_flight = batch
         if batch is None:
             return events
@@ -313,13 +340,15 @@ class Engine:
             events += self._commit(batch)
         return events
 
-    def _commit(self, in_flight: InFlightBatch) -> list[Delivery]:
-        """Wait for a batch, commit it, and return its events."""
+    def _commit(self, in_flight: InFlightBatch | None) -> list[Delivery]:
+        """Wait for a batch, commit it, and return its events; none without a batch."""
+        if in_flight is None:
+            return []
         chosen = in_flight.read()
         facts = self._clock.read(in_flight, self._drafting.controller)
         return commit_batch(in_flight, chosen, facts, self.kv, self.ending)
 
-    def read_ahead(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
+    def prefetch(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
         """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
 
         None, and nothing is done, without `keep_prefix`. stop: called between chunks; True ends the prefill early, with
@@ -331,15 +360,15 @@ class Engine:
             return None
         try:
             with memory_errors(self._cost.weight_bytes):
-                self._memory.hold(1)
+                self._memory.begin_work(num_sequences=1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
                 cache = self.kv.acquire(prompt, reserved)
                 reused = cache.committed
-                prefill_prompt(self.network, self.kv, cache, prompt, self._pace.alone, stop)
-                read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
+                prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)
+                prefetched = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
                 self.kv.release(cache, prompt)
                 self._stop_work()
-                return read
+                return prefetched
         except BaseException:
             self._abandon_work()
             raise
@@ -351,9 +380,9 @@ class Engine:
     def _stop_work(self) -> None:
         """Free memory at the end of work."""
         self._in_flight = None
-        if self._memory.is_held:
-            self._memory.free()
-            self._drafting.keep()
+        if self._memory.is_working:
+            self._memory.end_work()
+            self._drafting.save_costs()
 
     def _abandon_work(self) -> None:
         """Free memory after an error, which is raised, not those of other work that the device still had."""

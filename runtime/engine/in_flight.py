@@ -12,6 +12,7 @@ its sequences' next pass is built, so that the device does not wait for them bef
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import mlx.core as mx
@@ -52,6 +53,13 @@ class InFlightPass:
         if self.unqueued:
             mx.async_eval(*self.unqueued)
             self.unqueued = []
+
+    def read(self) -> list[tuple[ScheduledChunk, list[int]]]:
+        """Wait for the device; return each chunk and the tokens that it chose."""
+        if self.tokens is None:
+            return [(chunk, []) for chunk in self.chunks]
+        tokens = iter(read_ints(self.tokens))
+        return [(chunk, list(islice(tokens, chunk.rows * chunk.chooses))) for chunk in self.chunks]
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +152,7 @@ class InFlightBatch:
             each.queue()
         choosing = [chunk.sequence for index in needed for chunk in self.passes[index].choosing]
         arrays = [cast(mx.array, self.passes[index].tokens) for index in needed]
-        tokens = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
+        tokens = mx.concatenate(arrays)
         if sequences == choosing:
             return tokens
         rows = {sequence: row for row, sequence in enumerate(choosing)}  # some ended, or have passes of their own
@@ -161,12 +169,7 @@ class InFlightBatch:
             mx.eval(appended)
         chosen: list[tuple[ScheduledChunk, list[int]]] = []
         for each in self.passes:
-            tokens = read_ints(each.tokens) if each.tokens is not None else []
-            first = 0
-            for chunk in each.chunks:
-                rows = chunk.rows * chunk.chooses
-                chosen.append((chunk, tokens[first : first + rows]))
-                first += rows
+            chosen += each.read()
         self._check_finite()
         return chosen
 
@@ -194,18 +197,21 @@ class InFlightBatch:
         selected.unqueued = [tokens, token_logits]
         first = 0
         for chunk in choosing:
-            if (top := chunk.sequence.request.logprobs) is not None:
+            top = chunk.sequence.request.logprobs
+            if top is not None:
                 rows = [slice(row, row + 1) for row in range(first, first + chunk.rows)]
                 values = [logprobs(logits[row], tokens[row], top) for row in rows]
                 self.logprobs[chunk.sequence] = values
-                selected.unqueued += [array for row_values in values for array in row_values]
+                for arrays in values:
+                    selected.unqueued += arrays
             first += chunk.rows
 
     def _check_finite(self) -> None:
         for each in self.passes:
             if each.token_logits is None:
                 continue
-            if not all(math.isfinite(logit) for [logit] in cast(list[list[float]], each.token_logits.tolist())):
+            token_logits = cast(list[list[float]], each.token_logits.tolist())  # (N, 1)
+            if not all(math.isfinite(logit) for [logit] in token_logits):
                 raise EngineError(
                     "the model computes values that are not finite (NaN or infinity), so its tokens are meaningless",
                     "fetch its files anew; if that changes nothing, the model needs a type of more range",

@@ -31,7 +31,10 @@ _COSTS = 9  # in the median
 class MtpDraft:
     """Draft tokens for one sequence of at most `limit` entries.
 
-    acceptance: by place in the draft, shared by sequences. sampler: returns a fork of the sequence's sampler.
+    head: the multi-token prediction head.
+    limit: cache entries of the sequence.
+    acceptance: by index in the draft, shared by sequences.
+    sampler: returns a fork of the sequence's sampler.
     """
 
     source = "mtp"
@@ -46,7 +49,8 @@ class MtpDraft:
         self._limit = limit
         self._costs = RunningMedian(_COSTS)
         self._waiting: deque[mx.array] = deque()  # hidden states (1, T, E) without an entry, in order
-        self._next = self._end = 0  # positions of the next committed entry, and after the newest hidden state
+        self._next = 0  # position of the next committed entry
+        self._end = 0  # position after the newest hidden state
         self._open()
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens at the last proposal
@@ -112,24 +116,25 @@ class MtpDraft:
 
     def _feed(self, count: int) -> tuple[mx.array, mx.array]:
         """Append and commit the next `count` entries; return their tokens and hidden states."""
-        taken = list[mx.array]()
+        parts = list[mx.array]()  # (1, t, E), together `count` positions
         lacking = count
         while lacking:
             hidden = self._waiting.popleft()
             if hidden.shape[1] > lacking:
                 self._waiting.appendleft(hidden[:, lacking:])
                 hidden = hidden[:, :lacking]
-            taken.append(hidden)
+            parts.append(hidden)
             lacking -= hidden.shape[1]
         tokens = mx.array([self._tokens[self._next + 1 : self._next + 1 + count]], mx.uint32)
-        result = self._append(tokens, taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=1))
+        result = self._append(tokens, mx.concatenate(parts, axis=1))
         self._cache.commit(count)
         self._next += count
         return tokens, result
 
     def _append(self, tokens: mx.array, hidden: mx.array) -> mx.array:
         """Append the entries of tokens (1, T) and the hidden states before them (1, T, E) -> (1, T, E)."""
-        kv_pass = one_pass(self._kv, self._cache, tokens.shape[1], "decode" if tokens.shape[1] == 1 else "prefill")
+        count = tokens.shape[1]
+        kv_pass = one_pass(self._kv, self._cache, count, "decode" if count == 1 else "prefill")
         result = self._head.hidden(tokens, hidden, kv_pass)
         kv_pass.advance()
         return result

@@ -33,7 +33,8 @@ class CancelFlag:
         self.after: int | None = None
 
     def set(self, after: int | None = None) -> None:
-        self.after = self.after if after is None else after
+        if after is not None:
+            self.after = after
         self._is_set = True
 
     def __bool__(self) -> bool:
@@ -42,17 +43,28 @@ class CancelFlag:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation. `max_tokens` None means up to the context limit; `stop_ids` end the turn and are not output."""
+    """One generation.
+
+    prompt: token ids, one or more.
+    max_tokens: output tokens; None for as many as the context limit allows.
+    sampling: its seed included.
+    stop_ids: end the turn, and are not output.
+    logprobs: n >= 0 for the chosen token's and those of the n best; None for none.
+    cancel: ends it early.
+    speculate: proposers of draft tokens; the answer does not depend on it.
+    section: a section whose end is forced, as of thinking.
+    grammar: of the output.
+    """
 
     prompt: Sequence[int]
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
-    logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
+    logprobs: int | None = None
     cancel: CancelFlag = field(default_factory=CancelFlag)
-    speculate: "Speculation" = "auto"  # proposers of draft tokens; the answer does not depend on it
-    section: "SectionLimit | None" = None  # whose end is forced
-    grammar: "Grammar | None" = None  # of the output
+    speculate: "Speculation" = "auto"
+    section: "SectionLimit | None" = None
+    grammar: "Grammar | None" = None
 
     def check(self, vocab_size: int, context_limit: int) -> None:
         """Raise UsageError for malformed values, ContextLimitError for a prompt longer than the context limit."""

@@ -25,9 +25,10 @@ REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: 
 class ScheduledChunk:
     """One sequence's part of a pass: `count` tokens.
 
-    chooses: they choose the next tokens.
+    phase: of its K/V entries; a prompt's are of "prefill".
+    chooses: the tokens choose the next ones.
     draft_tokens: the last tokens of `count`, if there are any.
-    source: their proposer.
+    source: proposer of the draft tokens.
     num_refed: first tokens of `count` that were fed before and rolled back; they choose none.
     """
 
@@ -63,19 +64,29 @@ def mean_context(chunks: list[ScheduledChunk]) -> int:
 class Scheduler:
     """All sequences between submission and end.
 
-    shared: with prefix sharing. output: tokens of output for which memory is reserved at admission, if it is free.
+    budget: memory for K/V.
+    chunk_budget: prompt tokens of a pass.
+    max_running: concurrent sequences.
+    shares_prefixes: a sequence can begin with a running one's entries.
+    reserved_output: tokens of output for which memory is reserved at admission, if it is free.
     """
 
     def __init__(
-        self, room: KVBudget, pace: ChunkBudget, max_running: int, *, shared: bool = False, output: int = 0
+        self,
+        budget: KVBudget,
+        chunk_budget: ChunkBudget,
+        max_running: int,
+        *,
+        shares_prefixes: bool = False,
+        reserved_output: int = 0,
     ) -> None:
         self.waiting: deque[Sequence] = deque()  # oldest first, preempted ones before all others
         self.running: list[Sequence] = []  # oldest first
-        self._budget = room
-        self._pace = pace
+        self._budget = budget
+        self._chunk_budget = chunk_budget
         self._max_running = max_running
-        self._shared = shared
-        self._output = output
+        self._shares_prefixes = shares_prefixes
+        self._reserved_output = reserved_output
         self._preempting: Sequence | None = None  # as soon as no in-flight pass appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -92,7 +103,10 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Remove an ended sequence."""
         sequence.state = "finished"
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
         if sequence is self._preempting:
             self._preempting = None
 
@@ -101,19 +115,20 @@ class Scheduler:
         admitted: list[Sequence] = []
         while self.waiting and len(self.running) < self._max_running and self._preempting is None:
             sequence = self.waiting[0]
-            if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
+            if self._shares_prefixes and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
             tokens = len(sequence.tokens)
             spare = len(self.running)  # each running sequence may need another chunk of entries soon
-            whole = max(tokens, len(sequence.request.prompt) + min(sequence.max_output, self._output))
+            with_output = max(tokens, len(sequence.request.prompt) + min(sequence.max_output, self._reserved_output))
             # With room for output if that is free, else for the tokens that there are.
-            if not any(self._budget.reserve(sequence, entries, spare) for entries in (whole, tokens)):
+            if not any(self._budget.reserve(sequence, entries, spare) for entries in (with_output, tokens)):
                 break
             self.running.append(self.waiting.popleft())
             sequence.state = "prefill"
-            if self._shared and self.waiting:
+            if self._shares_prefixes and self.waiting:
                 common = common_prefix(sequence.tokens, self.waiting[0].tokens)
-                sequence.departs = common if common >= BLOCK else 0
+                if common >= BLOCK:
+                    sequence.departs = common
             admitted.append(sequence)
         return admitted
 
@@ -140,9 +155,13 @@ class Scheduler:
             if known > 1:  # its output before it was preempted
                 again.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
                 continue
-            (first if known else chained).append(ScheduledChunk(sequence, 1, "decode", chooses=True))
+            chunk = ScheduledChunk(sequence, 1, "decode", chooses=True)
+            if known:
+                first.append(chunk)
+            else:  # its token is in flight
+                chained.append(chunk)
         decoding = [*chained, *first, *again]
-        return decoding + self._chunks(prompts, with_decoding=bool(decoding)) if prompts else decoding
+        return [*decoding, *self._chunks(prompts, with_decoding=bool(decoding))]
 
     def extend(self, chunk: ScheduledChunk, draft_tokens: tuple[int, ...], source: str) -> ScheduledChunk:
         """Return the chunk with draft tokens, or unchanged if there is no room for them."""
@@ -169,7 +188,7 @@ class Scheduler:
 
     def _chunks(self, prompts: list[Sequence], with_decoding: bool) -> list[ScheduledChunk]:
         """Return chunks of the prompts, within the budget of a pass."""
-        budget = self._pace.budget(with_decoding)
+        budget = self._chunk_budget.budget(with_decoding)
         chunks = []
         for sequence in prompts:
             if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
@@ -213,11 +232,13 @@ def _is_feeding_prefix_of(other: Sequence, sequence: Sequence) -> bool:
     """Return whether `other` is being fed blocks that the sequence begins with."""
     if other.state != "prefill":
         return False
-    fed = other.kv.committed // BLOCK if other.cache else 0
+    num_fed = 0  # blocks; none in the step of its admission, when it has no cache yet
+    if other.cache is not None:
+        num_fed = other.cache.committed // BLOCK
     last = min(other.prefill_end, sequence.prefill_end) // BLOCK
-    if fed >= last:
+    if num_fed >= last:
         return False
-    end = (fed + 1) * BLOCK
+    end = (num_fed + 1) * BLOCK
     return other.tokens[:end] == sequence.tokens[:end]
 
 

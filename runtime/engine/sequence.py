@@ -23,7 +23,16 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 class Sequence:
     """One submitted request.
 
+    request: as it was submitted.
     limit: cache entries at most.
+    timeline: times of its steps.
+    sampler: chooses its tokens; None after its end.
+    tokens: prompt and output, see above.
+    state: moved by scheduler and ending.
+    cache: its K/V while it runs.
+    reused: entries of the cached prefix that it began with.
+    output_count: output tokens that were delivered.
+    cancelled: by the engine's user; see `is_cancelled`.
     max_output: output tokens at most.
     is_reusable: another prompt may begin like it, so its K/V are shared and kept.
     marks: its cache has to be marked for that.
@@ -44,10 +53,10 @@ class Sequence:
     limit: int
     timeline: Timeline
     is_reusable: bool = True
-    sampler: Sampler | None = None  # until its end
+    sampler: Sampler | None = None
     tokens: list[int] = field(init=False)
     state: State = "waiting"
-    cache: KVCache | None = None  # while it runs
+    cache: KVCache | None = None
     served: bool = False
     reused: int = 0
     max_output: int = field(init=False)
@@ -68,10 +77,12 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.section = self.request.section
-        self.constraint = self.request.grammar.start() if self.request.grammar is not None else None
-        steps = self.limit - self.prefill_end
-        max_tokens = self.request.max_tokens
-        self.max_output = steps if max_tokens is None else min(steps, max_tokens)
+        self.constraint = None
+        if self.request.grammar is not None:
+            self.constraint = self.request.grammar.start()
+        self.max_output = self.limit - self.prefill_end
+        if self.request.max_tokens is not None:
+            self.max_output = min(self.max_output, self.request.max_tokens)
 
     @property
     def prefill_end(self) -> int:
@@ -94,8 +105,10 @@ class Sequence:
         """Output tokens that are neither chosen nor being chosen by an in-flight pass."""
         if self.stop_id is not None:
             return 0
-        fed = 0 if self.cache is None else self.cache.length - self.prefill_end
-        return self.max_output - max(fed, len(self.tokens) - len(self.request.prompt))
+        num_chosen = len(self.tokens) - len(self.request.prompt)
+        if self.cache is not None:  # each pass after prefill chooses a token, also the one in flight
+            num_chosen = max(num_chosen, self.cache.length - self.prefill_end)
+        return self.max_output - num_chosen
 
     def may_force(self, more: int) -> bool:
         """Return whether the token after the next `more` output tokens may be forced."""
@@ -109,16 +122,21 @@ class Sequence:
         output = self.tokens[len(self.request.prompt) :]
         if self.section.over(output):
             self.section = None
-        token = None if self.section is None else self.section.forced(output)
+            sampler.force(None)
+            return
+        token = self.section.forced(output)
         if token is not None and self.constraint is not None and not self.constraint.allowed([token]):
             token = None  # within a character of several tokens, which the grammar has to end first
         sampler.force(token)
 
     def constrain_next(self, draft_tokens: tuple[int, ...]) -> None:
         """Have the sampler choose allowed tokens, next and after each draft token. All tokens have to be known."""
-        if self.constraint is not None and self.sampler is not None:
-            ended = self.stop_id is not None or self.state == "finished"  # the tokens will not be read
-            self.sampler.constrain(None if ended else self.constraint.masks(draft_tokens))
+        if self.constraint is None or self.sampler is None:
+            return
+        masks = None
+        if self.stop_id is None and self.state != "finished":  # else the tokens will not be read
+            masks = self.constraint.masks(draft_tokens)
+        self.sampler.constrain(masks)
 
     @property
     def is_cancelled(self) -> bool:

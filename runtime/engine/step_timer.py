@@ -14,7 +14,7 @@ from typing import Literal
 from headrace.runtime import ops
 from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.in_flight import InFlightBatch
-from headrace.runtime.metrics.telemetry import PassFacts, StepParts
+from headrace.runtime.metrics.telemetry import PassFacts, RankTimes, StepParts
 from headrace.runtime.network import Division
 from headrace.runtime.speculation.controller import Controller
 
@@ -115,13 +115,13 @@ def _note(phase: Literal["start", "stop"], info: dict[str, int]) -> None:  # noq
 class BatchClock:
     """Times each batch as it is read.
 
-    pace: learns how long prompt tokens take.
+    chunk_budget: learns how long prompt tokens take.
     timer: measures the parts of some steps.
     division: knows the other ranks' times; None on one machine.
     """
 
-    def __init__(self, pace: ChunkBudget, timer: StepTimer, division: Division | None) -> None:
-        self._pace = pace
+    def __init__(self, chunk_budget: ChunkBudget, timer: StepTimer, division: Division | None) -> None:
+        self._chunk_budget = chunk_budget
         self._timer = timer
         self._division = division
         self.read_at = 0.0  # when the newest batch was read
@@ -141,12 +141,14 @@ class BatchClock:
         draft_tokens = in_flight.num_draft_tokens
         only_decodes = decoding > 0 and not prompt_tokens
         if not draft_tokens:
-            self._pace.record(decoding, prompt_tokens, pass_s)
+            self._chunk_budget.record(decoding, prompt_tokens, pass_s)
         if only_decodes:
             controller.record(decoding, draft_tokens, pass_s, ahead=in_flight.is_ahead, context=in_flight.context)
         host_s = max(0.0, in_flight.built - began)
         parts = self._timer.parts(step_s, host_s, decodes=only_decodes, follows=follows)
-        ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
+        ranks: tuple[RankTimes, ...] = ()
+        if parts is not None and self._division is not None:
+            ranks = self._division.rank_times(parts, step_s)
         garbage_before = self._garbage_s
         self._garbage_s = garbage_seconds()
         return PassFacts(

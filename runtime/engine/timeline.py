@@ -32,8 +32,9 @@ class Timeline:
         self._reused_tokens = 0
         self._clock = clock
         self._submitted = clock()
-        self._admitted = self._prefilled = self._submitted
-        self._last = self._submitted  # when the newest step's token could be read
+        self._admitted = self._submitted
+        self._prefilled = self._submitted
+        self._last = self._submitted  # when the newest step's token could be read; before the first step: `_prefilled`
         self._latencies = array("d")  # of each step, as its record has it
         self._tokens = array("l")  # output tokens of each step
         self._proposed = 0
@@ -42,11 +43,14 @@ class Timeline:
     def admitted(self, reused_tokens: int) -> None:
         """Its turn has come: everything up to here was waiting. So many tokens of the prompt are in the cache."""
         self._reused_tokens = reused_tokens
-        self._admitted = self._prefilled = self._clock()
+        self._admitted = self._clock()
+        self._prefilled = self._admitted
+        self._last = self._admitted
 
     def prefilled(self) -> None:
         """Record that a chunk of the prompt is done. All until now was prefill; after the last, decode starts."""
         self._prefilled = self._clock()
+        self._last = self._prefilled
 
     @property
     def prefill_s(self) -> float:
@@ -61,12 +65,16 @@ class Timeline:
         proposed: int = 0,
         source: str | None = None,
     ) -> StepRecord:
-        """Return the record of a step whose `tokens` were read and committed. shared: facts of its batch.
+        """Return the record of a step whose tokens were read and committed.
 
-        proposed, source: draft tokens that were verified in it, and their proposer.
+        cache: of the sequence, with the step's entries committed.
+        shared: facts of its batch.
+        tokens: its output tokens.
+        proposed: draft tokens that were verified in it.
+        source: proposer of these; None without.
         """
         now = self._clock()
-        latency = now - (self._last if self._latencies else self._prefilled)
+        latency = now - self._last
         self._last = now
         self._latencies.append(latency)
         self._tokens.append(tokens)
@@ -107,11 +115,17 @@ class Timeline:
 
         cache: None of a request whose turn never came.
         """
-        committed = cache.committed if cache else 0
-        first_s = self._latencies[0] if self._latencies else None
+        committed = 0
+        committed_bytes = 0
+        if cache is not None:
+            committed = cache.committed
+            committed_bytes = cache.committed_bytes
         steps = self._latencies[1:]
-        # Accepted draft tokens come with their step: its latency is divided among its tokens.
-        itl = [latency / count for latency, count in zip(steps, self._tokens[1:], strict=True) for _ in range(count)]
+        itl: list[float] = []  # inter-token latencies
+        for latency, count in zip(steps, self._tokens[1:], strict=True):
+            # Accepted draft tokens come with their step: its latency is divided among its tokens.
+            if count:  # none if the answer had ended before the step's tokens
+                itl += [latency / count] * count
         decode_s = fsum(steps)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
@@ -121,17 +135,24 @@ class Timeline:
             steps=len(self._latencies),
             queue_s=self._admitted - self._submitted,
             prefill_s=self.prefill_s,
-            first_step_s=first_s,
+            first_step_s=next(iter(self._latencies), None),
             ttft_s=None,  # an `Answer` knows which step gave the first output
             step_latency=Percentiles.of(steps),
-            step_s=decode_s / len(steps) if steps else None,
+            step_s=_mean(decode_s, len(steps)),
             itl=Percentiles.of(itl),
-            tpot_s=decode_s / len(itl) if itl else None,
+            tpot_s=_mean(decode_s, len(itl)),
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
-            kv_cache_bytes=cache.committed_bytes if cache else 0,
+            kv_cache_bytes=committed_bytes,
             achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
             proposed=self._proposed,
             accepted=sum(self._tokens) - len(self._tokens),
         )
+
+
+def _mean(total: float, count: int) -> float | None:
+    """Return total / count; None of nothing."""
+    if not count:
+        return None
+    return total / count

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from headrace.runtime.errors import EngineError, PoolFullError
+from headrace.runtime.kv.cache import first_visible
 from headrace.runtime.kv.pool import BlockPool, PrefixMatch
 from headrace.runtime.kv.prefix_index import PrefixNode
 from headrace.runtime.kv.reuse import ReusableCache
@@ -48,7 +49,7 @@ class BlockTable(ReusableCache):
         end = min(self.length + tokens, self.limit)
         try:
             for group, table in enumerate(self.tables):
-                self._own_last(group, table)
+                self._copy_shared_last(group, table)
                 while len(table) * BLOCK < end:
                     table.append(self.pool.allocate(group))
         except BaseException:
@@ -90,17 +91,15 @@ class BlockTable(ReusableCache):
 
     def _drop_outside_windows(self) -> None:
         """Release blocks outside the windows, except the ROLLBACK entries that going back needs."""
-        for group, window in enumerate(self.pool.windows):
-            if window is None:
-                continue
-            table = self.tables[group]
-            committed = min(self.committed, self.length)
-            for index in range(self.dropped[group], max(0, committed - window + 1 - ROLLBACK) // BLOCK):
+        committed = min(self.committed, self.length)
+        for group, (window, table) in enumerate(zip(self.pool.windows, self.tables, strict=True)):
+            first = first_visible(committed - ROLLBACK, window) // BLOCK
+            for index in range(self.dropped[group], first):
                 self.pool.release(group, table[index])
                 table[index] = NO_BLOCK
                 self.dropped[group] = index + 1
 
-    def _own_last(self, group: int, table: list[int]) -> None:
+    def _copy_shared_last(self, group: int, table: list[int]) -> None:
         """Replace the partial last block by a copy if it is shared or cached."""
         index, entries = divmod(self.length, BLOCK)
         if entries == 0 or self.pool.may_write(group, table[index]):
@@ -122,31 +121,35 @@ class BlockTable(ReusableCache):
                 assert block is not None
                 self.pool.share(group, block)
                 table.append(block)
-        end = match.nodes[-1] if match.nodes else None
-        if end is not None and whole < len(match.nodes) and not self._copy_part(end, length % BLOCK):
+        nodes = match.nodes
+        if whole < len(nodes) and not self._copy_part(nodes[-1], length % BLOCK):
+            nodes = nodes[:whole]
             length = self._in_windows(whole * BLOCK)
-            end = match.nodes[whole - 1] if whole else None
-        if self.states:
-            states = None if end is None else self.pool.states_of(end)
-            if states:
-                self.states = list(states)
-            else:
-                length = 0
+        if self.states and not self._load_states(nodes):
+            length = 0
         self._release_past(length)
         return length
+
+    def _load_states(self, nodes: Sequence[PrefixNode]) -> bool:
+        """Start with the recurrent state after the last node; return False if it was not kept."""
+        states = self.pool.states_of(nodes[-1]) if nodes else None
+        if not states:
+            return False
+        self.states = list(states)
+        return True
 
     def _in_windows(self, length: int) -> int:
         """Return `length`, or 0 if a window there lacks blocks."""
         for window, dropped in zip(self.pool.windows, self.dropped, strict=True):
-            if window is not None and dropped * BLOCK > max(0, length - window + 1):
+            if dropped * BLOCK > first_visible(length, window):
                 return 0
         return length
 
     def _copy_part(self, node: PrefixNode, entries: int) -> bool:
-        """Copy the first entries of a node's blocks into own ones; False if the pool is full."""
+        """Copy the first entries of a node's blocks into new ones; return False if the pool is full."""
         sources = [(group, block) for group, block in enumerate(node.blocks) if block is not None]
         for group, block in sources:
-            self.pool.share(group, block)  # its own copy must not evict it
+            self.pool.share(group, block)  # allocating the copy must not evict it
         try:
             for group, block in sources:
                 self.tables[group].append(self.pool.allocate(group))
@@ -160,11 +163,8 @@ class BlockTable(ReusableCache):
 
     def _first_needed(self, group: int, nodes: Sequence[PrefixNode], length: int) -> int:
         """Return the first block that a sequence of this length has in the group's window."""
-        window = self.pool.windows[group]
-        if window is None:
-            return 0
         first = len(nodes)
-        least = max(0, length - window + 1 - ROLLBACK) // BLOCK
+        least = first_visible(length - ROLLBACK, self.pool.windows[group]) // BLOCK
         while first > least and nodes[first - 1].blocks[group] is not None:
             first -= 1
         return first
@@ -172,7 +172,7 @@ class BlockTable(ReusableCache):
     def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
         index = entries.start // BLOCK
         blocks = [None if table[index] == NO_BLOCK else table[index] for table in self.tables]
-        return self.pool.cache_blocks(self._nodes[-1] if self._nodes else None, tokens, decode_written, blocks)
+        return self.pool.cache_blocks(self._parent(self.pool), tokens, decode_written, blocks)
 
     def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> PrefixNode | None:
         """See `ReusableCache`. With recurrent state and nothing pending, a partial last block is cached, too."""

@@ -14,7 +14,9 @@ class GroupBlocks:
         if max_total < 1:
             raise ValueError(f"a pool needs at least one block, not {max_total}")
         self.max_total = max_total
-        self.max_cached_total = max_total if max_cached_total is None else max_cached_total
+        self.max_cached_total = max_total
+        if max_cached_total is not None:
+            self.max_cached_total = min(max_total, max_cached_total)
         self._counts: list[int] = []
         self._indexed: list[bool] = []  # can be looked up
         self._free: list[int] = []  # a heap: low numbers are allocated first, so that the last slabs empty first
@@ -50,7 +52,7 @@ class GroupBlocks:
     @property
     def grows(self) -> bool:
         """True if the next allocation needs a new block."""
-        bound = min(self.max_cached_total, self.max_total) if self._cached else self.max_total
+        bound = self.max_cached_total if self._cached else self.max_total
         return not self._free and self.total < bound
 
     def count(self, block: int) -> int:

@@ -76,8 +76,9 @@ class SlotBuffers:
                     buffer = mx.concatenate([buffer[:first], zeros])
                 for slot, newcomer in enumerate(newcomers, start=first):
                     array = newcomer.sides[side][layer]
-                    lacks = array.shape[2] < buffer.shape[2]
-                    buffer[slot : slot + 1] = reference.grow(array, buffer.shape[2]) if lacks else array
+                    if array.shape[2] < buffer.shape[2]:
+                        array = reference.grow(array, buffer.shape[2])
+                    buffer[slot : slot + 1] = array
                 layers[layer] = buffer
                 del array, buffer
                 mx.eval(layers[layer])
@@ -96,11 +97,12 @@ class SlotBuffers:
             if self._cache(slot) is not None:
                 slot += 1
                 continue
-            moved = self._cache(len(caches) - 1)
-            reference_ = caches.pop()
-            if moved is not None:
-                self._move(moved.slot, slot)
-                moved.slot, caches[slot] = slot, reference_
+            last = self._cache(len(caches) - 1)
+            caches.pop()
+            if last is not None:
+                self._move(last.slot, slot)
+                last.slot = slot
+                caches[slot] = ref(last)
 
     @moving_buffers()
     def trim(self) -> None:
@@ -114,8 +116,11 @@ class SlotBuffers:
         self.slots = len(self._caches)
 
     def _cache(self, slot: int) -> SlotCache | None:
+        """Return the cache in a slot; None if it was dropped, or left for other buffers."""
         cache = self._caches[slot]()
-        return cache if cache is not None and cache.buffers is self and cache.slot == slot else None
+        if cache is None or cache.buffers is not self or cache.slot != slot:
+            return None
+        return cache
 
     def _move(self, source: int, target: int) -> None:
         for layers in self.sides:
@@ -159,7 +164,7 @@ def assign(
 def free_idle(shared: SharedBuffers, short: bool) -> None:
     """Free idle slots: all if memory is `short`, else only where they outnumber the used ones."""
     for buffers in list(shared.values()):
-        if buffers.idle > (0 if short else buffers.used):
+        if buffers.idle > buffers.used or (short and buffers.idle):
             buffers.trim()
 
 
@@ -167,34 +172,34 @@ Attend = Callable[[int, Projections, AttentionSpec], mx.array]
 Together = list[tuple[SlotBuffers, list[SlotCache]]]
 
 
-class KeptCache:
-    """At most one cache and the token ids of its committed entries."""
+class LastCache:
+    """The cache of the sequence that ended last, and the token ids of its committed entries."""
 
     def __init__(self) -> None:
         self._cache: KVCache | None = None
         self._tokens: list[int] = []
 
     def take(self, prompt: Sequence[int]) -> KVCache | None:
-        """Return the kept cache, trimmed to its common prefix with `prompt`; None, and drop it, if there is none.
+        """Return the cache, trimmed to its common prefix with `prompt`; None, and drop it, if there is none.
 
         At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token.
         """
         cache = self._cache
-        tokens = self._tokens
-        self.clear()
         if cache is None:
             return None
-        shared = cache.reachable(common_prefix(tokens, prompt[:-1]))
+        shared = cache.reachable(common_prefix(self._tokens, prompt[:-1]))
+        self.clear()
         if shared == 0:
             return None
         cache.trim(shared)
         return cache
 
-    def keep(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        """Keep `cache`, nothing pending; its committed entries are of the first of `tokens`."""
+    def put(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        """Replace the cache by one with nothing pending; its committed entries are of the first of `tokens`."""
         if cache.committed:
             cache.mark()
-            self._cache, self._tokens = cache, list(tokens[: cache.committed])
+            self._cache = cache
+            self._tokens = list(tokens[: cache.committed])
 
     def clear(self) -> None:
         """Drop the cache."""
@@ -203,7 +208,10 @@ class KeptCache:
 
 
 class BufferPass:
-    """One pass over slot caches. assign: returns the decoding caches that attend together."""
+    """One pass over slot caches.
+
+    assign: returns the caches with one new token that attend together; None if each attends alone.
+    """
 
     def __init__(
         self, rows: Sequence[PassRow], assign: Callable[[Sequence[SlotCache]], Together] | None = None
@@ -212,23 +220,26 @@ class BufferPass:
         self._caches = [cast(SlotCache, row.cache) for row in rows]
         for cache, row in zip(self._caches, rows, strict=True):
             cache.reserve(row.count, row.phase)
-        self._order: mx.array | None = None
-        self._back: mx.array | None = None
-        single = [cache for cache, row in zip(self._caches, rows, strict=True) if (row.count, row.phase) == _STEP]
-        self._split(assign(single) if assign is not None and len(rows) > 1 else [])
+        self._order: mx.array | None = None  # (N,): tokens in the order of attentions; None if that is theirs
+        self._back: mx.array | None = None  # (N,): the inverse
+        together: Together = []
+        if assign is not None and len(rows) > 1:
+            together = assign([cast(SlotCache, row.cache) for row in rows if (row.count, row.phase) == _STEP])
+        self._split(together)
         self.runs_fused = len(rows) == 1 and self._caches[0].parts == 1 and self._caches[0].buffers is None
 
     def _split(self, together: Together) -> None:
         """Divide the tokens among attentions, each with the tokens of one cache or of several that share buffers."""
         ends = accumulate(row.count for row in self.rows)
-        places = {
-            cache: range(end - row.count, end)
+        indices_of = {
+            cache: list(range(end - row.count, end))
             for cache, row, end in zip(self._caches, self.rows, ends, strict=True)
-        }  # fmt: skip
-        parts: list[tuple[list[int], Attend]] = []
+        }
+        parts: list[tuple[list[int], Attend]] = []  # indices of tokens, and their attention
         for buffers, members in together:
-            parts.append(([places.pop(member).start for member in members], _attend_together(buffers, members)))
-        parts += [(list(indices), cache.attend) for cache, indices in places.items()]
+            indices = [index for member in members for index in indices_of.pop(member)]
+            parts.append((indices, _attend_together(buffers, members)))
+        parts += [(indices, cache.attend) for cache, indices in indices_of.items()]
         parts.sort(key=lambda part: part[0])
         self._attends = [attend for _, attend in parts]
         self._ends = list(accumulate(len(indices) for indices, _ in parts))[:-1]
@@ -239,20 +250,21 @@ class BufferPass:
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
+        if self._order is None and len(self._attends) == 1:
+            return self._attends[0](layer, qkv, spec)
+        is_whole = isinstance(qkv, mx.array)
+        parts = [qkv] if isinstance(qkv, mx.array) else list(qkv)
         if self._order is not None:
-            order = self._order
-            qkv = qkv[:, order] if isinstance(qkv, mx.array) else [part[:, order] for part in qkv]
-        if len(self._attends) == 1:
-            out = self._attends[0](layer, qkv, spec)
-        else:
-            rows: list[Projections]
-            if isinstance(qkv, mx.array):
-                rows = list(mx.split(qkv, self._ends, axis=1))
-            else:
-                rows = [list(part) for part in zip(*(mx.split(part, self._ends, axis=1) for part in qkv), strict=True)]
-            heads = [attend(layer, own_rows, spec) for attend, own_rows in zip(self._attends, rows, strict=True)]
-            out = mx.concatenate(heads, axis=1)
-        return out if self._back is None else out[:, self._back]
+            parts = [part[:, self._order] for part in parts]
+        groups = zip(*(mx.split(part, self._ends, axis=1) for part in parts), strict=True)  # by attention
+        outs = [
+            attend(layer, group[0] if is_whole else list(group), spec)
+            for attend, group in zip(self._attends, groups, strict=True)
+        ]
+        out = mx.concatenate(outs, axis=1)  # (1, N, H * D)
+        if self._back is not None:
+            out = out[:, self._back]
+        return out
 
     def mix(self, _layer: int, _x: mx.array, _spec: MixerSpec) -> mx.array:
         raise NotImplementedError("recurrent state is kept beside blocks only")
@@ -297,8 +309,12 @@ def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Atte
 class BufferBackend:
     """Slot caches of one network.
 
-    shares_attention: `Ops.slots` holds for all layers. alone: no sequence shares a pass or a prefix with another, and
-    none is rolled back. scales: see `SlotCache`.
+    shape: of the entries.
+    ops: attention of a cache alone.
+    options: requirements of the engine.
+    shares_attention: `Ops.slots` holds for all layers.
+    alone: no sequence shares a pass or a prefix with another, and none is rolled back.
+    scales: see `SlotCache`.
     """
 
     def __init__(
@@ -321,14 +337,16 @@ class BufferBackend:
         self.copies_to_grow = True
         self._caches: WeakSet[SlotCache] = WeakSet()
         self.shared: SharedBuffers = WeakValueDictionary()
-        self._last = KeptCache()
+        self._last = LastCache()
         self.pool = self._new_pool()
         self.shares_prefixes = self.pool is not None
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> SlotCache:
         pool = self.pool
         keep = self._options.keep_prefix
-        reusable = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
+        reusable = 0
+        if pool is not None:
+            reusable = pool.lookup(prompt[:-1], answers=keep).length
         cache = self._last.take(prompt)
         if isinstance(cache, SlotCache) and cache.committed >= reusable:
             cache.reserved = entries
@@ -351,7 +369,7 @@ class BufferBackend:
             cache.cache_blocks(tokens, end=True)
             if self.pool is None or sum(not other.closed for other in self._caches) == 1:
                 cache.leave()
-                self._last.keep(cache, tokens)
+                self._last.put(cache, tokens)
                 return
         cache.close()
 
@@ -418,7 +436,10 @@ class BufferBackend:
 
     @property
     def _excess(self) -> int:
-        return self.pool.storage.excess if self.pool is not None else 0
+        """Bytes that cached blocks take beyond the spare memory; negative if more may be allocated."""
+        if self.pool is None:
+            return 0
+        return self.pool.storage.excess
 
     def _new_pool(self) -> BlockPool | None:
         """Return a pool for prefixes; None if sequences are alone, or rows are packed in MLX's own layout."""
@@ -426,7 +447,8 @@ class BufferBackend:
             return None
         options = self._options
         spare: Callable[[], int] | None = None
-        if (spare_beside := options.spare) is not None:
+        spare_beside = options.spare
+        if spare_beside is not None:
             backend = proxy(self)  # a pool that owned its owner would outlive it until a garbage collection
 
             def bytes_left() -> int:

@@ -77,8 +77,10 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassRow:
-    """One sequence's tokens in a pass: `count` new ones, of one phase.
+    """One sequence's tokens in a pass.
 
+    cache: of the sequence.
+    count: new tokens, of one phase.
     output: the output of the layers is wanted. Without, the last layer may append only.
     logits: the last so many tokens have logits.
     hidden: a proposer drafts from the output.
@@ -122,6 +124,13 @@ class KVPass(Protocol):
     def arrays(self) -> list[mx.array]:
         """The K/V arrays, to evaluate after a prefill chunk."""
         ...
+
+
+def first_visible(length: int, window: int | None) -> int:
+    """Return the first of `length` entries that the next token attends to; 0 without a window."""
+    if window is None:
+        return 0
+    return max(0, length - window + 1)
 
 
 class WriteOrder:
@@ -192,6 +201,9 @@ class CacheLengths:
 class KVShape:
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
+    layers: their number, those of the indexers' keys included.
+    kv_heads, head_dim: Hkv and D, unless `heads` says otherwise.
+    format: of the entries, plain or packed.
     windows: the attention window of each layer, None for none; () if no layer has one.
     recurrent: layers with recurrent state.
     mixers: what they compute.
@@ -233,7 +245,9 @@ class KVShape:
 
     def index_keys_of(self, layer: int) -> int | None:
         """Return the layer that stands for the keys of a layer's own indexer; None without."""
-        return self.layers - len(self.indexed) + self.indexed.index(layer) if layer in self.indexed else None
+        if layer not in self.indexed:
+            return None
+        return self.layers - len(self.indexed) + self.indexed.index(layer)
 
     @property
     def appending(self) -> int:

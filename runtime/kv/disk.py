@@ -175,8 +175,11 @@ def _parsed(content: memoryview) -> StoredBlock:
     at += entries
     groups: list[bytes | None] = []
     for size in sizes:
-        groups.append(None if size == _ABSENT else bytes(content[at : at + size]))
-        at += 0 if size == _ABSENT else size
+        if size == _ABSENT:
+            groups.append(None)
+            continue
+        groups.append(bytes(content[at : at + size]))
+        at += size
     if at != len(content) or len(decode_written) != entries:
         raise ValueError("not as long as it says")
     return StoredBlock(parent, key, tokens, decode_written, tuple(groups))

@@ -38,7 +38,10 @@ def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop:
             break
         groups = tuple(_bytes(pool, group, block, entries) for group, block in enumerate(node.blocks))
         if pool.storage.shape.mixers:
-            groups += (None if node.states is None else _raw(mx.concatenate(node.states)),)
+            states = None
+            if node.states is not None:
+                states = _raw(mx.concatenate(node.states))
+            groups = (*groups, states)
         if not store.put(file_name, StoredBlock(node.parent.key, node.key, node.tokens, node.decode_written, groups)):
             break
         written += 1
@@ -66,7 +69,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
         if node is None:
             break
         parent = node
-        loaded = loaded + 1
+        loaded += 1
     for group, number in reversed(used):
         pool.release(group, number)
     return loaded
@@ -76,8 +79,9 @@ def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> boo
     """Return whether it is the block of these tokens after `parent`; a partial block has to begin like them."""
     if block.parent != parent.key or block.key != digest(parent.key, block.tokens, block.decode_written):
         return False
-    same = len(part) if len(part) == BLOCK else 1
-    return block.tokens[:same] == tuple(part[:same])
+    if len(part) < BLOCK:
+        return block.tokens[:1] == tuple(part[:1])
+    return block.tokens == tuple(part)
 
 
 def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
@@ -101,9 +105,10 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
         numbers.append(number)
         pool.storage.write(group, number, array)
     node = pool.cache_blocks(parent, block.tokens, block.decode_written, numbers)
-    if node is not None and states and (stored := states[0]) is not None and len(stored) == 4 * sum(sizes):
-        ends = list(accumulate(sizes))[:-1]
-        pool.keep_states(node, list(mx.split(_array(stored).view(mx.float32), ends)))
+    for stored in states:  # one at most: of all layers together
+        if node is not None and stored is not None and len(stored) == 4 * sum(sizes):
+            ends = list(accumulate(sizes))[:-1]
+            pool.keep_states(node, list(mx.split(_array(stored).view(mx.float32), ends)))
     return node
 
 

@@ -68,24 +68,28 @@ class PagedPass:
             wanted = self._pass.wanted
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
         states = [[table.states[index] for table in self._tables] for index in range(first, last)]
-        kept_rows = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
-        x, *made = node.run_pass(self._order.after(x), self._pass, layers, states, kept_rows, wanted)
+        num_decoded = 0  # rows whose mixers' inputs are returned, for a rollback
+        if states:
+            num_decoded = sum(row.count for row in self.rows if row.phase == "decode")
+        x, *made = node.run_pass(self._order.after(x), self._pass, layers, states, num_decoded, wanted)
         if layers.start < shape.appending:
             self._storage.newest = x
+        # For each recurrent layer: a state of every sequence, then the inputs if there are decode rows.
         rest = iter(made)
         for index in range(first, last):
             after = list(islice(rest, len(self._tables)))
-            self._replace(index, after, next(rest) if kept_rows else None)
+            inputs = next(rest) if num_decoded else None
+            self._replace(index, after, inputs)
         return x
 
     def _replace(self, index: int, after: Sequence[mx.array], inputs: mx.array | None) -> None:
         """Replace the states of a recurrent layer. inputs (1, .., projected): of its mixer, decode rows first."""
         row = 0
-        for table, state, of_row in zip(self._tables, after, self.rows, strict=True):
-            if of_row.phase == "decode" and inputs is not None:
-                table.keep_inputs(index, inputs, slice(row, row + of_row.count))
+        for table, state, pass_row in zip(self._tables, after, self.rows, strict=True):
+            if pass_row.phase == "decode" and inputs is not None:
+                table.keep_inputs(index, inputs, slice(row, row + pass_row.count))
             table.states[index] = state
-            row += of_row.count
+            row += pass_row.count
 
     def advance(self) -> None:
         for table, row in zip(self._tables, self.rows, strict=True):
@@ -99,7 +103,8 @@ class PagedPass:
 class PagedBackend:
     """Block tables of one pool, which is replaced after an error."""
 
-    rolls_back = shares_prefixes = True
+    rolls_back = True
+    shares_prefixes = True
     copies_to_grow = False
 
     def __init__(self, shape: KVShape, ops: Ops, options: KVOptions) -> None:
@@ -152,13 +157,22 @@ class PagedBackend:
 
 
 def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entries: int | None = None) -> BlockPool:
-    """Return a pool for concurrent sequences of `entries` together.
+    """Return a pool for concurrent sequences.
 
+    storage: the arrays of its blocks.
+    entries: of all sequences together.
+    key: identity of the K/V on disk.
     cached_entries: blocks are cached as long as there are no more than one sequence of this length takes (in a group
-    with a window: two that end there). None: as long as there is room.
+        with a window: two that end there). None: as long as there is room.
     """
     windows = storage.windows
-    max_blocks = -(-entries // BLOCK)
-    spans = [2 * (window + BESIDE_WINDOW) if window else entries for window in windows]
-    bounds = [-(-min(span, cached_entries or entries) // BLOCK) + 1 for span in spans]
-    return BlockPool(windows, [max_blocks] * len(windows), storage, key, bounds if cached_entries else None)
+    max_blocks = [-(-entries // BLOCK)] * len(windows)
+    if cached_entries is None:
+        return BlockPool(windows, max_blocks, storage, key)
+    max_cached = []
+    for window in windows:
+        span = cached_entries
+        if window is not None:
+            span = min(span, 2 * (window + BESIDE_WINDOW))
+        max_cached.append(-(-span // BLOCK) + 1)
+    return BlockPool(windows, max_blocks, storage, key, max_cached)

@@ -38,7 +38,9 @@ class PagedArrays:
     @property
     def excess(self) -> int:
         """Bytes beyond `spare`; negative if more may be allocated."""
-        return -sys.maxsize if self._spare is None else self.nbytes - self._spare()
+        if self._spare is None:
+            return -sys.maxsize
+        return self.nbytes - self._spare()
 
     def allocate(self, group: int, blocks: int) -> int:
         """Add a slab of at most `blocks` blocks, and return its size; 0 if no memory is spare."""
@@ -73,7 +75,9 @@ class PagedArrays:
         """Return the first entries (layers, 2, Hkv, entries, D), or a whole packed block (`KVFormat.part_shape`)."""
         self.settle()
         stored = self.store.block(group, block)
-        return stored if self.shape.format.packed else stored[..., :entries, :]
+        if self.shape.format.packed:  # whole: codes of several entries may share a word
+            return stored
+        return stored[..., :entries, :]
 
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
         """Return `read` without content of other sequences: zeros after a packed block's first entries."""
@@ -91,7 +95,10 @@ class PagedArrays:
     def arrays(self) -> list[mx.array]:
         """All slabs, after all appends."""
         arrays = [slab for group in self.store.groups for slab in group.slabs]
-        return arrays if self.newest is None or not arrays else mx.depends(arrays, self.newest)
+        if self.newest is None or not arrays:
+            return arrays
+        ordered: list[mx.array] = mx.depends(arrays, self.newest)
+        return ordered
 
     def block_bytes(self, group: int) -> int:
         """Return the bytes of a block of a group."""

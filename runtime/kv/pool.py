@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import GroupBlocks
+from headrace.runtime.kv.cache import first_visible
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode
 from headrace.runtime.metrics.telemetry import PoolStats
@@ -92,14 +93,16 @@ class BlockPool:
         return self.groups[group].count(block) == 1 and not self.groups[group].indexed(block)
 
     def cache_blocks(
-        self, parent: PrefixNode | None, tokens: Sequence[int], decode_written: bytes, blocks: Sequence[int | None]
+        self, parent: PrefixNode, tokens: Sequence[int], decode_written: bytes, blocks: Sequence[int | None]
     ) -> PrefixNode | None:
-        """Make the entries of `tokens` in `blocks` available to lookups, and return their node.
+        """Make entries available to lookups, and return their node; None if `parent` was removed.
 
-        blocks: one of each group, used by the caller, or None. parent: the node of the block before, None at the
-        beginning. The node may already have other blocks with the same content. None if `parent` was removed.
+        The node may already have other blocks with the same content.
+        parent: the node of the block before, or the root.
+        tokens: of the entries, 1 to BLOCK.
+        decode_written: of each entry, see `PrefixNode`.
+        blocks: one of each group, used by the caller; None for a group without.
         """
-        parent = parent or self.index.root
         if parent is not self.index.root and parent.parent is None:
             return None
         node = self.index.add(parent, tokens, decode_written, len(blocks))
@@ -148,10 +151,10 @@ class BlockPool:
         while path and self.storage.shape.mixers:
             first = (len(path) - 1) * BLOCK
             rest = tokens[first : first + BLOCK]
-            parent = path[-2][0] if len(path) > 1 else self.index.root
+            parents = [self.index.root, *(node for node, _ in path[:-1])]
             ends = [
                 (node, len(node.tokens))
-                for node in parent.children_by_token.get(rest[0], ())
+                for node in parents[-1].children_by_token.get(rest[0], ())
                 if node.states is not None and node.common(rest, answers) == len(node.tokens)
             ]
             if ends:
@@ -160,8 +163,7 @@ class BlockPool:
         return path
 
     def _complete(self, group: int, path: Sequence[tuple[PrefixNode, int]], length: int) -> bool:
-        window = self.windows[group]
-        first = 0 if window is None else max(0, length - window + 1) // BLOCK
+        first = first_visible(length, self.windows[group]) // BLOCK
         return all(node.blocks[group] is not None for node, _ in path[first:])
 
     def clear(self) -> None:

@@ -21,11 +21,15 @@ from headrace.runtime.ops import BLOCK
 class PrefixNode:
     """A cached block: up to BLOCK entries after those of `parent`.
 
+    key: its digest, see above.
+    tokens: of its entries.
     decode_written: of each entry, 1 for a decode step, 0 for prefill.
     prefill_exact: its first entries that equal a cold prefill of all tokens.
     blocks: the block of each layer group, None if evicted there.
     states: recurrent state after its last entry, if kept.
     parent: None for the root and for removed nodes.
+    children: by key.
+    children_by_token: by their first token.
     """
 
     key: bytes
@@ -35,8 +39,8 @@ class PrefixNode:
     prefill_exact: int
     blocks: list[int | None]
     states: list[mx.array] | None = None
-    children: dict[bytes, "PrefixNode"] = field(default_factory=dict)  # by key
-    children_by_token: dict[int, list["PrefixNode"]] = field(default_factory=dict)  # by first token
+    children: dict[bytes, "PrefixNode"] = field(default_factory=dict)
+    children_by_token: dict[int, list["PrefixNode"]] = field(default_factory=dict)
 
     def common(self, tokens: Sequence[int], answers: bool) -> int:
         """Return the length of the common prefix with `tokens`; `answers`: decode-written entries count."""
@@ -52,24 +56,24 @@ class PrefixIndex:
 
     def find(self, tokens: Sequence[int], answers: bool) -> list[tuple[PrefixNode, int]]:
         """Return the longest path along `tokens`: nodes with their matching entries. All but the last match whole."""
-        end = self.root
-        length = 0
-        best = (0, 0)
-        level = [self.root]
-        done = 0
+        end = self.root  # the last node of the longest path so far
+        length = 0  # its matching entries
+        best = (0, 0)  # entries of that path; at equal length, the node with more exact entries is better
+        level = [self.root]  # nodes whose paths match whole, at one depth
+        done = 0  # entries of these paths
         while level and done < len(tokens):
             rest = tokens[done : done + BLOCK]
-            followed = []
-            for node in (node for at in level for node in at.children_by_token.get(rest[0], ())):
+            candidates = [child for node in level for child in node.children_by_token.get(rest[0], ())]
+            level = []
+            for node in candidates:
                 common = node.common(rest, answers)
                 if (done + common, node.prefill_exact) > best:
                     end = node
                     length = common
                     best = (done + common, node.prefill_exact)
                 if common == BLOCK:
-                    followed.append(node)
-            level = followed
-            done = done + BLOCK
+                    level.append(node)
+            done += BLOCK
         path = []
         while end.parent is not None:
             path.append((end, length))
@@ -101,9 +105,10 @@ class PrefixIndex:
             if child.tokens != tuple(tokens) or child.decode_written != decode_written:
                 raise ValueError("two blocks of different tokens have one key")
             return child
-        exact = decode_written.find(1) if parent.prefill_exact == len(parent.tokens) else 0
-        exact = len(tokens) if exact < 0 else exact
-        node = PrefixNode(key, parent, tuple(tokens), decode_written, exact, [None] * groups)
+        prefill_exact = 0
+        if parent.prefill_exact == len(parent.tokens):
+            prefill_exact = (decode_written + b"\1").index(1)  # all, if no decode step wrote any
+        node = PrefixNode(key, parent, tuple(tokens), decode_written, prefill_exact, [None] * groups)
         parent.children[key] = node
         parent.children_by_token.setdefault(tokens[0], []).append(node)
         return node

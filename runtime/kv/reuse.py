@@ -14,7 +14,7 @@ from headrace.runtime.ops import BLOCK, Phase
 
 
 class ReusableCache(CacheLengths):
-    """One sequence's lengths, and what the index knows of its entries. pool: None without prefix sharing."""
+    """One sequence's lengths, and the nodes of its entries in the prefix index. pool: None without prefix sharing."""
 
     def __init__(self, pool: BlockPool | None, limit: int) -> None:
         super().__init__(limit)
@@ -63,16 +63,31 @@ class ReusableCache(CacheLengths):
         end: the partial last block, too; the next entry is appended to a copy. Returns the node that ends with the last
         committed entry, if any.
         """
-        node = self._nodes[-1] if self._nodes and len(self._nodes) * BLOCK == self.committed else None
-        last = -(-self.committed // BLOCK) if end else self.committed // BLOCK
-        for index in range(len(self._nodes), last):
+        node = None
+        if self._nodes and len(self._nodes) * BLOCK == self.committed:
+            node = self._nodes[-1]
+        for index in range(len(self._nodes), self._num_blocks(end)):
             entries = slice(index * BLOCK, min((index + 1) * BLOCK, self.committed))
             node = self._cache_block(entries, tokens[entries], bytes(self._decode_written[entries]))
             if node is None:
                 return None
             if entries.stop - entries.start == BLOCK:
                 self._nodes.append(node)
-        return node if end or self.committed % BLOCK == 0 else None
+        if not end and self.committed % BLOCK:
+            return None
+        return node
+
+    def _num_blocks(self, with_partial: bool) -> int:
+        """Return the number of blocks of committed entries, full ones only or with a partial last one."""
+        if with_partial:
+            return -(-self.committed // BLOCK)  # rounded up
+        return self.committed // BLOCK
+
+    def _parent(self, pool: BlockPool) -> PrefixNode:
+        """Return the node of the last full block that was cached; the root before the first."""
+        if not self._nodes:
+            return pool.index.root
+        return self._nodes[-1]
 
     @abstractmethod
     def _load(self, match: PrefixMatch) -> int:

@@ -16,7 +16,7 @@ from typing import cast
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.cache import CHUNK, KVShape, WriteOrder
+from headrace.runtime.kv.cache import CHUNK, KVShape, WriteOrder, first_visible
 from headrace.runtime.kv.pool import BlockPool, PrefixMatch
 from headrace.runtime.kv.prefix_index import PrefixNode, digest
 from headrace.runtime.kv.reuse import ReusableCache
@@ -32,7 +32,14 @@ _PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
 
 @dataclass(slots=True)
 class Span:
-    """Rows for the positions [first, first + capacity) in the layers of one kind. row_bytes: of one in one layer."""
+    """Rows of the layers of one kind.
+
+    window: of their attention; None for none.
+    layers: their indices.
+    row_bytes: of one row in one layer, keys and values.
+    first: position of the first row.
+    capacity: number of rows.
+    """
 
     window: int | None
     layers: list[int]
@@ -40,9 +47,12 @@ class Span:
     first: int = 0
     capacity: int = 0
 
-    def place(self, end: int, committed: int, limit: int, reserved: int = 0) -> tuple[int, int]:
+    def fit(self, end: int, committed: int, limit: int, reserved: int = 0) -> tuple[int, int]:
         """Return (first, capacity) with rows for all positions before `end`, unchanged if there are enough.
 
+        end: entries of the sequence after the next pass.
+        committed: entries that are final.
+        limit: entries at most.
         reserved: entries that the sequence is expected to have; more rows are for them, if any are made.
 
         A window's buffer has room for the window, ROLLBACK and as many new entries, or a longer chunk. Then the needed
@@ -66,7 +76,9 @@ class Span:
         alike = -(-self.capacity // GROWTH) * GROWTH
         while CHUNK < alike <= GROWTH and alike // 2 >= self.capacity:
             alike //= 2
-        max_capacity = limit if self.window is None else min(limit, self.window - 1 + 2 * ROLLBACK)
+        max_capacity = limit
+        if self.window is not None:
+            max_capacity = min(limit, self.window - 1 + 2 * ROLLBACK)
         return max(self.capacity, min(alike, -(-max_capacity // CHUNK) * CHUNK))
 
 
@@ -106,8 +118,13 @@ class SlotCache(ReusableCache):
         first = self.firsts[layer]
         if spec.chosen is not None:
             index = self._shape.index_keys_of(layer)
-            stored = (keys[layer], values[layer]), None if index is None else (keys[index], values[index])
-            return attend_indexed(self._ops, list(qkv), *stored, self._choices, self.length, spec, self.phase)
+            indexer_kv = None
+            if index is not None:
+                indexer_kv = (keys[index], values[index])
+            layer_kv = (keys[layer], values[layer])
+            return attend_indexed(
+                self._ops, list(qkv), layer_kv, indexer_kv, self._choices, self.length, spec, self.phase
+            )
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
@@ -116,8 +133,11 @@ class SlotCache(ReusableCache):
         qkv = self._order.after(qkv)
         if self._shape.format.packed:
             parts = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
-            rows = packed.Rows(*keys[parts]), packed.Rows(*values[parts])
-            out, keys[parts], values[parts] = packed.attend(qkv, *rows, self.length, spec, first, self._shape.format)
+            packed_keys = packed.Rows(*keys[parts])
+            packed_values = packed.Rows(*values[parts])
+            out, keys[parts], values[parts] = packed.attend(
+                qkv, packed_keys, packed_values, self.length, spec, first, self._shape.format
+            )
         else:
             out, keys[layer], values[layer] = self._ops.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase
@@ -128,7 +148,9 @@ class SlotCache(ReusableCache):
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, *, output: bool) -> mx.array:
         """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E); see `KVPass.run_fused`."""
-        wanted = x.shape[1] if output or layers.stop < self._shape.appending else 0
+        wanted = x.shape[1]  # rows of the output
+        if not output and layers.stop >= self._shape.appending:
+            wanted = 0
         sources = [self.source(layer) for layer in range(layers.start, layers.stop)]
         keys, values = ([side[layer] for layer in sources] for side in self.sides)
         firsts = [self.firsts[layer] for layer in sources]
@@ -146,16 +168,20 @@ class SlotCache(ReusableCache):
         """Make room for `tokens` more entries: grow, or drop entries outside the windows."""
         self.phase = phase
         end = self.length + tokens
-        placed = [(span, *span.place(end, self.committed, self.limit, self.reserved)) for span in self.spans]
-        if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
+        changed: list[tuple[Span, int, int]] = []  # with its new position and capacity
+        for span in self.spans:
+            first, capacity = span.fit(end, self.committed, self.limit, self.reserved)
+            if (first, capacity) != (span.first, span.capacity):
+                changed.append((span, first, capacity))
+        if not changed:
             return
         mx.eval(self.arrays)  # copying needs them, in-place writes included
-        if any(capacity != span.capacity for span, _, capacity in placed):
+        if any(capacity != span.capacity for span, _, capacity in changed):
             self.leave()
         with moving_buffers():
-            for span, first, capacity in placed:
+            for span, first, capacity in changed:
                 remaining = slice(first - span.first, max(first, self.length) - span.first)
-                for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
+                for layer in span.layers:
                     self._move(layer, remaining, capacity)
                 self._set_first(span, first)
                 span.capacity = capacity
@@ -168,8 +194,9 @@ class SlotCache(ReusableCache):
 
     def reachable(self, length: int) -> int:
         """Return `length`, or 0 if a window there lacks rows."""
-        lacks = any(span.window and span.first > max(0, length - span.window + 1) for span in self.spans)
-        return 0 if lacks else length
+        if any(span.first > first_visible(length, span.window) for span in self.spans):
+            return 0
+        return length
 
     def close(self) -> None:
         """Leave the shared buffers, and count no memory any more."""
@@ -230,8 +257,13 @@ class SlotCache(ReusableCache):
     def arrays(self) -> list[mx.array]:
         """All keys, then all values, after all appends."""
         arrays = [*self.keys, *self.values]
-        pending = self._order.newest if self._newest is None else self._newest
-        return arrays if pending is None else mx.depends(arrays, pending)
+        pending = self._order.newest  # of the pass before, until this one appends
+        if self._newest is not None:
+            pending = self._newest
+        if pending is None:
+            return arrays
+        ordered: list[mx.array] = mx.depends(arrays, pending)
+        return ordered
 
     def _move(self, layer: int, entries: slice, capacity: int) -> None:
         """Copy these entries of a layer to the front of new buffers, one by one; the old memory is freed at once."""
@@ -262,10 +294,9 @@ class SlotCache(ReusableCache):
         """See `ReusableCache`. Copies into blocks, as far as memory is spare."""
         if self._pool is None:
             return
-        last = -(-self.committed // BLOCK) if end else self.committed // BLOCK
-        there = next((i for i, node in enumerate(self._nodes) if node.parent is None), len(self._nodes))
-        del self._nodes[there:]
-        if there == last:
+        evicted = (index for index, node in enumerate(self._nodes) if node.parent is None)
+        del self._nodes[next(evicted, len(self._nodes)) :]
+        if len(self._nodes) == self._num_blocks(end):
             return
         try:
             for node in self._nodes:  # in use until the end, so that the end of a path does not evict its beginning
@@ -280,7 +311,7 @@ class SlotCache(ReusableCache):
 
     def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
         pool = cast(BlockPool, self._pool)
-        parent = self._nodes[-1] if self._nodes else pool.index.root
+        parent = self._parent(pool)
         node = parent.children.get(digest(parent.key, tokens, decode_written))
         if node is not None:
             self._use(node)
@@ -309,8 +340,9 @@ class SlotCache(ReusableCache):
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
 
     def _load(self, match: PrefixMatch) -> int:
-        for group in range(len(self.spans) if match.length else 0):
-            self._fill(group, match)
+        if match.length:
+            for group in range(len(self.spans)):
+                self._fill(group, match)
         return match.length
 
     def _fill(self, group: int, match: PrefixMatch) -> None:
@@ -318,14 +350,14 @@ class SlotCache(ReusableCache):
         span = self.spans[group]
         nodes = match.nodes
         first = len(match.nodes)
-        least = 0 if span.window is None else max(0, match.length - span.window + 1 - ROLLBACK) // BLOCK
+        least = first_visible(match.length - ROLLBACK, span.window) // BLOCK
         numbers: list[int] = []
         while first > least and (number := nodes[first - 1].blocks[group]) is not None:
             numbers.insert(0, number)
             first -= 1
         count = match.length - first * BLOCK
         self._set_first(span, first * BLOCK)
-        _, span.capacity = span.place(match.length, match.length, self.limit, self.reserved)
+        _, span.capacity = span.fit(match.length, match.length, self.limit, self.reserved)
         blocks = [cast(BlockPool, self._pool).storage.read(group, number, BLOCK) for number in numbers]
         for index, layer in enumerate(span.layers):
             for side, buffers in enumerate(self.sides):

@@ -115,16 +115,18 @@ class Sampler:
         if self._bias is not None:
             logits = logits + self._bias
         counts = [counts for _, counts in self._states if counts is not None]
-        logits = self._penalise(logits, mx.concatenate(counts)) if counts else logits
+        if counts:
+            logits = self._penalise(logits, mx.concatenate(counts))
         # Last, which excludes the same tokens as first: an infinite bias on an excluded token would be NaN.
-        return logits if self._masks is None else mx.where(self._masks, logits, -mx.inf)
+        if self._masks is not None:
+            logits = mx.where(self._masks, logits, -mx.inf)
+        return logits
 
     def record(self, tokens: mx.array) -> None:
         """Count the chosen `tokens` (N,) of the rows begun."""
-        self._states = [
-            (key, counts if counts is None else counts.at[:, tokens[row : row + 1]].add(1))
-            for row, (key, counts) in enumerate(self._states)
-        ]
+        for row, (key, counts) in enumerate(self._states):
+            if counts is not None:
+                self._states[row] = (key, counts.at[:, tokens[row : row + 1]].add(1))
 
     def commit(self, tokens: int) -> None:
         """Keep key and counts after the first `tokens` >= 1 rows."""
@@ -160,15 +162,19 @@ def choose(
 ) -> mx.array:
     """Choose a token for each row with its sequence's sampler, in one operation. logits (N, V) -> (N,) uint32.
 
-    A sequence has one row, and one more after it per draft token. The caller commits a sequence that has a draft.
+    samplers: of each sequence.
+    logits: a row for each sequence, and one more after it for each of its draft tokens.
+    drafts: draft tokens of each sequence; () if none has any. The caller commits a sequence that has some.
     errors: collects exceptions by sampler index; that sampler's tokens are then undefined. None raises them.
     """
+    if not drafts:
+        drafts = [()] * len(samplers)
     if all(sampler.plain for sampler in samplers):
         return select().greedy(logits)
     rules: list[SampleRule] = []
     keys: list[int] = []
     adjusted: dict[int, tuple[slice, mx.array]] = {}
-    for index, (sampler, draft) in enumerate(zip(samplers, drafts or [()] * len(samplers), strict=True)):
+    for index, (sampler, draft) in enumerate(zip(samplers, drafts, strict=True)):
         rows = slice(len(rules), len(rules) + 1 + len(draft))
         rules += [sampler.rule] * (1 + len(draft))
         keys += [0] * (1 + len(draft))
@@ -181,7 +187,7 @@ def choose(
         with _collected(errors, index):
             if index in adjusted:
                 sampler.record(tokens[adjusted[index][0]])
-            if not drafts or not drafts[index]:
+            if not drafts[index]:
                 sampler.commit(1)
     return tokens
 
@@ -199,8 +205,8 @@ def _replace_rows(logits: mx.array, replaced: Collection[tuple[slice, mx.array]]
         parts.append(replacement)
         row = rows.stop
     if row < logits.shape[0]:
-        parts.append(logits[row:] if row else logits)
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        parts.append(logits[row:])
+    return mx.concatenate(parts)
 
 
 @contextmanager

@@ -42,7 +42,9 @@ class SectionLimit:
         if not self.open:
             return 0
         start = _find(output[: _HEAD + len(self.open)], self.open, 0)
-        return None if start is None else start + len(self.open)
+        if start is None:
+            return None
+        return start + len(self.open)
 
 
 def _find(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> int | None:

@@ -79,7 +79,9 @@ class _Curve:
 
     def delay(self, seconds: float) -> float:
         """Return the excess duration of a pass without draft tokens that was not queued ahead."""
-        return max(0.0, seconds - self.plain_s) if self.plain_s is not None else 0.0
+        if self.plain_s is None:
+            return 0.0
+        return max(0.0, seconds - self.plain_s)
 
     def record(self, count: int, seconds: float) -> None:
         """Update r with a pass of `count` draft tokens."""
@@ -108,8 +110,10 @@ def _rows_cost(count: int) -> float:
 
 def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dict[int, float]:
     """Return the measured ratios, and expected ones scaled by the excess of their measured neighbours."""
+    if not measured:
+        return dict(expected)
     scaled = {**expected, **measured}
-    for count in expected.keys() - measured.keys() if measured else ():
+    for count in expected.keys() - measured.keys():
         sides = {
             max((at for at in measured if at < count), default=min(measured)),
             min((at for at in measured if at > count), default=max(measured)),
@@ -138,10 +142,12 @@ class Controller:
         curve = self._curve(sequences, context)
         if self._before is not None:
             before, before_count, before_s = self._before
-            after = curve is before and not count and not ahead
-            before.record(before_count, before_s + (curve.delay(seconds) if after else 0.0))
-        self._before = (curve, count, seconds) if count else None
+            self._before = None
+            if curve is before and not count and not ahead:  # this pass waited for the one before
+                before_s += curve.delay(seconds)
+            before.record(before_count, before_s)
         if count:
+            self._before = (curve, count, seconds)
             self.passes += 1
         elif ahead:
             curve.record_plain(seconds)
@@ -169,29 +175,30 @@ class Controller:
         curve = self._curve(sequences, context)
         if curve.plain_s is None or curve.age >= _FRESH:
             return counts
+        if not costs_s:
+            costs_s = [0.0] * sequences
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
-        ordered = sorted(
-            ((chance, row) for row, own_chances in enumerate(chances) for chance in own_chances), reverse=True
-        )
-        best = MIN_GAIN
-        taken = 0
-        tokens = float(sequences)
+        ordered = [(chance, row) for row, row_chances in enumerate(chances) for chance in row_chances]
+        ordered.sort(reverse=True)
+        max_gain = MIN_GAIN
+        best_count = 0
+        tokens = float(sequences)  # expected of the pass
         spent_s = 0.0
         for count, (chance, row) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
             tokens += chance
-            spent_s += costs_s[row] if costs_s else 0.0
+            spent_s += costs_s[row]
             if count not in curve.ratios:
                 continue
             gain = tokens / (sequences * (curve.ratios[count] + spent_s / curve.plain_s))
-            if gain > best:
-                best = gain
-                taken = count
-        if not taken and tokens > (1 + _LIKELY) * sequences:
+            if gain > max_gain:
+                max_gain = gain
+                best_count = count
+        if not best_count and tokens > (1 + _LIKELY) * sequences:
             curve.refused += 1
             if curve.refused >= _MAX_REFUSED:
                 curve.reset()
-                taken = min(curve.ratios, default=0)
-        for _, row in ordered[:taken]:
+                best_count = min(curve.ratios, default=0)
+        for _, row in ordered[:best_count]:
             counts[row] += 1
         return counts
 
@@ -226,11 +233,11 @@ class Controller:
         """Return the curve of such passes. A new one starts from those of the nearest contexts, as if measured once."""
         key = sequences, size_class(context)
         if key not in self._curves:
+            # The nearest contexts come last: their costs replace others.
             costs = sorted({**self._stored, **self.measured}.items(), key=lambda cost: -abs(cost[0][2] - key[1]))
-            known = {
-                count: (ratio, passes if size == key[1] else 1)
-                for (num_sequences, count, size), (ratio, passes) in costs
-                if num_sequences == sequences
-            }
+            known: dict[int, tuple[float, int]] = {}
+            for (num_sequences, count, size), (ratio, passes) in costs:
+                if num_sequences == sequences:
+                    known[count] = (ratio, passes if size == key[1] else 1)
             self._curves[key] = _Curve(sequences, known, self._rows)
         return self._curves[key]

@@ -12,7 +12,7 @@ _MIN_GAIN = 0.5  # passes, to begin verifying
 _FIRST = 2  # draft tokens of a pass, until verified ones were accepted
 _MAX_GAIN = 6.0  # passes: a text that stops repeating itself loses no more
 _MAX_LOSS = 2.0  # passes that a dry run has to make up for
-_QUIET = 12  # looks per pass of a pause
+_QUIET = 12  # searches per pass of a pause
 _MAX_PAUSE = 7  # passes
 
 
@@ -50,29 +50,36 @@ class DryRun:
         """Compare the draft with all tokens of prompt and answer. It ends early, once it gained enough."""
         if not self._draft:
             return
-        came = tokens[self._at : self._at + len(self._draft)]
-        differing = (at for at, (token, draft) in enumerate(zip(came, self._draft, strict=False)) if token != draft)
-        right = next(differing, len(came))
-        gain = self._gain + right - self._cost
-        if right < len(came) or right == len(self._draft) or gain >= _MIN_GAIN:
-            self._proven = self.pays and right > self._cost
+        output = tokens[self._at : self._at + len(self._draft)]
+        pairs = enumerate(zip(output, self._draft, strict=False))
+        num_equal = next((index for index, (token, draft) in pairs if token != draft), len(output))
+        gain = self._gain + num_equal - self._cost
+        if num_equal < len(output) or num_equal == len(self._draft) or gain >= _MIN_GAIN:
+            self._proven = self.pays and num_equal > self._cost
             self._gain = max(-_MAX_LOSS, min(_MAX_GAIN, gain))
             self._draft = ()
 
 
 class Pauses:
-    """Passes without a look at draft tokens: more, the longer none could pay. A look at several tokens costs little."""
+    """Passes without a search for draft tokens: more, the longer none could pay. The tokens of a pause are not lost:
+    the next search reads all of them, which costs little more than to read one.
+    """
 
     def __init__(self) -> None:
-        self._quiet = self._left = 0
+        self._num_quiet = 0  # searches in a row
+        self._remaining = 0  # passes of this pause
 
     def skip(self) -> bool:
-        """Count a pass; return whether it goes without a look."""
-        skips = self._left > 0
-        self._left -= skips
-        return skips
+        """Count a pass; return whether it goes without a search."""
+        if not self._remaining:
+            return False
+        self._remaining -= 1
+        return True
 
-    def looked(self, *, quiet: bool) -> None:
-        """Record a look. quiet: it found no draft tokens that could pay."""
-        self._quiet = self._quiet + 1 if quiet else 0
-        self._left = min(_MAX_PAUSE, self._quiet // _QUIET)
+    def record(self, *, is_quiet: bool) -> None:
+        """Record a search. is_quiet: it found no draft tokens that could pay."""
+        if is_quiet:
+            self._num_quiet += 1
+        else:
+            self._num_quiet = 0
+        self._remaining = min(_MAX_PAUSE, self._num_quiet // _QUIET)

@@ -30,24 +30,33 @@ class Forced:
     @property
     def dry_run(self) -> DryRun | None:
         """See `Proposer`. Forced tokens need none."""
-        return None if self._tokens or self._inner is None else self._inner.dry_run
+        if self._tokens or self._inner is None:
+            return None
+        return self._inner.dry_run
 
     def update(self, tokens: Sequence[int]) -> None:
         self._tokens = self._constraint.forced()
-        if self._inner is not None:
-            self._inner.update(tokens)
-            is_forced = bool(self._tokens)
-            self.source = _SOURCE if is_forced else self._inner.source
-            self.cost_s = 0.0 if is_forced else self._inner.cost_s
+        self.source = _SOURCE
+        self.cost_s = 0.0
+        if self._inner is None:
+            return
+        self._inner.update(tokens)
+        if not self._tokens:
+            self.source = self._inner.source
+            self.cost_s = self._inner.cost_s
 
     def chances(self, count: int) -> Sequence[float]:
         if self._tokens:
             return [_CHANCE] * min(count, len(self._tokens))
-        return () if self._inner is None else self._inner.chances(count)
+        if self._inner is None:
+            return ()
+        return self._inner.chances(count)
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. Tokens that the constraint forbids are cut."""
         if self._tokens:
             return self._tokens[:count]
-        draft = () if self._inner is None else self._inner.propose(count)
-        return draft[: self._constraint.allowed(draft)] if draft else ()
+        if self._inner is None:
+            return ()
+        draft = self._inner.propose(count)
+        return draft[: self._constraint.allowed(draft)]

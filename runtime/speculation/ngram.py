@@ -59,11 +59,11 @@ class NGram:
     def chances(self, count: int) -> Sequence[float]:
         if not self._at:
             return ()
-        chance = self.acceptance.chance
-        length = self._length
-        first = [] if length else [chance(0)]
-        following = range(length or _RESUMED, (length or _RESUMED) + count - len(first))
-        return [*first, *[chance(length) for length in following]]
+        first = self._length
+        lengths = [*range(first, first + count)]  # of the match in front of each draft token, if all are accepted
+        if not first:  # after an accepted resumption the match is _RESUMED long
+            lengths = [0, *range(_RESUMED, _RESUMED + count - 1)]
+        return [self.acceptance.chance(length) for length in lengths]
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. Past the end of the sequence the draft repeats itself; past another answer it ends."""
@@ -73,7 +73,9 @@ class NGram:
             return ()
         draft = list(text[at : at + count])
         if text is not self._own.tokens:
-            return draft[: draft.index(END)] if END in draft else draft
+            if END in draft:
+                del draft[draft.index(END) :]
+            return draft
         while len(draft) < count:
             draft.append(draft[at + len(draft) - len(text)])
         return draft
@@ -84,12 +86,14 @@ class NGram:
             return
         accepted = self._text[self._at] == token
         self.acceptance.record(self._length, accepted)
-        resumes = self._length >= _MIN_RESUME and self._text[self._at] != END
         if accepted:
             self._length = self._length + 1 if self._length else _RESUMED
-        elif resumes:
+            self._at += 1
+        elif self._length >= _MIN_RESUME and self._text[self._at] != END:  # resume after the replaced token
             self._length = 0
-        self._at = self._at + 1 if accepted or resumes else 0
+            self._at += 1
+        else:
+            self._at = 0
 
     def _follow(self, matches: Sequence[Match]) -> None:
         """Follow the best match; one in use is replaced only by a longer one."""
@@ -97,7 +101,8 @@ class NGram:
         best: dict[int, Match] = {}  # by the token that follows
         for match in matches:
             text, at, length = match
-            if (token := text[at]) == END:
+            token = text[at]
+            if token == END:
                 continue
             votes[token] = votes.get(token, 0) + (1 << min(length, _MAX_WEIGHT))
             if token not in best or length > best[token][2]:

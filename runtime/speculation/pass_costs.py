@@ -40,8 +40,8 @@ class PassCostStore:
 
     def load(self) -> Costs:
         """Return the stored costs; empty if there are none."""
-        entry = _stored().get(self._key)
-        return _read(entry["passes"]) if entry else {}
+        entry = _stored().get(self._key, {})
+        return _read(entry.get("passes", []))
 
     def load_rates(self) -> list[float]:
         """Return the stored acceptance rates of a multi-token prediction head; empty if there are none."""
@@ -65,10 +65,12 @@ class PassCostStore:
 def _stored() -> dict[str, dict[str, Any]]:
     """Return all entries that are sound and recent."""
     stored = read_cache(_file()).get("costs")
+    if not isinstance(stored, Mapping):
+        return {}
     oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
     return {
         key: entry
-        for key, entry in (stored.items() if isinstance(stored, Mapping) else ())
+        for key, entry in stored.items()
         if isinstance(entry, dict)
         and isinstance(entry.get("passes"), list)
         and isinstance(entry.get("measured_at"), str)

@@ -119,7 +119,7 @@ def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int, p
         return none
     firsts = [max(sequence.chances_of(unread, first=True), default=0.0) for sequence in running]
     pays = controller.pays(len(running), max(firsts))
-    pauses.looked(quiet=not pays)
+    pauses.record(is_quiet=not pays)
     if not pays:
         return none
     chances = [sequence.chances_of(unread) for sequence in running]

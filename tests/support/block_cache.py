@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.kv.buffers import KeptCache
+from headrace.runtime.kv.buffers import LastCache
 from headrace.runtime.kv.cache import CacheLengths, KVCache, KVPass, KVShape, PassRow
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
@@ -135,14 +135,14 @@ class BlockBackend:
     def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
         self._network = network
         self._options = options
-        self._last = KeptCache()
+        self._last = LastCache()
 
     def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:
         return self._last.take(prompt) or self._network.new_cache(self._options.limit)
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         if self._options.keep_prefix:
-            self._last.keep(cache, tokens)
+            self._last.put(cache, tokens)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         return [BlockPass(row) for row in rows]

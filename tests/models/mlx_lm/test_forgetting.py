@@ -240,7 +240,7 @@ def test_prefetch_leaves_output_unchanged_and_is_reused(one_of_its_kind: MlxLmNe
     said, _ = chat.ask(FIRST)
     draft = [*FIRST, *said, *FIRST[:20]]
     for typed in (draft[:-8], draft[:-2], draft):
-        chat.engine.read_ahead(typed, lambda: False)
+        chat.engine.prefetch(typed, lambda: False)
     assert chat.ask([*draft[:-1], 3, 4])[1] <= OPENING + 3
     assert chat.ask([*FIRST, *said, 5, 6])[1] <= OPENING + 3
 

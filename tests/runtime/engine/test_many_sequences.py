@@ -144,7 +144,7 @@ def test_sequences_join_between_steps(network: Decoder) -> None:
 
 def test_a_prompt_is_prefilled_in_passes_that_decode(network: Decoder) -> None:
     watched = WatchedNetwork(network)
-    engine = Engine(watched, context_limit=LIMIT, pace=SteadyPace(50))
+    engine = Engine(watched, context_limit=LIMIT, chunk_budget=SteadyPace(50))
     first = engine.submit(Request(prompt_of(0, 4), max_tokens=60))
     while not any(isinstance(event, Step) for _, event in engine.step()):
         pass

@@ -94,7 +94,9 @@ def _serve_on_a_small_mac(
     working_set = before + room + memory.CACHE_LIMIT + _RESERVE
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=working_set)
     patched.setattr(kv_budget, "budget", lambda: memory.budget(host))
-    engine = Engine(network, context_limit=LIMIT, keep_prefix=keep, max_running=6, pace=SteadyPace(64), draft=draft)
+    engine = Engine(
+        network, context_limit=LIMIT, keep_prefix=keep, max_running=6, chunk_budget=SteadyPace(64), draft=draft
+    )
     waiting = sorted(arrivals, key=lambda arrival: arrival.step)
     running = list[tuple[int | None, Sequence]]()
     for step in range(3000):

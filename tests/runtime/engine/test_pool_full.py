@@ -21,7 +21,7 @@ REQUESTS = [Request([(7 * i * i + 5 * n + 3) % 96 for i in range(BLOCK + n)], ma
 
 def ready(network: Decoder) -> Engine:
     """Engine whose pool fails at an allocation that depends on the sequences present at that time."""
-    return Engine(network, context_limit=LIMIT, pace=SteadyPace(LIMIT))
+    return Engine(network, context_limit=LIMIT, chunk_budget=SteadyPace(LIMIT))
 
 
 def said(engine: Engine) -> list[list[int]]:

@@ -371,7 +371,7 @@ def test_batching_does_not_change_output(llama: Decoder, monkeypatch: pytest.Mon
     monkeypatch.setattr("headrace.runtime.engine.engine.OUTPUT_RESERVED", 0)
     chance = random.Random(8)
     memory = llama.cost.kv_bytes(5 * CHUNK)
-    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=SteadyPace(CHUNK))
+    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, chunk_budget=SteadyPace(CHUNK))
     assert isinstance(engine.kv, BufferBackend)
     kv = engine.kv
     assign = engine.kv.assign

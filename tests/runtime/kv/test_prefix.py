@@ -13,7 +13,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
-from headrace.runtime.kv.buffers import KeptCache
+from headrace.runtime.kv.buffers import LastCache
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.sampling.params import SamplingParams
 from tests.support.alone import new_cache
@@ -242,8 +242,8 @@ def test_the_context_limit_counts_reused_tokens(network: Decoder) -> None:
 
 
 def test_an_empty_cache_is_not_kept(network: Decoder) -> None:
-    prefix = KeptCache()
-    prefix.keep(new_cache(network, 8), [1, 2])
+    prefix = LastCache()
+    prefix.put(new_cache(network, 8), [1, 2])
     assert prefix.take([1, 2]) is None
 
 
@@ -264,7 +264,7 @@ def test_prefetched_tokens_are_not_prefilled_again(network: Decoder) -> None:
     engine = conversation(watched)
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=6))))
     guess = [*FIRST, *said, 1, 2, 3, 4]
-    read = engine.read_ahead(guess, never)
+    read = engine.prefetch(guess, never)
     assert read is not None
     assert read.tokens == len(guess) - 1
     prompt = [*guess[:-2], 8, 9]  # the end of the guess was wrong
@@ -275,7 +275,7 @@ def test_prefetched_tokens_are_not_prefilled_again(network: Decoder) -> None:
 
 def test_a_first_prompt_can_be_prefetched(network: Decoder) -> None:
     engine = conversation(network)
-    engine.read_ahead(FIRST, never)
+    engine.prefetch(FIRST, never)
     answer, end = split(list(engine.generate(Request(FIRST, max_tokens=4))))
     assert end.summary.reused_tokens == len(FIRST) - 1
     assert answer == fresh(network, Request(FIRST, max_tokens=4))[0]
@@ -284,7 +284,7 @@ def test_a_first_prompt_can_be_prefetched(network: Decoder) -> None:
 def test_prefetch_stops_between_chunks_and_keeps_them(network: Decoder) -> None:
     prompt = [(7 * i) % 96 for i in range(120)]
     engine = conversation(network)
-    read = engine.read_ahead(prompt, lambda: True)
+    read = engine.prefetch(prompt, lambda: True)
     assert read is not None
     assert 0 < read.tokens < len(prompt) - 1
     _, end = split(list(engine.generate(Request(prompt, max_tokens=1))))
@@ -294,8 +294,8 @@ def test_prefetch_stops_between_chunks_and_keeps_them(network: Decoder) -> None:
 def test_a_wrong_prefetch_drops_only_its_tokens_from_a_windowed_cache(network: Decoder) -> None:
     engine = conversation(WatchedNetwork(network, forgets=True))
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
-    engine.read_ahead([*FIRST, *said, 1, 2, 3], never)
-    engine.read_ahead([*FIRST, *said, 1, 2, 4, 5], never)
+    engine.prefetch([*FIRST, *said, 1, 2, 3], never)
+    engine.prefetch([*FIRST, *said, 1, 2, 4, 5], never)
     prompt = [*FIRST, *said, 7, 8]
     answer, end = split(list(engine.generate(Request(prompt, max_tokens=4))))
     assert end.summary.reused_tokens == len(FIRST) + 4
@@ -305,10 +305,10 @@ def test_a_wrong_prefetch_drops_only_its_tokens_from_a_windowed_cache(network: D
 def test_prefetch_is_refused_like_a_request(network: Decoder) -> None:
     engine = conversation(network)
     with pytest.raises(UsageError, match="empty"):
-        engine.read_ahead([], never)
+        engine.prefetch([], never)
     with pytest.raises(ContextLimitError):
-        engine.read_ahead([1] * (LIMIT + 1), never)
+        engine.prefetch([1] * (LIMIT + 1), never)
     generation = engine.generate(Request(FIRST))
     next(generation)
     with pytest.raises(EngineError, match="already generating"):
-        engine.read_ahead(FIRST, never)
+        engine.prefetch(FIRST, never)

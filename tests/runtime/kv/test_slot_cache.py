@@ -192,13 +192,13 @@ def test_a_prompt_and_its_answer_are_never_copied(
 ) -> None:
     moves = count_moves(monkeypatch)
     request = Request(CHAT, max_tokens, speculate="off")
-    engine = Engine(buffered, context_limit=len(CHAT) + CHUNK, pace=SteadyPace(64))
+    engine = Engine(buffered, context_limit=len(CHAT) + CHUNK, chunk_budget=SteadyPace(64))
     tokens, _ = split(list(engine.generate(request)))
     assert (len(tokens), moves) == (max_tokens or CHUNK + 1, [])
 
 
 def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(buffered, context_limit=4 * len(CHAT), keep_prefix=True, pace=SteadyPace(64))
+    engine = Engine(buffered, context_limit=4 * len(CHAT), keep_prefix=True, chunk_budget=SteadyPace(64))
     list(engine.generate(Request(CHAT, max_tokens=1, speculate="off")))
     moves = count_moves(monkeypatch)
     _, end = split(list(engine.generate(Request([*CHAT, 5, 4], max_tokens=30, speculate="off"))))
@@ -208,7 +208,7 @@ def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.
 def test_output_grows_where_memory_is_short(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sequence has room for its output, the second one is admitted with its prompt's and grows once."""
     memory = buffered.cost.kv_bytes(5 * CHUNK)
-    engine = Engine(buffered, context_limit=4 * CHUNK, kv_memory=memory, pace=SteadyPace(64))
+    engine = Engine(buffered, context_limit=4 * CHUNK, kv_memory=memory, chunk_budget=SteadyPace(64))
     prompts = [CHAT[first : first + CHUNK - 9] for first in (0, 1)]
     requests = [
         Request(prompt, tokens, speculate="off") for prompt, tokens in zip(prompts, (2 * CHUNK, 30), strict=True)

@@ -62,7 +62,7 @@ def test_proposals_become_rare_while_none_has_draft_tokens() -> None:
         for _ in range(passes):
             if not pauses.skip():
                 found += 1
-                pauses.looked(quiet=quiet)
+                pauses.record(is_quiet=quiet)
         return found
 
     assert looks(10, True) == 10
