@@ -31,8 +31,15 @@ def runs(session: Session, branch: Sequence[Message]) -> list[list[Message]]:
     return [list(run) for _, run in groupby(sent, key=lambda message: message.role)]
 
 
-def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
-    """Return the system message, if any, then user and assistant messages in turns."""
+def prompt_messages(
+    session: Session, branch: Sequence[Message], content: str = "", attachments: tuple[Attachment, ...] = ()
+) -> ChatMessages:
+    """Return the system message, if any, then user and assistant messages in turns.
+
+    content, attachments: an unsent message after the branch; both are empty without one.
+    """
+    if content or attachments:
+        branch = [*branch, Message(0, session.id, None, "user", content, 0.0, attachments=attachments)]
     head = session.system
     if session.summary and first_sent(session, branch):
         head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
@@ -44,14 +51,6 @@ def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages
         if thinking:
             messages[-1]["reasoning_content"] = "\n\n".join(thinking)
     return messages
-
-
-def draft_messages(
-    session: Session, branch: Sequence[Message], content: str, attachments: tuple[Attachment, ...]
-) -> ChatMessages:
-    """Return the messages of the branch and an unsent one, which may be empty."""
-    said = Message(0, session.id, None, "user", content, 0.0, attachments=attachments)
-    return prompt_messages(session, [*branch, said] if content or attachments else branch)
 
 
 def summary_tokens(limit: int | None) -> int:

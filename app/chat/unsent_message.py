@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from headrace.app.chat.attachments import read_attachments, take_attachments
-from headrace.app.chat.prompt import draft_messages
+from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.commands import PrefetchPrompt
 from headrace.app.engine.events import PromptCounted
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -38,7 +38,7 @@ class UnsentMessage:
         self.problem = ""
         self._requests = self._requests + 1
         self._text = text
-        messages = draft_messages(session, branch, content.rstrip(), self.files)
+        messages = prompt_messages(session, branch, content.rstrip(), self.files)
         if not messages:
             return None
         files = tuple(file.text for file in self.files)

@@ -71,28 +71,34 @@ class ChatPrompt:
         """
         given = {} if thinking is None else self._variables(thinking)
         given |= self._checked_variables(variables or {})
-        form = self._tokenizer.thinking_form
         if self.thinks:
             messages = _with_thinking_fields(messages)
-        messages, offer = self._adapted(messages, tools)
-        prompt = self._tokenizer.encode_chat(messages, **{**given, **offer})
-        answer = begun.text
-        if not answer:
+        if self._rules:
+            rules = self._rules[False]
+            definitions: Sequence[Mapping[str, object]] = ()
+            if tools is not None and tools.callable and self._rules[True].takes_tools:
+                rules = self._rules[True]
+                definitions = tools.definitions
+            elif tools is not None and tools.callable:  # offered in a text to a template that writes none
+                messages = with_offer(messages, tools, self._write_calls([EXAMPLE]))
+            messages = adapt_messages(messages, rules, self._write_calls)
+            given |= rules.tool_variables(definitions)
+        prompt = self._tokenizer.encode_chat(messages, **given)
+        if not begun.text:
             return prompt
+        return prompt + self._begun_ids(begun, is_open=bool(self.opening(prompt)))
+
+    def _begun_ids(self, begun: TextByKind, *, is_open: bool) -> list[int]:
+        """Return the ids of an answer's beginning. is_open: the prompt has its opening tag."""
+        form = self._tokenizer.thinking_form
         if form is not None:
-            pieces = form.native(begun, is_open=bool(self.opening(prompt)))
-            return prompt + [
-                token for part, special in pieces for token in self._tokenizer.encode(part, special=special)
-            ]
-        if self.opening(prompt):
-            answer = answer.removeprefix(OPEN).removeprefix("\n")
-        if not self.thinks:
-            return prompt + self._tokenizer.encode(answer)
-        # The tags are control tokens for some models and text for others.
-        parts = [part for part in _TAGS.split(answer) if part]
-        return prompt + [
-            token for part in parts for token in self._tokenizer.encode(part, special=part in (OPEN, CLOSE))
-        ]
+            pieces = form.native(begun, is_open=is_open)
+        else:
+            answer = begun.text.removeprefix(OPEN).removeprefix("\n") if is_open else begun.text
+            # The tags are control tokens for some models and text for others.
+            parts = [part for part in _TAGS.split(answer) if part] if self.thinks else [answer]
+            pieces = [(part, self.thinks and part in (OPEN, CLOSE)) for part in parts]
+        return [token for part, special in pieces for token in self._tokenizer.encode(part, special=special)]
 
     def continued(self, text: str, suffix: str | None = None) -> list[int]:
         """Return the prompt of a text to continue as it is, or to continue up to `suffix`.
@@ -112,26 +118,6 @@ class ChatPrompt:
         """Return whether an answer may begin with thinking. Harmony's answers always have channels."""
         form = self._tokenizer.thinking_form
         return self.thinks and (thinking is not False or (form is not None and form.has_channels))
-
-    def _adapted(
-        self, messages: Sequence[Message], tools: ToolUse | None
-    ) -> tuple[Sequence[Message], Mapping[str, Any]]:
-        """Return messages as the template takes them, and its variables for tools.
-
-        Tools are offered in a text to a template that writes none.
-        """
-        if not self._rules:
-            return messages, {}
-        offered = tools is not None and bool(tools.callable)
-        if tools is None or not offered:
-            rules = self._rules[False]
-            return adapt_messages(messages, rules, self._write_calls), rules.tool_variables([])
-        rules = self._rules[True]
-        if rules.takes_tools:
-            return adapt_messages(messages, rules, self._write_calls), rules.tool_variables(tools.definitions)
-        rules = self._rules[False]
-        offered_messages = with_offer(messages, tools, self._write_calls([EXAMPLE]))
-        return adapt_messages(offered_messages, rules, self._write_calls), rules.tool_variables([])
 
     def _write_calls(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls of earlier answers in the model's form, for a template that shows none."""

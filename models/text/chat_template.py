@@ -70,21 +70,18 @@ class ChatTemplate:
 
         Raises UsageError for malformed messages, CheckpointError if the template fails or is refused.
         """
+        from headrace.models.text.template_sandbox import render_template
+
         plain = _plain_messages(messages)
         given = {
+            **self._special_tokens,
+            "documents": None,
             **variables,
             "tools": None if tools is None else _plain_data(tools),
             "add_generation_prompt": add_generation_prompt,
+            "messages": [_with_parts(message) for message in plain] if self._wants_parts else plain,
         }
-        return self._rendered([_with_parts(message) for message in plain] if self._wants_parts else plain, given)
-
-    def _rendered(
-        self, messages: Sequence[Message], variables: Mapping[str, object], seconds: float | None = None
-    ) -> TemplateText:
-        from headrace.models.text.template_sandbox import render_template
-
-        given = {**self._special_tokens, "documents": None, "tools": None, **variables, "messages": messages}
-        return render_template(self._template(given["tools"]), given, seconds)
+        return render_template(self._template(given["tools"]), given)
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -93,8 +90,11 @@ class ChatTemplate:
         return not self._shows_probe(message) and self._shows_probe(_with_parts(message))
 
     def _shows_probe(self, message: Message) -> bool:
+        from headrace.models.text.template_sandbox import render_template
+
+        given = {**self._special_tokens, "documents": None, "tools": None, "messages": [message]}
         try:
-            return _PROBE in self._rendered([message], {}, _PROBE_SECONDS)
+            return _PROBE in render_template(self._template(None), given, _PROBE_SECONDS)
         except CheckpointError:
             return False
 

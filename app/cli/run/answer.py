@@ -7,10 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.app.answer.answer import Answer
+from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
+from headrace.app.chat.prompt import prompt_messages
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
 from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
@@ -20,7 +21,6 @@ from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
 from headrace.app.output.progress import RedrawnLine
 from headrace.app.output.sanitise import Sanitiser, sanitise
-from headrace.app.sessions.records import Attachment
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.loading.load import LoadedModel
@@ -49,7 +49,7 @@ def run_answer(arguments: RunArguments) -> int:
     settings = load_settings()
     arguments.options.grammar_source()  # refused before a model is loaded
     draft = arguments.load.chosen_draft(settings, arguments.options.speculate)
-    session = RunSession(settings, arguments)
+    session = RunSession(settings, arguments, content, attachments)
     started = time.perf_counter()
     requantize = None  # refused before anything is fetched
     if arguments.quantize is not None:
@@ -69,13 +69,21 @@ def run_answer(arguments: RunArguments) -> int:
     answerer, disk_cache = _answerer(resolved, loaded, network, max_running, keeps_kv=keeps_kv)
     check = BackgroundCheck(resolved)
     with closing(session):
-        if arguments.samples is not None:
+        load_s = time.perf_counter() - started
+        prompt = answerer.encode(
+            content if arguments.raw else prompt_messages(session.record, session.branch, content, attachments),
+            thinking=session.options.thinking,
+            variables=session.options.chat_template_kwargs,
+        )
+        if arguments.show_prompt:
+            say(sanitise(answerer.model.tokenizer.decode(prompt.ids, skip_special=False)))
+            code = 0
+        elif arguments.samples is not None:
             from headrace.app.cli.run.samples import run_samples
 
-            messages = content if arguments.raw else session.messages(content, attachments)
-            code = run_samples(answerer, messages, session, arguments)
+            code = run_samples(answerer, prompt, session, arguments)
         else:
-            code = _one_answer(answerer, disk_cache, session, (content, attachments), arguments, started)
+            code = _one_answer(answerer, disk_cache, session, prompt, arguments, load_s)
     if code == 0 or arguments.samples is not None:
         raise_damage(check)
     return code
@@ -98,18 +106,11 @@ def _one_answer(
     answerer: Answerer,
     disk_cache: "KVDiskCache | None",
     session: RunSession,
-    message: tuple[str, tuple[Attachment, ...]],
+    prompt: Prompt,
     arguments: RunArguments,
-    started: float,
+    load_s: float,
 ) -> int:
-    """Answer once. started: `time.perf_counter()` before the model was loaded."""
-    messages = message[0] if arguments.raw else session.messages(*message)
-    loaded_at = time.perf_counter()
-    options = session.options
-    prompt = answerer.encode(messages, thinking=options.thinking, variables=options.chat_template_kwargs)
-    if arguments.show_prompt:
-        say(sanitise(answerer.model.tokenizer.decode(prompt.ids, skip_special=False)))
-        return 0
+    """Answer once, and return the exit code. load_s: seconds that loading the model took."""
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
     if arguments.as_json or arguments.stats:
         answer.sensors = sensors(machine().backend)
@@ -119,8 +120,7 @@ def _one_answer(
             answerer.engine.ending.on_release = lambda sequence: disk_cache.add(sequence.tokens)
     with first_interrupt_cancels(answer.request.cancel):
         try:
-            parts = session.stored(answerer.stream(answer), answer, *message, answerer.model)
-            with closing(parts):
+            with closing(session.stored(answerer.stream(answer), answer, answerer.model)) as parts:
                 print_answer(answer, parts, echo=not arguments.as_json, quiet=arguments.quiet)
         except ContextLimitError as error:
             error.hint = _context_hint(answerer, session)
@@ -131,7 +131,7 @@ def _one_answer(
             print_report,
         )
 
-        print_report(make_report(answerer, answer, session, loaded_at - started), arguments)
+        print_report(make_report(answerer, answer, session, load_s), arguments)
     if disk_cache is not None:
         end = time.monotonic() + _WRITE_S
         disk_cache.write(lambda: time.monotonic() > end)

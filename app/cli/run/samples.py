@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import click
 
-from headrace.app.answer.answer import Answer
-from headrace.app.answer.answerer import Answerer, Messages
+from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS, SamplingSource
 from headrace.app.answer.phrases import sampling_phrase
 from headrace.app.batch.progress import Counts, ProgressLine
@@ -95,13 +95,12 @@ class Samples:
         )
 
 
-def run_samples(answerer: Answerer, messages: str | Messages, session: RunSession, arguments: RunArguments) -> int:
-    """Answer a conversation, or continue a text, `arguments.samples` times. Return the exit code.
+def run_samples(answerer: Answerer, prompt: Prompt, session: RunSession, arguments: RunArguments) -> int:
+    """Answer a prompt `arguments.samples` times. Return the exit code.
 
     Raises UsageError for greedy decoding.
     """
     options = session.options.over(DEFAULTS)
-    prompt = answerer.encode(messages, thinking=options.thinking, variables=options.chat_template_kwargs)
     first = answerer.prepare(prompt, options)
     source = session.sampling_source(answerer.model)
     if first.request.sampling.greedy:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.options import AnswerOptions, SamplingSource, recommended_options, sampling_source
-from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -32,16 +31,21 @@ class RunSession:
     """model, options: of this answer; the command line goes before the stored session or the settings.
 
     Options of the command line count for this answer alone. keeps: True if the answer is stored. id: of the session it
-    is stored in; None until that is begun.
+    is stored in; None until that is begun. record: the session with the model and the system message of this answer.
+    branch: its messages before the prompt.
     """
 
-    def __init__(self, settings: Settings, arguments: RunArguments) -> None:
-        """Raises SessionError."""
+    def __init__(
+        self, settings: Settings, arguments: RunArguments, content: str, attachments: tuple[Attachment, ...]
+    ) -> None:
+        """content, attachments: the message that is answered. Raises SessionError."""
+        self._content = content
+        self._attachments = attachments
         wanted = arguments.session
         keep = arguments.keep
         self.keeps = (wanted is not None or settings.run.save) if keep is None else keep
         self._store = _store() if wanted is not None or self.keeps else None
-        self._branch: list[Message] = []
+        self.branch: list[Message] = []
         self.resumed = wanted is not None
         self.id: str | None = None
         if wanted is not None:
@@ -51,7 +55,7 @@ class RunSession:
             assert self._store is not None
             opened = SessionBranch(self._store, self._store.find(wanted))
             stored = opened.session
-            self._branch = opened.messages
+            self.branch = opened.messages
             options = stored_options(stored.sampling)
         else:
             usual = chosen_model(None, settings)
@@ -60,7 +64,7 @@ class RunSession:
         self.options = arguments.options.over(options)
         stored_as: SamplingSource = "settings" if wanted is None else "session"
         self._layers: dict[SamplingSource, AnswerOptions] = {"options": arguments.options, stored_as: options}
-        self._session = replace(
+        self.record = replace(
             stored,
             model=stored.model if arguments.model is None else arguments.model,
             system=stored.system if arguments.system is None else arguments.system,
@@ -72,24 +76,10 @@ class RunSession:
 
     @property
     def model(self) -> str | None:
-        return self._session.model
+        return self.record.model
 
-    def messages(self, content: str, attachments: tuple[Attachment, ...]) -> ChatMessages:
-        """Return the conversation with this message at its end."""
-        return draft_messages(self._session, self._branch, content, attachments)
-
-    def stored(
-        self,
-        parts: Iterable[Part],
-        answer: Answer,
-        content: str,
-        attachments: tuple[Attachment, ...],
-        model: LoadedModel,
-    ) -> Generator[Part, None, None]:
-        """Yield the answer's parts, and store them if the session is stored. Raises SessionError.
-
-        content, attachments: the message that is answered.
-        """
+    def stored(self, parts: Iterable[Part], answer: Answer, model: LoadedModel) -> Generator[Part, None, None]:
+        """Yield the answer's parts, and store them if the session is stored. Raises SessionError."""
         if not self.keeps:
             yield from parts
             return
@@ -109,8 +99,8 @@ class RunSession:
         try:
             for part in parts:
                 if turn is None:
-                    store = self._store_question(content, attachments)
-                    system = self._session.system
+                    store = self._store_question()
+                    system = self.record.system
                     used = self.options.resolved(recommended_options(model.generation_defaults)).stored()
                     turn = Turn(store, self._question, model=model.name, system=system, sampling=used)
                 yield part
@@ -132,10 +122,10 @@ class RunSession:
         if self._store is not None:
             self._store.close()
 
-    def _store_question(self, content: str, attachments: tuple[Attachment, ...]) -> "SessionStore":
+    def _store_question(self) -> "SessionStore":
         """Store the session, if it is new, and the message that is answered."""
         store = self._store
-        session = self._session
+        session = self.record
         assert store is not None
         if not self.resumed:
             session = store.create(model=session.model, system=session.system, sampling=session.sampling)
@@ -143,8 +133,8 @@ class RunSession:
             store.set_model(session.id, session.model)
             store.set_system(session.id, session.system)
         self.id = session.id
-        parent = self._branch[-1].id if self._branch else None
-        self._question = store.add(session.id, parent, "user", content, attachments=attachments)
+        parent = self.branch[-1].id if self.branch else None
+        self._question = store.add(session.id, parent, "user", self._content, attachments=self._attachments)
         return store
 
 
