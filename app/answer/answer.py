@@ -8,7 +8,7 @@ from math import isfinite
 from headrace.app.answer.repetition import Repetition
 from headrace.app.answer.usage import finish_reason, named_figures
 from headrace.models.text.answer import AnswerText
-from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
+from headrace.models.text.events import Completed, Part, TokenReport
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -103,29 +103,30 @@ class Answer:
 
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
-        part = self._text.part(event)
-        if not self._meters or (isinstance(part, TextChunk) and not self.steps):
+        if isinstance(event, Failed):
+            raise event.error
+        if not self._meters or (isinstance(event, Step) and not self.steps):
             self._meters.append(CPUMeter(self._own_processes))
-            if self.sensors is not None and isinstance(part, TextChunk):
+            if self.sensors is not None and isinstance(event, Step):
                 self._energy_meter = EnergyMeter(self.sensors)
-        if isinstance(part, PrefillProgress):
-            self.chunks.append((self._elapsed_s(), part.done))
-        if isinstance(part, TextChunk | Completed):
-            if self.ttft_s is None and (part.text or part.calls or part.call_deltas):
-                self.ttft_s = self._elapsed_s()
-            self.calls += part.calls
-            if part.text:
-                self._pieces.append(part.text)
-            if part.thinking:
-                self._thinking.append(part.thinking)
-            if part.content:
-                self._content.append(part.content)
-            if isinstance(part, TextChunk):
-                self.steps.append(part.step)
-                self.reports += part.reports
-                self._repetition.add(part.step.tokens)
-            else:
-                part = replace(part, finished=self._end(part.finished))
+        if isinstance(event, PrefillProgress):
+            self.chunks.append((self._elapsed_s(), event.done))
+            return event
+        part = self._text.step(event) if isinstance(event, Step) else self._text.end(event)
+        if self.ttft_s is None and (part.text or part.calls or part.call_deltas):
+            self.ttft_s = self._elapsed_s()
+        self.calls += part.calls
+        if part.text:
+            self._pieces.append(part.text)
+        if part.thinking:
+            self._thinking.append(part.thinking)
+        if part.content:
+            self._content.append(part.content)
+        if isinstance(part, Completed):
+            return replace(part, finished=self._end(part.finished))
+        self.steps.append(part.step)
+        self.reports += part.reports
+        self._repetition.add(part.step.tokens)
         return part
 
     def _end(self, finished: Finished) -> Finished:

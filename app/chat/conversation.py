@@ -26,6 +26,7 @@ from headrace.app.engine.events import (
     AnswerEvent,
     ContextFull,
     Damaged,
+    Delta,
     Died,
     Done,
     Dropped,
@@ -308,7 +309,9 @@ class Conversation:
             turn = self.writer.turn
             with self._failure_noticed():
                 if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
-                    self._handle_answer(turn, event)
+                    self.writer.handle(turn, event)
+                    if not isinstance(event, Delta):
+                        self._handle_answer(turn, event)
                 else:
                     self._handle(event)
         unstored = self.writer.unstored
@@ -346,7 +349,7 @@ class Conversation:
                 self.damage = self.notice = one_line(event.message, event.hint)
 
     def _handle_answer(self, turn: Turn, event: AnswerEvent) -> None:
-        self.writer.handle(turn, event)
+        """Handle what an event means for the conversation, once the writer has it."""
         match event:
             case Dropped():
                 if not turn.summarising:

@@ -6,13 +6,13 @@ The text is the model's, unsanitised: sanitise it before printing (`app.output.s
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.models.text.events import Completed, Part, TextChunk, TokenReport
+from headrace.models.text.events import Completed, TextChunk, TokenReport
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.thinking import ThinkingSplitter
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
-from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.engine.request import Finished, Request, Step
 
 
 class AnswerText:
@@ -49,17 +49,8 @@ class AnswerText:
         self._count = 0  # tokens of the answer
         self._section_count = 0  # those before the end of the thinking section
 
-    def part(self, event: Event) -> Part:
-        """Convert one event of the engine. Raises the error of a `Failed`."""
-        if isinstance(event, Step):
-            return self._step(event)
-        if isinstance(event, Finished):
-            return self._end(event)
-        if isinstance(event, Failed):
-            raise event.error
-        return event
-
-    def _step(self, step: Step) -> TextChunk:
+    def step(self, step: Step) -> TextChunk:
+        """Return a step with the text that it completes."""
         pieces = list[str]()
         calls = list[ToolCall]()
         section = ""
@@ -95,7 +86,8 @@ class AnswerText:
             self._reports(step) if step.logprobs is not None else (),
         )
 
-    def _end(self, finished: Finished) -> Completed:
+    def end(self, finished: Finished) -> Completed:
+        """Return the end with the text that was held back."""
         text = ""
         section = ""
         content = ""

@@ -23,8 +23,8 @@ def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: st
     sent: list[Any] = []
     outbox = Outbox(1, answer, sent.append, text_s=text_s)
     summary: Any = None
-    for event in (*(Step((token,), RECORD) for token in range(len(pieces))), Finished("length", summary)):
-        part: Any = text.part(event)
+    steps = [text.step(Step((token,), RECORD)) for token in range(len(pieces))]
+    for part in (*steps, text.end(Finished("length", summary))):
         answer.ttft_s = 0.5 if part.text else answer.ttft_s
         outbox.add(part)
     outbox.flush()

@@ -15,7 +15,7 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
     from typing import Any
 
     import headrace.models.text.answer as module
-    from headrace.models.text.events import Completed, Part, TextChunk
+    from headrace.models.text.events import Completed, TextChunk
 
     numbers = itertools.count()
     folder = Path(os.environ["HEADRACE_HOME"]) / "trace"
@@ -27,9 +27,14 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
             name = f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}"
             self._file = (folder / name).open("wb", buffering=0)
 
-        def part(self, event: Any) -> Part:
-            part = super().part(event)
-            if isinstance(part, TextChunk | Completed) and part.text:
+        def step(self, step: Any) -> TextChunk:
+            return self._traced(super().step(step))
+
+        def end(self, finished: Any) -> Completed:
+            return self._traced(super().end(finished))
+
+        def _traced(self, part: Any) -> Any:
+            if part.text:
                 self._file.write(json.dumps(part.text).encode() + b"\n")
             return part
 

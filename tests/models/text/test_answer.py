@@ -39,19 +39,16 @@ def step(*tokens: int, ended: bool = False) -> Step:
 
 def test_a_step_of_several_tokens_is_one_chunk() -> None:
     said = step(0, 1, 2)
-    part = AnswerText(letters(), Request([1])).part(said)
-    assert isinstance(part, TextChunk)
+    part = AnswerText(letters(), Request([1])).step(said)
     assert (part.text, part.step) == ("abc", said)
     assert (part.pieces, part.rejected) == (("a", "b", "c"), ())
     assert [(report.text, report.logprob) for report in part.reports] == [("a", 0.0), ("b", -1.0), ("c", -2.0)]
 
 
 def test_a_chunk_has_the_texts_of_rejected_draft_tokens() -> None:
-    part = AnswerText(letters(), Request([1]), ["zz"]).part(replace(step(0, 25), rejected=(3, 4)))
-    assert isinstance(part, TextChunk)
+    part = AnswerText(letters(), Request([1]), ["zz"]).step(replace(step(0, 25), rejected=(3, 4)))
     assert (part.text, part.pieces, part.rejected) == ("a", ("a", ""), ("d", "e"))
-    cut = AnswerText(letters(), Request([1]), ["b"]).part(replace(step(0, 1, 2), rejected=(3, 4)))
-    assert isinstance(cut, TextChunk)
+    cut = AnswerText(letters(), Request([1]), ["b"]).step(replace(step(0, 1, 2), rejected=(3, 4)))
     assert (cut.pieces, cut.rejected) == (("a", ""), ()), "rejected behind the end"
 
 
@@ -59,22 +56,19 @@ def test_a_chunk_has_the_texts_of_rejected_draft_tokens() -> None:
 def test_a_stop_string_ends_a_step_in_its_middle(ended: bool) -> None:
     request = Request([1])
     text = AnswerText(letters(), request, ["de"])
-    text.part(step(0, 1))
-    part = text.part(step(2, 3, 4, 5, 6, ended=ended))
-    assert isinstance(part, TextChunk)
+    text.step(step(0, 1))
+    part = text.step(step(2, 3, 4, 5, 6, ended=ended))
     assert (part.text, part.step.tokens, part.step.record.tokens) == ("c", (2, 3, 4), 3)
     assert part.step.logprobs is not None
     assert len(part.step.logprobs) == 3
     assert (bool(request.cancel), request.cancel.after) == (True, 5)
     summary: Any = None
-    end = text.part(Finished("cancelled", summary))
-    assert isinstance(end, Completed)
+    end = text.end(Finished("cancelled", summary))
     assert (end.text, end.finished.reason, end.finished.stop_id, end.finished.stop_string) == ("", "stop", None, "de")
 
 
 def test_a_stop_string_before_an_end_of_turn_leaves_that_out() -> None:
-    part = AnswerText(letters(), Request([1]), ["c"]).part(step(1, 2, ended=True))
-    assert isinstance(part, TextChunk)
+    part = AnswerText(letters(), Request([1]), ["c"]).step(step(1, 2, ended=True))
     assert (part.step.tokens, part.step.record.tokens) == ((1, 2), 2)
 
 
@@ -88,10 +82,9 @@ def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...], re
     tokenizer: Any = HalfCharacter()
     tokenizer.answer_stream = lambda *_, **__: tokenizer
     text = AnswerText(tokenizer, Request([1]), stops)
-    text.part(step(0))
+    text.step(step(0))
     summary: Any = None
-    end = text.part(Finished(reason, summary))
-    assert isinstance(end, Completed)
+    end = text.end(Finished(reason, summary))
     assert (end.text, end.finished.reason) == ("\ufffd" if reason == "stop" else "", reason)
 
 
@@ -107,13 +100,11 @@ def test_a_stop_string_counts_after_the_thinking_only(thinks: bool) -> None:
     text = AnswerText(tokenizer, Request([1]), ["stop"], thinks=thinks)
     said = ""
     for token in range(len(pieces)):
-        part = text.part(step(token))
-        assert isinstance(part, TextChunk)
+        part = text.step(step(token))
         said += part.text
     assert said == "".join(pieces).partition("</think>")[0] + "</think>and then "
     summary: Any = None
-    end = text.part(Finished("cancelled", summary))
-    assert isinstance(end, Completed)
+    end = text.end(Finished("cancelled", summary))
     assert (end.finished.stop_string, end.finished.ended_by) == ("stop", "stop_string")
 
 
@@ -140,9 +131,10 @@ def test_parts_have_the_text_by_kind_and_thinking_tokens_are_those_up_to_the_clo
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     answer = AnswerText(tokenizer, Request([1]), stops, thinks=thinks)
     summary: Any = None
-    events = [*(step(token) for token in range(len(pieces))), Finished("length", summary)]
-    parts: list[Any] = list(map(answer.part, events))
-    assert parts[-1].finished.thinking_tokens == tokens
+    steps = [answer.step(step(token)) for token in range(len(pieces))]
+    end = answer.end(Finished("length", summary))
+    parts: list[TextChunk | Completed] = [*steps, end]
+    assert end.finished.thinking_tokens == tokens
     assert "".join(part.text for part in parts) == "".join(pieces)
     whole = read_tags(("<think>" if thinks else "") + "".join(pieces))
     assert "".join(part.thinking for part in parts) == (whole.thinking or "")
@@ -153,8 +145,7 @@ def test_a_stop_string_does_not_count_in_half_a_closing_tag() -> None:
     tokenizer: Any = SimpleNamespace(decode=str, token_text=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=lambda _: "<think>hm</t", finish=lambda **_: "")
     answer = AnswerText(tokenizer, Request([1]), ["</t"])
-    answer.part(step(0))
+    answer.step(step(0))
     summary: Any = None
-    end = answer.part(Finished("length", summary))
-    assert isinstance(end, Completed)
+    end = answer.end(Finished("length", summary))
     assert (end.text, end.thinking, end.content, end.finished.reason) == ("</t", "</t", "", "length")
