@@ -98,7 +98,9 @@ def _named(wanted: str, shown: str) -> str:
         raise UsageError(f"{shown!r} is ambiguous: {_any_of(map(bare, partial))}", f"give more of the name; {_LIST}")
     near = get_close_matches("".join(_words(wanted)), squashed.values(), n=3, cutoff=0.5)
     close = [bare(name) for squash in near for name in names if squashed[name] == squash]
-    hint = f"similar: {_any_of(close)}; {_LIST}" if close else _LIST
+    hint = _LIST
+    if close:
+        hint = f"similar: {_any_of(close)}; {_LIST}"
     raise UsageError(f"the chip table has no {shown!r}", hint)
 
 
@@ -121,13 +123,12 @@ def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
 
 def _variant(chip: Chip, cores: int | None) -> str:
     """Return the suffix that distinguishes the variant: GPU cores or memory."""
-    several = any(other.name == chip.name and other is not chip for other in table())
+    if chip.gpu_cores and cores:
+        return f" ({cores}-core)"
+    if not any(other.name == chip.name and other is not chip for other in table()):
+        return ""
     if chip.gpu_cores:
-        if cores:
-            shown = [cores]
-        elif several:
-            shown = list(chip.gpu_cores)
-        else:
-            shown = []
-        return f" ({'/'.join(map(str, shown))}-core)" if shown else ""
-    return f" ({'/'.join(map(str, chip.memory_gb))} GB)" if several and chip.memory_gb else ""
+        return f" ({'/'.join(map(str, chip.gpu_cores))}-core)"
+    if chip.memory_gb:
+        return f" ({'/'.join(map(str, chip.memory_gb))} GB)"
+    return ""

@@ -33,23 +33,18 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
     """Predict one model on every target at every context, and the gain of each change on the first target."""
     first = targets[0]
     longest = max(contexts)
+    rows = []
+    for target in targets:
+        predictions = []
+        for context in contexts:
+            measured = _measured(name, shape, target, context)
+            predictions.append({**asdict(predict(shape, target, context)), "measured": measured})
+        context_limit = largest_context(shape, target)
+        rows.append({**_target(target), "largest_context": context_limit, "predictions": predictions})
     return {
         "model": described_model(name, shape),
         "contexts": list(contexts),
-        "targets": [
-            {
-                **_target(target),
-                "largest_context": largest_context(shape, target),
-                "predictions": [
-                    {
-                        **asdict(predict(shape, target, context)),
-                        "measured": _measured(name, shape, target, context),
-                    }
-                    for context in contexts
-                ],
-            }
-            for target in targets
-        ],
+        "targets": rows,
         "levers": {
             "target": first.name,
             "context": longest,
@@ -71,7 +66,7 @@ def users_prediction(
         "targets": [
             {
                 **_target(target),
-                "compute_tflop_s": target.flops / 1e12 if target.flops else None,
+                "compute_tflop_s": _tera(target.flops),
                 "most_users": most_sequences(shape, target, context),
                 "predictions": [_shared(predict(shape, target, context, count)) for count in users],
             }
@@ -130,7 +125,7 @@ def _speculating(shape: StepShape, target: Target, context: int, chance: float) 
     ]
     return {
         **_target(target),
-        "compute_tflop_s": target.flops / 1e12 if target.flops else None,
+        "compute_tflop_s": _tera(target.flops),
         "is_expected": expected,
         "tokens_per_second": 1 / alone,
         "tokens_per_second_guessing": gain / alone,
@@ -155,7 +150,7 @@ def catalog_fit(target: Target, context: int) -> Document:
     rows = []
     for entry in load_catalog().values():
         shape = entry.step_shape
-        at = min(context, shape.context_length - 1)
+        cached = min(context, shape.context_length - 1)
         rows.append(
             {
                 "model": entry.name,
@@ -163,7 +158,7 @@ def catalog_fit(target: Target, context: int) -> Document:
                 "quantization": entry.quantization,
                 "largest_context": largest_context(shape, target),
                 "recommended_for": uses.get(entry.name, []),
-                **asdict(predict(shape, target, at)),
+                **asdict(predict(shape, target, cached)),
             }
         )
     return {
@@ -176,14 +171,12 @@ def catalog_fit(target: Target, context: int) -> Document:
 
 def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Document:
     """List every read of a decode step with `past` cached entries, and of a prefill of `prefill` tokens."""
-    step = shape.step(past)
-    fed = shape.prefill(prefill)
     return {
         "model": described_model(name, shape),
         "past": past,
         "prefill_tokens": prefill,
-        "step": _costs(step),
-        "prefill": _costs(fed),
+        "step": _costs(shape.step(past)),
+        "prefill": _costs(shape.prefill(prefill)),
     }
 
 
@@ -196,7 +189,7 @@ def known_chips() -> list[Document]:
             "memory_gb": list(chip.memory_gb),
             "max_memory_gb": chip.max_memory_gb,
             "bandwidth_gb_s": chip.bandwidth / 1e9,
-            "fp16_tflops": chip.fp16_flops / 1e12 if chip.fp16_flops else None,
+            "fp16_tflops": _tera(chip.fp16_flops),
             "source": chip.source,
         }
         for chip in table()
@@ -237,17 +230,25 @@ def _target(target: Target) -> Document:
         "bandwidth_gb_s": target.bandwidth / 1e9,
         "bandwidth_is_measured": target.measured,
         "usable_memory_bytes": target.memory,
-        "fit": _fit(target.fit) if target.fit else None,
+        "fit": _fit(target.fit),
     }
+
+
+def _tera(flops: float | None) -> float | None:
+    return flops / 1e12 if flops else None
 
 
 def _measured(name: str, shape: StepShape, target: Target, context: int) -> Document | None:
     """Return the measured speed of exactly this model, chip and context, with K/V in half precision."""
-    speed = None if shape.kv_format.packed else measured_speed(name, target, context)
-    return asdict(speed) if speed is not None else None
+    if shape.kv_format.packed:
+        return None
+    speed = measured_speed(name, target, context)
+    return None if speed is None else asdict(speed)
 
 
-def _fit(fit: MeasuredFit) -> Document:
+def _fit(fit: MeasuredFit | None) -> Document | None:
+    if fit is None:
+        return None
     return {
         "fixed_ms": fit.fixed_s * 1e3,
         "bandwidth_gb_s": fit.bytes_per_second / 1e9,
@@ -263,9 +264,14 @@ def _improvements(shape: StepShape, target: Target, context: int) -> list[Docume
     improvements = []
     for lever in levers(shape):
         changed = _lever(lever.shape, target, context, lever.batch)
+        if changed["fits"] is False:
+            continue
+        if as_is["fits"] is False:
+            improvements.append({"name": lever.name, "gain": None, **changed})
+            continue
         gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])
-        if changed["fits"] is not False and (as_is["fits"] is False or gain > 1 + _NOTICEABLE):
-            improvements.append({"name": lever.name, "gain": None if as_is["fits"] is False else gain, **changed})
+        if gain > 1 + _NOTICEABLE:
+            improvements.append({"name": lever.name, "gain": gain, **changed})
     return improvements
 
 

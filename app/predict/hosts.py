@@ -23,9 +23,8 @@ SPLITS: tuple[Way, ...] = ("tensor", "pipeline")
 
 _SQUARES = 8  # bytes of a row's sums of squares of queries and keys
 _ELEMENT = 2  # bytes of an element of the hidden states
-_PEAK_SHARE = (
-    0.81  # of a GPU's peak in prefill: Llama 3.3 70B on an M3 Ultra, github.com/geerlingguy/beowulf-ai-cluster
-)
+# Part of a GPU's peak in prefill: Llama 3.3 70B on an M3 Ultra, github.com/geerlingguy/beowulf-ai-cluster
+_PEAK_SHARE = 0.81
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,13 @@ class HostsPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A machine's part of a step. nbytes: read and written. seconds: of computing it."""
+    """A machine's part of a step.
 
-    nbytes: float
+    memory: bytes of its weights, cache and workspace.
+    seconds: of reading and computing.
+    expected: False for a roofline, an upper bound of the speed.
+    """
+
     memory: int
     seconds: float
     expected: bool
@@ -76,44 +79,56 @@ def predict_hosts(
     way: Way,
     prompt: int = 512,
 ) -> HostsPrediction:
-    """Predict one way. `alone` takes one target. prompt: tokens of the prefill."""
+    """Predict one way.
+
+    shape: the model.
+    targets: the machines, in the order of their ranks; one for `alone`.
+    link: between each two of them.
+    context: cached tokens of each sequence.
+    way: of dividing the model.
+    prompt: tokens of the prefill.
+    """
     ranks = len(targets)
-    hidden = _ELEMENT * _hidden(shape)
-    shares: Sequence[float]
     if way == "pipeline":
         layers = split_layers(shape, targets, context)
-        parts = [_pipeline_part(shape, target, context, layers, i) for i, target in enumerate(targets)]
-        compute = sum(part.seconds for part in parts)
-        together = 1 / (max(part.seconds for part in parts) + link.send_s(hidden))
+        shares = [count / shape.layers for count in layers]
+        parts = [_pipeline_part(shape, target, context, layers, rank) for rank, target in enumerate(targets)]
+        compute_s = sum(part.seconds for part in parts)
+        together = 1 / (max(part.seconds for part in parts) + link.send_s(_hidden_bytes(shape)))
     else:
         layers = (shape.layers,) * ranks
         shares = tensor_shares(shape, targets)
-        parts = [_tensor_part(shape, t, context, share, 1) for t, share in zip(targets, shares, strict=True)]
-        compute = max(part.seconds for part in parts)
-        many = zip(targets, shares, strict=True)
-        batch = max(_tensor_part(shape, t, context, share, ranks).seconds for t, share in many)
-        together = ranks / (batch + _tensor_waits(shape, link, ranks, ranks))
-    on_link = waits(shape, link, ranks, way)
-    prompt_waits = waits(shape, link, ranks, way, prompt)
-    shares = [count / shape.layers for count in layers] if way == "pipeline" else shares
-    computing = _prefill_seconds(shape, targets, shares, prompt, way)
-    room = [t.memory is None or part.memory <= t.memory for t, part in zip(targets, parts, strict=True)]
-    fits: bool | None = all(room)
-    if fits and any(target.memory is None for target in targets):
-        fits = None  # unknown
+        parts = _tensor_parts(shape, targets, context, shares, 1)
+        compute_s = max(part.seconds for part in parts)
+        batch_s = max(part.seconds for part in _tensor_parts(shape, targets, context, shares, ranks))
+        together = ranks / (batch_s + _tensor_waits(shape, link, ranks, ranks))
+    link_s = waits(shape, link, ranks, way)
+    prefill_link_s = waits(shape, link, ranks, way, prompt)
+    prefill_s = _prefill_seconds(shape, targets, shares, prompt, way)
     return HostsPrediction(
         way=way,
         machines=tuple(target.name for target in targets),
-        speed=1 / (compute + on_link),
+        speed=1 / (compute_s + link_s),
         expected=all(part.expected for part in parts),
-        link_share=on_link / (compute + on_link),
+        link_share=link_s / (compute_s + link_s),
         layers=layers,
         memory=tuple(part.memory for part in parts),
-        fits=fits,
+        fits=_all_fit(targets, parts),
         together=together,
-        prefill=prompt / (computing + prompt_waits) if computing else None,
-        prefill_link_s=prompt_waits,
+        prefill=None if prefill_s is None else prompt / (prefill_s + prefill_link_s),
+        prefill_link_s=prefill_link_s,
     )
+
+
+def _all_fit(targets: Sequence[Target], parts: Sequence[_Part]) -> bool | None:
+    """Return whether every part fits its machine; None if those do whose memory is known, and not all is."""
+    is_unknown = False
+    for target, part in zip(targets, parts, strict=True):
+        if target.memory is None:
+            is_unknown = True
+        elif part.memory > target.memory:
+            return False
+    return None if is_unknown else True
 
 
 def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
@@ -121,17 +136,20 @@ def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
 
     Parts are whole K/V heads, or whole heads if there are more machines than K/V heads.
     """
-    count = shape.kv_heads if shape.kv_heads >= len(targets) else shape.heads
     ranks = len(targets)
-    if count <= ranks:
+    num_heads = shape.kv_heads
+    if num_heads < ranks:
+        num_heads = shape.heads
+    if num_heads <= ranks:
         return [1 / ranks] * ranks
-    return [(1 + heads) / count for heads in _apportioned(count - ranks, _beyond_one(count, targets))]
+    others = _apportioned(num_heads - ranks, _beyond_one(num_heads, targets))
+    return [(1 + heads) / num_heads for heads in others]
 
 
 def waits(shape: StepShape, link: Link, ranks: int, way: Way, rows: int = 1) -> float:
     """Return the time on the link of a pass of so many rows."""
     if way == "pipeline":
-        return ranks * link.send_s(rows * _ELEMENT * _hidden(shape))
+        return ranks * link.send_s(rows * _hidden_bytes(shape))
     return _tensor_waits(shape, link, ranks, rows)
 
 
@@ -141,56 +159,75 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
     The first machine reads the output projection, too, so it has fewer layers. If all together have too little memory,
     layers are in proportion to memory.
     """
-    max_layers = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
+    max_layers = [_max_layers(shape, target, context, is_first=rank == 0) for rank, target in enumerate(targets)]
     if sum(max_layers) < shape.layers:
-        return _apportioned(shape.layers, [float(room or 1) for room in max_layers])
-    wanted = [0] * len(targets)
-    free = set(range(len(targets)))
-    left = shape.layers
+        return _apportioned(shape.layers, [float(max(1, count)) for count in max_layers])
+    layers = [0] * len(targets)
+    free = set(range(len(targets)))  # machines whose memory is not full yet
+    remaining = shape.layers
     while free:
-        share = _apportioned(
-            left, _layers_to_read(shape, left, [t.bandwidth * (i in free) for i, t in enumerate(targets)])
-        )
-        full = {i for i in free if share[i] >= max_layers[i]}
-        if not full or all(share[i] == max_layers[i] for i in full):
-            return tuple(share[i] if i in free else wanted[i] for i in range(len(targets)))
-        for i in full:
-            wanted[i] = max_layers[i]
-        free = free - full
-        left = left - sum(max_layers[i] for i in full)
-    return tuple(wanted)
+        bandwidths = [target.bandwidth * (rank in free) for rank, target in enumerate(targets)]
+        shares = _apportioned(remaining, _layers_to_read(shape, remaining, bandwidths))
+        full = {rank for rank in free if shares[rank] > max_layers[rank]}
+        if not full:
+            for rank in free:
+                layers[rank] = shares[rank]
+            break
+        # A machine that got exactly as much as it holds is full, too: the others share the excess.
+        full |= {rank for rank in free if shares[rank] == max_layers[rank]}
+        for rank in full:
+            layers[rank] = max_layers[rank]
+            remaining -= max_layers[rank]
+        free -= full
+    return tuple(layers)
 
 
 def _layers_to_read(shape: StepShape, layers: int, bandwidths: Sequence[float]) -> list[float]:
     """Return the layers that machines read in equal times, the first with the output projection; 0 for bandwidth 0."""
-    output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output)
-    others = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
-    alone = bandwidths[0] and not shape.stock  # every rank of mlx-lm's pipelines has the output projection
-    head = output / (others / shape.layers) if alone else 0.0  # in layers
+    head = 0.0  # the output projection's bytes, in layers
+    if bandwidths[0] and not shape.stock:  # every rank of mlx-lm's pipelines has the output projection
+        head = _output_bytes(shape) / (_layer_reads(shape) / shape.layers)
     shares = [(layers + head) * bandwidth / sum(bandwidths) for bandwidth in bandwidths]
-    return [max(1.0, shares[0] - head) if bandwidths[0] else 0.0, *shares[1:]]
+    if bandwidths[0]:
+        shares[0] = max(1.0, shares[0] - head)
+    return shares
 
 
 def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
     """Return weights of the heads beyond the first of each machine."""
-    whole = sum(target.bandwidth for target in targets)
-    beyond = [max(0.0, count * target.bandwidth / whole - 1) for target in targets]
-    return beyond if sum(beyond) else [1.0] * len(targets)
+    total_bandwidth = sum(target.bandwidth for target in targets)
+    beyond = [max(0.0, count * target.bandwidth / total_bandwidth - 1) for target in targets]
+    if not any(beyond):
+        return [1.0] * len(targets)
+    return beyond
 
 
 def best(predictions: Sequence[HostsPrediction]) -> HostsPrediction:
     """Return the fastest that fits, or the fastest of all."""
-    return max(
-        [prediction for prediction in predictions if prediction.fits is not False] or predictions,
-        key=lambda prediction: prediction.speed,
-    )
+    return max(predictions, key=lambda prediction: (prediction.fits is not False, prediction.speed))
 
 
-def _hidden(shape: StepShape) -> int:
-    return next(matrix.columns for matrix in shape.matrices if matrix.output)
+def _hidden_bytes(shape: StepShape) -> int:
+    """Return the bytes of a token's hidden state."""
+    return _ELEMENT * next(matrix.columns for matrix in shape.matrices if matrix.output)
 
 
-def _table(shape: StepShape) -> int:
+def _output_bytes(shape: StepShape) -> int:
+    """Return the bytes of the output projection."""
+    return sum(matrix.nbytes for matrix in shape.matrices if matrix.output)
+
+
+def _layer_bytes(shape: StepShape) -> int:
+    """Return the bytes of all layers' weights."""
+    return sum(matrix.count * matrix.nbytes for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
+
+
+def _layer_reads(shape: StepShape) -> int:
+    """Return the bytes of all layers' weights that a step of one sequence reads."""
+    return sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
+
+
+def _table_bytes(shape: StepShape) -> int:
     """Return the bytes of the embedding table; 0 if it is the output projection."""
     return shape.resident_bytes - shape.vector_bytes - sum(m.count * m.nbytes for m in shape.matrices)
 
@@ -200,34 +237,46 @@ def _share(matrix: Matrix, share: float) -> float:
     return share if matrix.divided else 1.0
 
 
-def _tensor_part(shape: StepShape, target: Target, context: int, share: float, batch: int) -> _Part:
+def _tensor_parts(
+    shape: StepShape, targets: Sequence[Target], context: int, shares: Sequence[float], batch: int
+) -> list[_Part]:
+    """Return each machine's part of a step of `batch` sequences. shares: of the heads."""
     cost = shape.cost
-    kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
-    read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
-    kv = batch * kv_share * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
-    weight_bytes = (
-        sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
-    )
-    memory = weight_bytes + _table(shape) * share + batch * kv_share * cost.kv_bytes(context)
-    return _part(shape, target, read + kv, memory)
+    parts = []
+    for target, share in zip(targets, shares, strict=True):
+        kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
+        read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
+        kv = batch * kv_share * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
+        weight_bytes = sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices)
+        weight_bytes += shape.vector_bytes + _table_bytes(shape) * share
+        memory = weight_bytes + batch * kv_share * cost.kv_bytes(context)
+        parts.append(_part(shape, target, read + kv, memory))
+    return parts
 
 
 def _pipeline_part(shape: StepShape, target: Target, context: int, layers: Sequence[int], rank: int) -> _Part:
     """Return a machine's layers; the first has the embedding table and the output projection."""
     cost = shape.cost
-    part = layers[rank] / shape.layers
-    output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output) if rank == 0 else 0
-    read = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
-    weight_bytes = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
-    kv = cost.kv_bytes_read(context) + cost.kv_bytes_written()
-    memory = part * (weight_bytes + cost.kv_bytes(context)) + output + (_table(shape) if rank == 0 else 0)
-    return _part(shape, target, part * (read + kv) + output, memory, part)
+    share = layers[rank] / shape.layers
+    nbytes = share * (_layer_reads(shape) + cost.kv_bytes_read(context) + cost.kv_bytes_written())
+    memory = share * (_layer_bytes(shape) + cost.kv_bytes(context))
+    if rank == 0:
+        nbytes += _output_bytes(shape)
+        memory += _output_bytes(shape) + _table_bytes(shape)
+    return _part(shape, target, nbytes, memory, share)
 
 
 def _part(shape: StepShape, target: Target, nbytes: float, memory: float, share: float = 1.0) -> _Part:
-    """Return a part of a step. share: of the layers, hence of a step's fixed cost."""
+    """Return a part of a step.
+
+    shape: the model.
+    target: the machine.
+    nbytes: read and written in the step.
+    memory: bytes of weights and cache.
+    share: of the layers, hence of a step's fixed cost.
+    """
     seconds, is_expected = bounded_seconds(shape, target, nbytes, share)
-    return _Part(nbytes, int(memory) + working_memory(shape, on_gpu=target.apple), seconds, is_expected)
+    return _Part(int(memory) + working_memory(shape, on_gpu=target.apple), seconds, is_expected)
 
 
 def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
@@ -235,7 +284,7 @@ def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
     if ranks == 1:
         return 0.0
     vocabulary = next(matrix.rows for matrix in shape.matrices if matrix.output)
-    sums = (2 * shape.layers + 1) * link.all_sum_s(rows * _ELEMENT * _hidden(shape), ranks)
+    sums = (2 * shape.layers + 1) * link.all_sum_s(rows * _hidden_bytes(shape), ranks)
     norms = shape.joint_norms * link.all_sum_s(rows * _SQUARES, ranks)
     return sums + norms + link.all_gather_s(_ELEMENT * vocabulary, ranks)
 
@@ -251,29 +300,30 @@ def _prefill_seconds(
 ) -> float | None:
     """Return the computing time of a prompt; None if a machine's FLOP/s are unknown."""
     _, flops = total(shape.prefill(prompt))
-    peaks = [target.flops for target in targets]
-    if not all(peaks):
-        return None
-    speeds = [_PEAK_SHARE * peak for peak in peaks if peak]
-    times = [flops * share / speed for share, speed in zip(shares, speeds, strict=True)]
+    times = []
+    for target, share in zip(targets, shares, strict=True):
+        if not target.flops:
+            return None
+        times.append(flops * share / (_PEAK_SHARE * target.flops))
     return sum(times) if way == "pipeline" else max(times)
 
 
-def _most_layers(shape: StepShape, target: Target, context: int, *, first: bool) -> int:
-    """Return how many layers fit into a machine's memory."""
+def _max_layers(shape: StepShape, target: Target, context: int, *, is_first: bool) -> int:
+    """Return the number of layers that fit into a machine's memory."""
     if target.memory is None:
         return shape.layers
-    weight_bytes = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
-    ends = _table(shape) + sum(m.nbytes for m in shape.matrices if m.output) if first else 0
-    room = target.memory - working_memory(shape, on_gpu=target.apple) - ends
-    return max(0, min(shape.layers, int(room // ((weight_bytes + shape.cost.kv_bytes(context)) / shape.layers))))
+    room = target.memory - working_memory(shape, on_gpu=target.apple)
+    if is_first:
+        room -= _table_bytes(shape) + _output_bytes(shape)
+    bytes_per_layer = (_layer_bytes(shape) + shape.cost.kv_bytes(context)) / shape.layers
+    return max(0, min(shape.layers, int(room // bytes_per_layer)))
 
 
 def _apportioned(count: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Divide `count` in proportion to weights, by largest remainders."""
     exact = [count * weight / sum(weights) for weight in weights]
     whole = [int(part) for part in exact]
-    order = sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])
-    for i in order[: count - sum(whole)]:
-        whole[i] += 1
+    by_remainder = sorted(range(len(exact)), key=lambda index: whole[index] - exact[index])  # the largest first
+    for index in by_remainder[: count - sum(whole)]:
+        whole[index] += 1
     return tuple(whole)

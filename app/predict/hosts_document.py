@@ -9,12 +9,10 @@ from headrace.app.predict.document import described_model
 from headrace.app.predict.hosts import HostsPrediction, allowed, best, predict_hosts
 from headrace.app.predict.links import Link, has_thunderbolt5, links
 from headrace.app.predict.prediction import Target, summarise_assumptions
-from headrace.app.predict.view import print_head, print_notes
+from headrace.app.predict.view import FITS, print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.units import format_bytes, format_link, percent, speed_text
-
-_FITS = {True: "yes", False: "no", None: "?"}
+from headrace.runtime.metrics.units import format_bytes, format_link, percent, speed_text, times
 
 
 def links_between(targets: Sequence[Target], name: str | None) -> list[Link]:
@@ -75,27 +73,22 @@ def hosts_prediction(
 
 def show_hosts(document: Document) -> None:
     """Print a row per machine alone and per link and way of splitting."""
-    rows = [("", prediction, None) for prediction in document["alone"]]
-    rows += [
-        (link["name"], prediction, prediction["gain"])
-        for link in document["links"]
-        for prediction in link["predictions"]
-    ]
+    # A machine alone has no link, so no gain, no time on the link, and no speed together with others.
+    without_link = {"link": "", "gain": None, "link_share": None, "together": None}
+    rows = [prediction | without_link for prediction in document["alone"]]
+    for link in document["links"]:
+        rows += [prediction | {"link": link["name"]} for prediction in link["predictions"]]
     print_head(document["model"])
     print_apart(
-        Column("link", [link for link, _, _ in rows], right=False),
-        Column("split", [_split(prediction) for _, prediction, _ in rows], right=False),
-        Column("fits", [_FITS[prediction["fits"]] for _, prediction, _ in rows], right=False),
-        Column("memory", [format_bytes(max(prediction["memory"])) for _, prediction, _ in rows], leaves=4),
-        Column("tok/s", [_speed(prediction) for _, prediction, _ in rows]),
-        Column("gain", [f"{gain:.2f}x" if gain else "" for _, _, gain in rows]),
-        Column(
-            "on link", [percent(prediction["link_share"]) if link else "" for link, prediction, _ in rows], leaves=3
-        ),
-        Column(
-            "together", [speed_text(prediction["together"]) if link else "" for link, prediction, _ in rows], leaves=2
-        ),
-        Column("prompt", [speed_text(prediction["prefill"]) for _, prediction, _ in rows], leaves=1),
+        Column("link", [row["link"] for row in rows], right=False),
+        Column("split", [_split(row) for row in rows], right=False),
+        Column("fits", [FITS[row["fits"]] for row in rows], right=False),
+        Column("memory", [format_bytes(max(row["memory"])) for row in rows], leaves=4),
+        Column("tok/s", [_speed(row) for row in rows]),
+        Column("gain", [times(row["gain"]) for row in rows]),
+        Column("on link", [percent(row["link_share"]) for row in rows], leaves=3),
+        Column("together", [speed_text(row["together"]) for row in rows], leaves=2),
+        Column("prompt", [speed_text(row["prefill"]) for row in rows], leaves=1),
     )
     print_notes([link["verdict"] for link in document["links"]])
     print_notes(

@@ -28,10 +28,14 @@ LARGE_MAC_SHARE = 0.75
 class Target:
     """A machine to predict for.
 
+    name: of the chip, or `this machine`.
     bandwidth: bytes per second.
-    memory: bytes for weights and cache.
+    memory: bytes for weights and cache; None is unknown.
+    apple: an Apple chip, whose GPU runs the model.
+    fit: measured cost of a step; None is unknown.
+    measured: bandwidth and FLOP/s were measured here, and are not the vendor's.
     flops: peak FLOP/s of matrix products; None is unknown and limits nothing.
-    chip: the name of this machine's.
+    chip: the name of this machine's chip.
     busy: other programs slowed the measurement.
     """
 
@@ -40,7 +44,7 @@ class Target:
     memory: int | None
     apple: bool
     fit: MeasuredFit | None = None
-    measured: bool = False  # bandwidth and FLOP/s measured here, not the vendor's
+    measured: bool = False
     flops: float | None = None
     chip: str = ""
     busy: bool = False
@@ -51,11 +55,19 @@ Bound = Literal["weights", "K/V", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One shape on one target with `context` cached tokens.
+    """One shape on one target.
 
-    step_bytes: weights and all sequences' K/V.
+    context: cached tokens of each sequence.
+    batch: sequences per step.
+    step_bytes: weights and all sequences' K/V, read and written in a step.
+    weight_bytes: of them, weights.
+    kv_bytes: of them, K/V.
+    step_flops: of all sequences.
     bound: the largest term of the roofline.
-    expected: None without measured or published figures, and for what does not fit.
+    roofline: upper bound, tokens per second of all sequences.
+    expected: tokens per second of all sequences; None without measured or published figures, and if it does not fit.
+    memory: bytes of weights, cache and workspace.
+    fits: None if the target's memory is unknown.
     busy: other programs slowed the measurement of the bandwidth, so the machine may exceed the roofline when idle.
     """
 
@@ -81,11 +93,12 @@ def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> P
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
     flops = batch * cost.step_flops(context)
     limit = step_limit(weights + kv, flops, target.bandwidth, target.flops)
-    seconds = step_seconds(shape, target, (weights + kv) / passes)
-    if seconds is not None:  # the roofline is an upper bound
-        seconds = max(passes * seconds, limit.seconds)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     fits = None if target.memory is None else memory <= target.memory
+    expected = None
+    pass_s = step_seconds(shape, target, (weights + kv) / passes)
+    if pass_s is not None and fits is not False:
+        expected = batch / max(passes * pass_s, limit.seconds)  # the roofline is an upper bound
     bound: Bound
     if limit.roof == "arithmetic":
         bound = "compute"
@@ -102,7 +115,7 @@ def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> P
         step_flops=flops,
         bound=bound,
         roofline=batch / limit.seconds,
-        expected=batch / seconds if seconds and fits is not False else None,
+        expected=expected,
         memory=memory,
         fits=fits,
         busy=target.measured and target.busy,
@@ -130,9 +143,11 @@ def bounded_seconds(shape: StepShape, target: Target, nbytes: float, share: floa
 
     share: part of the layers that the step runs.
     """
-    least = nbytes / target.bandwidth
-    seconds = step_seconds(shape, target, nbytes, share)
-    return (least, False) if seconds is None else (max(seconds, least), True)
+    roofline_s = nbytes / target.bandwidth
+    expected_s = step_seconds(shape, target, nbytes, share)
+    if expected_s is None:
+        return roofline_s, False
+    return max(expected_s, roofline_s), True
 
 
 def step_seconds(shape: StepShape, target: Target, nbytes: float, share: float = 1.0) -> float | None:
@@ -203,7 +218,9 @@ def _eight_bits(shape: StepShape) -> list[KVFormat]:
 def summarise_assumptions(targets: Sequence[Target], kv: KVFormat) -> list[str]:
     """Return lines on the basis of the figures."""
     assumed = assumptions(ENGINE)
-    lines = [f"K/V stored as {kv.name}"] if kv.packed else []
+    lines = []
+    if kv.packed:
+        lines.append(f"K/V stored as {kv.name}")
     if fit := next((target.fit for target in targets if target.fit), None):
         lines.append(
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "

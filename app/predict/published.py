@@ -153,7 +153,13 @@ def predicted(point: PublishedPoint, assumed: Assumptions) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Errors of predictions for sources left out of the fit: medians of their size and of themselves, their range."""
+    """Errors of predictions for sources left out of the fit, as parts of the published speed.
+
+    figures: number of published speeds.
+    median: of the errors without their signs.
+    bias: median of the errors.
+    least, most: their range.
+    """
 
     figures: int
     median: float
@@ -226,10 +232,11 @@ def _step_bytes(shape: StepShape, stored_as: str, depth: int) -> float:
 def _weight_bytes(shape: StepShape, stored_as: str, *, experts: bool) -> float:
     """Return the bytes that a step reads of the experts or of the others. stored_as may be "EXPERTS+OTHERS"."""
     expert_format, _, other_format = stored_as.partition("+")
-    read = sum(
-        matrix.count * matrix.share * matrix.weights for matrix in shape.matrices if (matrix.share < 1) is experts
-    )
-    return _stored_bytes(round(read), expert_format if experts else other_format or expert_format)
+    matrices = [matrix for matrix in shape.matrices if (matrix.share < 1) is experts]
+    weights_read = round(sum(matrix.count * matrix.share * matrix.weights for matrix in matrices))
+    if other_format and not experts:
+        return _stored_bytes(weights_read, other_format)
+    return _stored_bytes(weights_read, expert_format)
 
 
 def _stored_bytes(weights: int, stored_as: str) -> float:

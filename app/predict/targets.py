@@ -37,9 +37,13 @@ def known_target(host: Machine, usable: int | None) -> Target | None:
 
 
 def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | None:
+    # GPUs of Apple are predicted with the vendor's bandwidth, as the chips of the table are.
     nominal = host.nominal_bandwidth if host.backend == "metal" else None
-    bandwidth = nominal or (peak.bytes_per_second if peak is not None else None)
-    if bandwidth is None:
+    if nominal is not None:
+        bandwidth = nominal
+    elif peak is not None:
+        bandwidth = peak.bytes_per_second
+    else:
         return None
     return Target(
         name="this machine",
@@ -59,6 +63,9 @@ def _this_machine(memory: int | None, *, compute: bool) -> Target:
     peak = known_peak(host)
     target = _target(host, peak, room.usable if room else None)
     assert target is not None, "its bandwidth is measured"
-    flops = cached_compute() or (measure_compute() if compute else None)
-    usable = usable_bytes(memory, apple=target.apple) if memory else target.memory
-    return replace(target, memory=usable, busy=peak.busy, flops=flops)
+    flops = cached_compute()
+    if compute and not flops:
+        flops = measure_compute()
+    if memory:
+        target = replace(target, memory=usable_bytes(memory, apple=target.apple))
+    return replace(target, busy=peak.busy, flops=flops)

@@ -9,9 +9,10 @@ from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_apart
 from headrace.app.output.terminal import console
 from headrace.app.predict.uses import STAR, legend
-from headrace.runtime.metrics.units import format_bytes, percent, speed_text
+from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text, times
 
-_FITS = {True: "yes", False: "no", None: "?"}
+FITS = {True: "yes", False: "no", None: "?"}
+_UNKNOWN = "–"
 
 
 def show_prediction(document: Document) -> None:
@@ -19,16 +20,18 @@ def show_prediction(document: Document) -> None:
     model = document["model"]
     targets = document["targets"]
     contexts = document["contexts"]
-    by_target = [target["predictions"] for target in targets]
     speeds = []
     for number, context in enumerate(contexts):
-        at = f" @{context}" if len(contexts) > 1 else ""
-        name = "tok/s" if at else "expected"
-        rooflines = [speed_text(predictions[number]["roofline"]) for predictions in by_target]
-        speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
-        speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in by_target]))
-        if any(predictions[number]["measured"] for predictions in by_target):
-            speeds.append(Column(f"measured{at}", [_measured(predictions[number]) for predictions in by_target]))
+        suffix = ""
+        name = "expected"
+        if len(contexts) > 1:
+            suffix = f" @{context}"
+            name = "tok/s"
+        rows = [target["predictions"][number] for target in targets]
+        speeds.append(Column(f"roofline{suffix}", [speed_text(row["roofline"]) for row in rows], leaves=1))
+        speeds.append(Column(f"{name}{suffix}", [_expected(row) for row in rows]))
+        if any(row["measured"] for row in rows):
+            speeds.append(Column(f"measured{suffix}", [_measured(row) for row in rows]))
     print_head(model)
     print_apart(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
@@ -50,31 +53,33 @@ def _measured(prediction: Document) -> str:
 
 def _measurements(document: Document) -> list[str]:
     """Return a line on the origin of each measured speed's run."""
-    rows = [
-        prediction["measured"]
-        for target in document["targets"]
-        for prediction in target["predictions"]
-        if prediction["measured"]
-    ]
-    return list(dict.fromkeys(f"measured on {row['chip']}, {row['date']}, headrace {row['headrace']}" for row in rows))
+    lines = []
+    for target in document["targets"]:
+        for prediction in target["predictions"]:
+            if run := prediction["measured"]:
+                lines.append(f"measured on {run['chip']}, {run['date']}, headrace {run['headrace']}")
+    return list(dict.fromkeys(lines))
 
 
 def show_users(document: Document) -> None:
     """Print a row per target and number of users: memory, total and per-user speed, and the bottleneck."""
-    rows = [(target, prediction) for target in document["targets"] for prediction in target["predictions"]]
+    names = []
+    rows = []
+    for target in document["targets"]:
+        rows += target["predictions"]
+        names += [target["name"], *[""] * (len(target["predictions"]) - 1)]  # a chip's name stands in its first row
     print_head(document["model"])
-    names = [target["name"] if prediction is target["predictions"][0] else "" for target, prediction in rows]
     print_apart(
         Column("chip", [_chip(name) for name in names], right=False),
-        Column("users", [str(prediction["batch"]) for _, prediction in rows]),
-        Column("memory", [format_bytes(prediction["memory"]) for _, prediction in rows], leaves=2),
-        Column("fits", [_FITS[prediction["fits"]] for _, prediction in rows], right=False),
-        Column("roofline", [speed_text(prediction["roofline"]) for _, prediction in rows], leaves=4),
-        Column("expected", [_expected(prediction) for _, prediction in rows]),
-        Column("per user", [_per_user(prediction) for _, prediction in rows]),
-        Column("bound by", [prediction["bound"] for _, prediction in rows], right=False),
-        Column("weights", [format_bytes(prediction["weight_bytes"]) for _, prediction in rows], leaves=3),
-        Column("K/V", [format_bytes(prediction["kv_bytes"]) for _, prediction in rows], leaves=3),
+        Column("users", [str(row["batch"]) for row in rows]),
+        Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
+        Column("fits", [FITS[row["fits"]] for row in rows], right=False),
+        Column("roofline", [speed_text(row["roofline"]) for row in rows], leaves=4),
+        Column("expected", [_expected(row) for row in rows]),
+        Column("per user", [_per_user(row) for row in rows]),
+        Column("bound by", [row["bound"] for row in rows], right=False),
+        Column("weights", [format_bytes(row["weight_bytes"]) for row in rows], leaves=3),
+        Column("K/V", [format_bytes(row["kv_bytes"]) for row in rows], leaves=3),
     )
     for target in document["targets"]:
         if target["most_users"] is not None:
@@ -88,49 +93,47 @@ def show_users(document: Document) -> None:
 
 
 def _per_user(prediction: Document) -> str:
-    speed = prediction["expected_per_user"] or prediction["roofline_per_user"]
-    return "–" if prediction["fits"] is False else speed_text(speed)
+    if prediction["fits"] is False:
+        return _UNKNOWN
+    return speed_text(prediction["expected_per_user"] or prediction["roofline_per_user"])
 
 
 def show_acceptance(document: Document) -> None:
     """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
     targets = document["targets"]
-    best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
+    unknown = {"tokens_per_step": None, "cost": None}
+    best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), unknown) for target in targets]
+    notes = [
+        f"{document['context']:,} tokens in the cache; at most: with the best number of draft tokens per step",
+        "4 pay from: the acceptance rate from which 4 draft tokens per step pay",
+    ]
+    if not all(target["is_expected"] for target in targets):
+        notes.append("≤: roofline, an upper bound")
+    notes += document["assumptions"]
+    notes.append("`headrace bench --speculate` measures the cost of draft tokens on this machine")
     print_head(document["model"])
     print_apart(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
         Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
-        Column("gain", ["–" if target["gain"] is None else f"{target['gain']:.2f}x" for target in targets]),
-        Column("drafts", ["–" if target["best"] is None else str(target["best"]) for target in targets], leaves=1),
-        Column("tok/step", [f"{row['tokens_per_step']:.2f}" if row else "" for row in best], leaves=3),
-        Column("step cost", [f"{row['cost']:.2f}x" if row else "" for row in best], leaves=2),
+        Column("gain", [times(target["gain"]) or _UNKNOWN for target in targets]),
+        Column("drafts", [_UNKNOWN if target["best"] is None else str(target["best"]) for target in targets], leaves=1),
+        Column("tok/step", [decimals(row["tokens_per_step"]) for row in best], leaves=3),
+        Column("step cost", [times(row["cost"]) for row in best], leaves=2),
         Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
     )
-    print_notes(
-        [
-            f"{document['context']:,} tokens in the cache; at most: with the best number of draft tokens per step",
-            "4 pay from: the acceptance rate from which 4 draft tokens per step pay",
-            *(["≤: roofline, an upper bound"] if _any_roofline(targets) else []),
-            *document["assumptions"],
-            "`headrace bench --speculate` measures the cost of draft tokens on this machine",
-        ]
-    )
-
-
-def _any_roofline(targets: list[Document]) -> bool:
-    return not all(target["is_expected"] for target in targets)
+    print_notes(notes)
 
 
 def _about(target: Document, speed: float | None) -> str:
     if speed is None:
-        return "–"
+        return _UNKNOWN
     return speed_text(speed) if target["is_expected"] else f"≤{speed_text(speed)}"
 
 
 def _pays_from(target: Document, drafts: int) -> str:
     if not target["guesses"]:
-        return "–"
+        return _UNKNOWN
     break_even = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
     return "never" if break_even is None else percent(break_even)
 
@@ -139,11 +142,10 @@ def show_fit(document: Document) -> None:
     """Print a row per model: memory, speed, largest context."""
     target = document["target"]
     rows = document["models"]
-    usable = target["usable_memory_bytes"]
-    room = f", {format_bytes(usable)} for models" if usable else ""
-    screen = _screen()
-    screen.print()
-    screen.print(Text.assemble((target["name"], "bold"), f"  {target['bandwidth_gb_s']:.0f} GB/s{room}"))
+    facts = f"{target['bandwidth_gb_s']:.0f} GB/s"
+    if target["usable_memory_bytes"]:
+        facts += f", {format_bytes(target['usable_memory_bytes'])} for models"
+    _print_head(target["name"], facts)
     marks = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
     def column(name: str, cell: Callable[[Document], str], leaves: int = 0) -> Column:
@@ -159,9 +161,10 @@ def show_fit(document: Document) -> None:
         column("expected", _expected),
         column("max context", lambda row: f"{row['largest_context']:,}" if row["largest_context"] else "", 3),
     )
-    uses = {row["model"]: row["recommended_for"] for row in rows if row["recommended_for"]}
     notes = [f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]]
-    print_notes([legend(uses), *notes] if uses else notes)
+    if uses := {row["model"]: row["recommended_for"] for row in rows if row["recommended_for"]}:
+        notes.insert(0, legend(uses))
+    print_notes(notes)
 
 
 def show_chips(chips: list[Document]) -> None:
@@ -227,19 +230,22 @@ def _cost_table(title: str, costs: Document) -> None:
 
 
 def _show_levers(document: Document) -> None:
-    fits = document["as_is"]["fits"] is not False
+    title = "Possible gains"
+    wanted = "faster"
+    if document["as_is"]["fits"] is False:
+        title = "Changes that make it fit"
+        wanted = "fit"
     if not document["changes"]:
-        print_notes([f"no known change makes it {'faster' if fits else 'fit'} on {document['target']}", ""])
+        print_notes([f"no known change makes it {wanted} on {document['target']}", ""])
         return
-    rows = [{"name": "as it is", **document["as_is"]}, *document["changes"]]
-    gains = "Possible gains" if fits else "Changes that make it fit"
-    _title(f"{gains} on {document['target']}")
+    rows = [{"name": "as it is", "gain": None, **document["as_is"]}, *document["changes"]]
+    _title(f"{title} on {document['target']}")
     print_apart(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
         Column("roofline", [speed_text(row["roofline"]) for row in rows], leaves=1),
         Column("expected", [_expected(row) for row in rows]),
-        Column("gain", [f"{row['gain']:.2f}x" if row.get("gain") else "" for row in rows]),
+        Column("gain", [times(row["gain"]) for row in rows]),
     )
 
 
@@ -249,9 +255,13 @@ def print_head(model: Document) -> None:
         f"{model['parameters'] / 1e9:.2f} B weights, {format_bytes(model['weight_bytes_per_step'])} per step, "
         f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
     )
+    _print_head(model["name"], facts)
+
+
+def _print_head(name: str, facts: str) -> None:
     screen = _screen()
     screen.print()
-    screen.print(Text.assemble((model["name"], "bold"), f"  {facts}"))
+    screen.print(Text.assemble((name, "bold"), f"  {facts}"))
 
 
 def _title(text: str) -> None:
@@ -259,7 +269,7 @@ def _title(text: str) -> None:
 
 
 def _expected(prediction: Document) -> str:
-    return "–" if prediction["expected"] is None else speed_text(prediction["expected"])
+    return speed_text(prediction["expected"]) or _UNKNOWN
 
 
 def _context(target: Document, model: Document) -> str:
@@ -268,7 +278,9 @@ def _context(target: Document, model: Document) -> str:
         return "unknown"
     if longest == 0:
         return "does not fit"
-    return f"{longest:,}" + (" (all)" if longest == model["context_length"] else "")
+    if longest == model["context_length"]:
+        return f"{longest:,} (all)"
+    return f"{longest:,}"
 
 
 def _intensity(value: float) -> str:

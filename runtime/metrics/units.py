@@ -104,6 +104,11 @@ def percent(value: float | None, digits: int = 0, *, is_signed: bool = False) ->
     return f"{value * 100:{sign}.{digits}f} %"
 
 
+def times(ratio: float | None) -> str:
+    """Format a ratio: `1.25x`; "" if it is None."""
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
 def report_seconds(seconds: float | None) -> str:
     """Format a duration for a report: `1.203 s`, `51.34 ms`."""
     if seconds is None:
