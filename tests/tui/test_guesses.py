@@ -53,6 +53,17 @@ def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     assert "tokens" not in "".join(line.plain for line in section.lines(metrics, 40, 6))
 
 
+def test_the_step_section_says_over_which_steps_its_mean_is() -> None:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.take([delta_of(STEPS)])
+    section = StepSection(metrics)
+    assert metrics.phase == "decode"
+    assert "of the last second" in section.lines(metrics, 60, 6)[0].plain
+    metrics.phase = "idle"
+    assert "of all steps" in section.lines(metrics, 60, 6)[0].plain
+
+
 def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
     metrics = LiveMetrics()
     lines = FigureLines(metrics)

@@ -11,7 +11,7 @@ from textual.content import Content
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, legend, segments, spread
+from headrace.app.tui.widgets.lines import Section, first_that_fits, legend, segments, spread
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.metrics.units import counted, format_bytes, format_roughly
 
@@ -27,6 +27,7 @@ _LOOKS = {  # character of each part without colours, and style
 }
 
 _SHORT = {"prefetched": "pre", "output": "out", "not cached": "rest"}
+_SIDE = 8  # cells of the name of a side of a difference
 
 
 class ContextSection(Section):
@@ -45,22 +46,22 @@ class ContextSection(Section):
         fill = metrics.fill
         if not model.name:  # zero bytes would be a figure
             return [Content.styled("no model yet", "$quiet")]
-        tokens = Content.assemble(
-            (f"{metrics.context:,}", "bold"),
-            (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),
-        )
-        size = f"{format_bytes(model.kv_bytes_per_token)}/token"
-        named = f"{size} as {model.kv_format}" if model.kv_format else size
-        each = Content.styled(named if tokens.cell_length + len(named) < width else size, "$quiet")
+        of_limit = f" of {model.context_limit:,}" if model.context_limit else ""
+        tokens = Content.assemble((f"{metrics.context:,}", "bold"), (f"{of_limit} tokens", "$quiet"))
+        token_size = f"{format_bytes(model.kv_bytes_per_token)}/token"
+        token_sizes = [token_size]
+        if model.kv_format:
+            token_sizes.insert(0, f"{token_size} as {model.kv_format}")
+        token_text = first_that_fits(token_sizes, width - tokens.cell_length - 1)
         parts = origins(metrics)
-        limit = max(model.kv_bytes_at_limit, fill.allocated_bytes)  # the last block may end past the last token
         used = f"{format_bytes(fill.used_bytes)} used"
         allocated = f"{format_bytes(fill.allocated_bytes)} held"
-        of = f" of {format_bytes(limit)}" if model.kv_bytes_at_limit else ""
-        forms = (f"{used}, {allocated}{of}", f"{allocated}{of}", allocated)
-        fill_text = next((form for form in forms if len(form) <= width), allocated)
+        of_bytes = ""
+        if model.kv_bytes_at_limit:  # the last block may end past the last token
+            of_bytes = f" of {format_bytes(max(model.kv_bytes_at_limit, fill.allocated_bytes))}"
+        fill_text = first_that_fits((f"{used}, {allocated}{of_bytes}", f"{allocated}{of_bytes}", allocated), width)
         lines = [
-            spread(tokens, each, width),
+            spread(tokens, Content.styled(token_text, "$quiet"), width),
             _bar(parts, model.context_limit, width),
             _legend(parts, width),
             *_miss(metrics.reuse, width, height - 6),
@@ -73,7 +74,7 @@ class ContextSection(Section):
 
 def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     """Return (name, tokens) of the context's parts, which sum to its tokens."""
-    left = metrics.context
+    remaining = metrics.context
     parts = []
     answer = metrics.answer
     computed = answer.prefill_done + bool(answer.records)  # the first step feeds the prompt's last token
@@ -88,10 +89,12 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     else:  # nothing was asked since the session was opened
         known = {"cached": metrics.fill.tokens}
     for name, tokens in known.items():
-        parts.append((name, min(left, tokens)))
-        left -= parts[-1][1]
-    around = left <= _NOT_FED and metrics.phase == "idle"  # tokens of the template after the last message
-    return [*parts, ("template" if around else "not cached", left)]
+        count = min(remaining, tokens)
+        parts.append((name, count))
+        remaining -= count
+    is_template = remaining <= _NOT_FED and metrics.phase == "idle"  # its tokens after the last message
+    parts.append(("template" if is_template else "not cached", remaining))
+    return parts
 
 
 def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
@@ -109,7 +112,9 @@ def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
 def _look(name: str) -> tuple[str, str]:
     """Return the character and the style of a part. Colours tell solid parts apart."""
     mark, style = _LOOKS[name]
-    return mark if mark == _NO_BLOCK or os.environ.get("NO_COLOR") else "█", style
+    if mark != _NO_BLOCK and not os.environ.get("NO_COLOR"):
+        mark = "█"
+    return mark, style
 
 
 def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
@@ -145,16 +150,19 @@ def _named(name: str, tokens: int, label: str) -> Content:
 
 def _reuse(metrics: LiveMetrics, width: int) -> Content:
     """Return how much of the conversation the next turn will find in the cache, and the blocks that others share."""
-    blocks = metrics.fill.shared_blocks
     if metrics.phase not in ("idle", "decode") or not metrics.context:
         return Content("")
     tokens = min(metrics.fill.tokens, metrics.context)
-    whole = metrics.context - tokens <= _NOT_FED
-    of = "" if whole else f" of {metrics.context:,}"
-    line = Content.assemble(("next turn reuses ", "$quiet"), (f"{tokens:,}{of}", "bold" if whole else "$text-warning"))
+    text = (f"{tokens:,}", "bold")
+    if metrics.context - tokens > _NOT_FED:
+        text = (f"{tokens:,} of {metrics.context:,}", "$text-warning")
+    line = Content.assemble(("next turn reuses ", "$quiet"), text)
+    blocks = metrics.fill.shared_blocks
+    if not blocks:
+        return line.truncate(width)
     shared = f"{counted(blocks, 'block')} shared"
-    forms = [form for form in (f"{shared} with others", shared) if line.cell_length + len(form) < width]
-    return spread(line, Content.styled(forms[0] if blocks and forms else "", "$quiet"), width)
+    shared = first_that_fits((f"{shared} with others", shared), width - line.cell_length - 1)
+    return spread(line, Content.styled(shared, "$quiet"), width)
 
 
 def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content]:
@@ -177,19 +185,16 @@ def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content
 
 def _around(difference: PrefixDifference, width: int) -> list[Content]:
     """Return the text around the difference of both sides, the differing tokens one above the other."""
-    label = 8
-    room = max(1, width - 8)
-    before = _visible(difference.before)[-(room // 2) :]
+    before = _visible(difference.before)[-(max(1, width - _SIDE) // 2) :]
     lines = []
     for name, token, text in (
         ("cached", difference.earlier_token, difference.earlier),
         ("prompt", difference.prompt_token, difference.prompt),
     ):
         shown = _visible(text)
-        first = len(_visible(token)) if text.startswith(token) else 1
-        line = Content.assemble(
-            (f"{name:<{label}}", "$quiet"), (before, "$quiet"), (shown[:first], "bold reverse"), shown[first:]
-        )
+        end = len(_visible(token)) if text.startswith(token) else 1
+        head = f"{name:<{_SIDE}}{before}"
+        line = Content.assemble((head, "$quiet"), (shown[:end], "bold reverse"), shown[end:])
         lines.append(line.truncate(width, ellipsis=True))
     return lines
 
@@ -204,14 +209,16 @@ def _visible(text: str) -> str:
 
 def _until_full(metrics: LiveMetrics, width: int) -> Content:
     """Return the free tokens of the context and the time until it is full at the current speed."""
-    left = metrics.model.context_limit - metrics.context
-    if not metrics.model.context_limit or left <= 0:
-        return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
-    tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
+    limit = metrics.model.context_limit
+    if not limit:
+        return Content("")
+    if metrics.context >= limit:
+        return Content.styled("the context is full", "bold $text-warning")
+    tokens = Content.assemble((f"{limit - metrics.context:,}", "bold"), (" more until full", "$quiet"))
     seconds = seconds_until_full(metrics)
-    time = Content.styled(
-        f"about {format_roughly(seconds, hour_digits=1)} of decoding" if seconds is not None else "", "$quiet"
-    )
+    if seconds is None:
+        return tokens
+    time = Content.styled(f"about {format_roughly(seconds, hour_digits=1)} of decoding", "$quiet")
     return spread(tokens, time, width)
 
 

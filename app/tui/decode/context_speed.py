@@ -5,10 +5,11 @@ arithmetic at one token per step. The expected curve assumes the bandwidth and t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.tui.decode.drawing import Canvas, even_ticks, labels, layered, marked, ticks
+from headrace.app.tui.decode.drawing import Canvas, beside_axis, even_ticks, labels, layered, marked, ticks
 from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
@@ -93,55 +94,74 @@ def context_chart(
     *,
     flops_per_second: float | None = None,
 ) -> list[Content]:
-    """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide.
+    """Return the lines of the chart.
 
+    cost: of a step of the model.
+    peak_gb_s: bandwidth of the roofline.
+    achieved_gb_s: bandwidth of the expected curve; None: it is not drawn.
+    measured: (context, tokens per second).
+    span: tokens from the left end to the right one.
+    width, height: cells and lines.
     flops_per_second: of the machine; None if unknown.
     """
     rows = height - 1
     highest = [expected_rate(cost, peak_gb_s, 0, flops_per_second), *(rate for _, rate in measured)]
     if achieved_gb_s is not None:  # accepted draft tokens exceed the peak
         highest.append(expected_rate(cost, achieved_gb_s, 0))
-    top = max(highest) * _FULL
-    top, places = even_ticks(top, rows, _ROWS_A_TICK)
+    top, places = even_ticks(max(highest) * _FULL, rows, _ROWS_A_TICK)
     names = [""] * rows
     for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
         names[rows - 1 - line] = label
     left = max(len(name) for name in names) + 1
-    room = width - left
-    layers = [
-        (
-            _curve(lambda context: expected_rate(cost, peak_gb_s, context, flops_per_second), top, span, room, rows, 3),
-            "$text-warning",
-        )
-    ]
+    scale = _Scale(top, span, width - left, rows)
+    roofline = scale.curve(lambda context: expected_rate(cost, peak_gb_s, context, flops_per_second), every=3)
+    layers = [(roofline, "$text-warning")]
     if achieved_gb_s is not None:
-        layers.append(
-            (_curve(lambda context: expected_rate(cost, achieved_gb_s, context), top, span, room, rows, 1), "$primary")
-        )
-    layers.append((_points(measured, top, span, room, rows), "bold $text-accent"))
-    lines = [
-        Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
-        for name, line in zip(names, layered(layers), strict=True)
-    ]
-    across = ticks(0.0, span, max(1, room // _CELLS_A_TICK))
-    axis = marked([(_column(at, span, room), label) for at, label in zip(across, labels(across), strict=True)], room)
+        expected = scale.curve(lambda context: expected_rate(cost, achieved_gb_s, context))
+        layers.append((expected, "$primary"))
+    layers.append((scale.points(measured), "bold $text-accent"))
+    lines = beside_axis(names, layered(layers))
+    across = ticks(0.0, span, max(1, scale.width // _CELLS_A_TICK))
+    columns = [scale.column(context) for context in across]
+    axis = marked(list(zip(columns, labels(across), strict=True)), scale.width)
     return [*lines, Content.styled(" " * left + axis, "$quiet")]
 
 
-def _curve(rate: Callable[[int], float], top: float, span: int, width: int, height: int, every: int) -> list[str]:
-    """every: one column of dots of so many is drawn."""
-    canvas = Canvas(width, height)
-    for x in range(0, 2 * width, every):
-        canvas.dot(x, _dot(rate(round(x / (2 * width - 1) * span)), top, height))
-    return canvas.rows()
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Axes from zero.
 
+    top: tokens per second at the upper end.
+    span: tokens of context at the right end.
+    width, height: cells and lines.
+    """
 
-def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width: int, height: int) -> list[str]:
-    cells = [[" "] * width for _ in range(height)]
-    for context, rate in measured:
-        if context <= span:
-            cells[_row(rate, top, height)][_column(context, span, width)] = "•"
-    return ["".join(row) for row in cells]
+    top: float
+    span: int
+    width: int
+    height: int
+
+    def curve(self, rate: Callable[[int], float], every: int = 1) -> list[str]:
+        """Return a curve of tokens per second by context. every: 2 draws each second column of dots."""
+        canvas = Canvas(self.width, self.height)
+        for x in range(0, 2 * self.width, every):
+            canvas.dot(x, self._dot(rate(round(x / (2 * self.width - 1) * self.span))))
+        return canvas.rows()
+
+    def points(self, measured: Sequence[tuple[int, float]]) -> list[str]:
+        """Return a point for each (context, tokens per second)."""
+        cells = [[" "] * self.width for _ in range(self.height)]
+        for context, rate in measured:
+            if context <= self.span:
+                row = self.height - 1 - min(4 * self.height - 1, self._dot(rate)) // 4
+                cells[row][self.column(context)] = "•"
+        return ["".join(row) for row in cells]
+
+    def column(self, context: float) -> int:
+        return round(context / self.span * (2 * self.width - 1)) // 2
+
+    def _dot(self, rate: float) -> int:
+        return round(rate / self.top * (4 * self.height - 1))
 
 
 def _legend(cost: StepCost, roofline: float, achieved: float | None, span: int, width: int) -> Content:
@@ -152,15 +172,3 @@ def _legend(cost: StepCost, roofline: float, achieved: float | None, span: int, 
         pieces.insert(0, Content.assemble(("─ ", "$primary"), (rate, "bold"), (" expected", "$quiet")))
         pieces.append(Content.assemble(("• ", "bold $text-accent"), ("measured", "$quiet")))
     return fitting(pieces, width)
-
-
-def _dot(value: float, top: float, height: int) -> int:
-    return round(value / top * (4 * height - 1))
-
-
-def _row(value: float, top: float, height: int) -> int:
-    return height - 1 - min(4 * height - 1, _dot(value, top, height)) // 4
-
-
-def _column(at: float, span: float, width: int) -> int:
-    return round(at / span * (2 * width - 1)) // 2

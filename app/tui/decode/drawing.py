@@ -10,9 +10,8 @@ from textual.content import Content
 
 _BLANK = 0x2800
 _BIT = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row of the cell][column of the cell]
-_FILLED = (  # dots lit from the bottom: [left column 0..4][right column 0..4]
-    tuple(tuple(_BLANK + left + right for right in (0, 0x80, 0xA0, 0xB0, 0xB8)) for left in (0, 0x40, 0x44, 0x46, 0x47))
-)
+_LEFT_FILLED = (0, 0x40, 0x44, 0x46, 0x47)  # 0 to 4 dots lit from the bottom, of the left column of a cell
+_RIGHT_FILLED = (0, 0x80, 0xA0, 0xB0, 0xB8)
 
 
 def tick_step(span: float, max_ticks: int) -> float:
@@ -60,8 +59,9 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
 def labels(values: Sequence[float]) -> list[str]:
     """Return the ticks in digits, all with as many decimals as their distance needs."""
     gaps = [b - a for a, b in pairwise(values) if b > a]
-    step = min(gaps, default=abs(values[0]) if values and values[0] else 1.0)
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if not gaps:  # a single label has the decimals of its value
+        gaps = [abs(value) for value in values[:1] if value]
+    decimals = max(0, -math.floor(math.log10(min(gaps, default=1.0)) + 1e-9))
     return [f"{value:,.{decimals}f}" for value in values]
 
 
@@ -72,19 +72,32 @@ def marked(places: Sequence[tuple[int, str]], width: int) -> str:
     """
     line = ""
     for column, label in places:
-        fits = column + 1 + len(label) <= width
-        start = column if fits else column - len(label)
+        start = column
+        text = f"╵{label}"
+        if column + len(text) > width:
+            start = column - len(label)
+            text = f"{label}╵"
         if 0 <= start < width and (start > len(line) or not line):
-            line = f"{line:<{start}}" + (f"╵{label}" if fits else f"{label}╵")
-    return f"{line:<{width}}"
+            line = line.ljust(start) + text
+    return line.ljust(width)
+
+
+def beside_axis(names: Sequence[str], rows: Sequence[Content]) -> list[Content]:
+    """Return the rows of a chart right of an axis with a tick at each name; "" is a row without a tick."""
+    room = max(map(len, names))
+    return [
+        Content.assemble((f"{name:>{room}}{'┤' if name else '│'}", "$quiet"), row)
+        for name, row in zip(names, rows, strict=True)
+    ]
 
 
 class Canvas:
     """Free drawing. `x` grows rightwards from 0 to 2 * width - 1, `y` upwards from 0 to 4 * height - 1."""
 
     def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = max(0, width), max(0, height)
-        self._cells = [[0] * self.width for _ in range(self.height)]
+        self.width = max(0, width)
+        self.height = max(0, height)
+        self._cells = [[0] * self.width for _ in range(self.height)]  # bits of the dots that are lit, top row first
 
     def dot(self, x: int, y: int) -> None:
         """Light one dot; outside the canvas nothing happens."""
@@ -100,7 +113,21 @@ class Canvas:
 
     def rows(self) -> list[str]:
         """Return the lines of text, top first; an empty cell is a space."""
-        return ["".join(chr(_BLANK + cell) if cell else " " for cell in row) for row in self._cells]
+        return ["".join(_cell_text(dots) for dots in row) for row in self._cells]
+
+
+def _dots(cell: str) -> int:
+    """Return the bits of the dots of a cell; 0 for a character that is not braille."""
+    return ord(cell) - _BLANK if _is_braille(cell) else 0
+
+
+def _is_braille(cell: str) -> bool:
+    return _BLANK <= ord(cell) < _BLANK + 256
+
+
+def _cell_text(dots: int) -> str:
+    """Return the character of a cell; a space without dots."""
+    return chr(_BLANK + dots) if dots else " "
 
 
 def bars(values: Sequence[float], top: float, width: int, height: int) -> list[str]:
@@ -123,11 +150,10 @@ def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
     if not 0 <= line < len(rows):
         return list(rows)
     bit = _BIT[3 - height % 4][0]
-    turned = (
-        chr((ord(cell) if cell != " " else _BLANK) ^ (bit if index % (every // 2) == 0 else 0))
-        for index, cell in enumerate(rows[line])
-    )
-    return [*rows[:line], "".join(turned).replace(chr(_BLANK), " "), *rows[line + 1 :]]
+    cells = list(rows[line])
+    for index in range(0, len(cells), every // 2):
+        cells[index] = _cell_text(_dots(cells[index]) ^ bit)
+    return [*rows[:line], "".join(cells), *rows[line + 1 :]]
 
 
 @lru_cache(maxsize=4096)
@@ -135,8 +161,9 @@ def _column(left: int, right: int, height: int) -> str:
     """Return one cell column, top first, filled to a height in dots; an empty cell is a space."""
     cells = []
     for floor in range(4 * (height - 1), -1, -4):
-        lights = min(4, max(0, left - floor)), min(4, max(0, right - floor))
-        cells.append(chr(_FILLED[lights[0]][lights[1]]) if any(lights) else " ")
+        left_dots = _LEFT_FILLED[min(4, max(0, left - floor))]
+        right_dots = _RIGHT_FILLED[min(4, max(0, right - floor))]
+        cells.append(_cell_text(left_dots | right_dots))
     return "".join(cells)
 
 
@@ -152,13 +179,17 @@ def layered(layers: Sequence[tuple[Sequence[str], str]]) -> list[Content]:
 
     Braille cells combine their dots in the front layer's style. Any other character covers the cell.
     """
-    return [_line(texts, [style for _, style in layers]) for texts in zip(*(rows for rows, _ in layers), strict=True)]
+    styles = [style for _, style in layers]
+    return [_line(texts, styles) for texts in zip(*(rows for rows, _ in layers), strict=True)]
 
 
 def _line(texts: Sequence[str], styles: Sequence[str]) -> Content:
+    """Return one row: `texts` of the layers over each other."""
     drawn = [(text, style) for text, style in zip(texts, styles, strict=True) if not text.isspace()]
-    if len(drawn) < 2:  # nearly always
-        return Content.styled(*drawn[0]) if drawn else Content(texts[0])
+    if not drawn:
+        return Content(texts[0])
+    if len(drawn) == 1:  # nearly always
+        return Content.styled(*drawn[0])
     cells = [_cell([(text[at], style) for text, style in drawn]) for at in range(len(texts[0]))]
     runs = groupby(cells, key=itemgetter(1))
     return Content.assemble(*(("".join(text for text, _ in run), style) for style, run in runs))
@@ -170,9 +201,9 @@ def _cell(stack: Sequence[tuple[str, str]]) -> tuple[str, str]:
     if not shown:
         return " ", ""
     text, style = shown[-1]
-    if not _BLANK <= ord(text) < _BLANK + 256:
+    if not _is_braille(text):
         return text, style
     dots = 0
     for other, _ in shown:
-        dots |= ord(other) - _BLANK if _BLANK <= ord(other) < _BLANK + 256 else 0
-    return chr(_BLANK + dots), style
+        dots |= _dots(other)
+    return _cell_text(dots), style

@@ -27,7 +27,8 @@ _CAUSES_FROM = 7  # lines from which one names the causes of stalls
 _TEXT_LINES = ((14, 3), (9, 2), (6, 1), (0, 0))  # of the answer, from a height on
 _LEAST = 12  # cells that a chart can be read in
 _AXIS = 9  # cells left of the bars
-_HISTOGRAM, _HISTOGRAM_FROM = 12, 44  # cells of the histogram, and of a section that has one
+_HISTOGRAM = 12  # cells
+_HISTOGRAM_FROM = 44  # cells of a section that has a histogram
 _ROWS_A_TICK = 2
 _CELLS_A_TICK = 10
 _LEAST_S = 1e-6  # height of the chart
@@ -55,34 +56,31 @@ class LatencySection(Section):
         """Steps back from the newest; None shows no cursor."""
 
     @property
-    def _kept(self) -> int:
+    def _num_steps(self) -> int:
         """Number of steps that a cursor can stand on."""
         return len(self.metrics.latency_steps)
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
-        if not self._kept:
-            return
-        before = self.cursor
-        if before is None:
-            before = -1 if by < 0 else 0
-        at = before - by
-        self.cursor = None if at < 0 else min(at, self._kept - 1)
-        self.redraw()
+        before = -1 if self.cursor is None else self.cursor  # one key towards older steps shows it on the newest
+        back = min(before - by, self._num_steps - 1)
+        self._set_cursor(back if back >= 0 else None)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
-        cells = _bar_cells(self.content_size.width)
-        back = None if offset is None else 2 * (_AXIS + cells - 1 - offset.x)
-        inside = back is not None and offset is not None and offset.x >= _AXIS and 0 <= back < self._kept
-        wanted = back if inside else None
-        if wanted != self.cursor:
-            self.cursor = wanted
-            self.redraw()
+        cursor = None
+        if offset is not None and offset.x >= _AXIS:
+            back = 2 * (_AXIS + _bar_cells(self.content_size.width) - 1 - offset.x)
+            if 0 <= back < self._num_steps:
+                cursor = back
+        self._set_cursor(cursor)
 
     def on_leave(self) -> None:
-        if self.cursor is not None:
-            self.cursor = None
+        self._set_cursor(None)
+
+    def _set_cursor(self, back: int | None) -> None:
+        if back != self.cursor:
+            self.cursor = back
             self.redraw()
 
     def applies(self, metrics: LiveMetrics) -> bool:
@@ -90,8 +88,11 @@ class LatencySection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cells = _bar_cells(width)
-        # The chart follows a cursor that leaves it.
-        back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
+        back = 0  # steps between the newest one and the last that is drawn
+        cursor = None  # steps back from the last that is drawn
+        if self.cursor is not None:
+            back = max(0, self.cursor + 1 - 2 * cells)  # the chart follows a cursor that leaves it
+            cursor = self.cursor - back
         steps = metrics.latency_steps
         window = latency_window(steps, metrics.latencies, metrics.busy_steps, 2 * cells, back=back)
         if window is None:
@@ -105,20 +106,24 @@ class LatencySection(Section):
         causes = Content("")
         if height >= _CAUSES_FROM + len(text):
             causes = _cause_line(window.stalls.values(), width)
-            foot += [causes] * bool(causes)
-        elif self.cursor is None and foot and (room := width - foot[0].cell_length - 1) >= _LEAST:
-            causes = _cause_line(window.stalls.values(), room)
-            foot = [spread(causes, foot[0], width)] if causes else foot
-        at = None if self.cursor is None else self.cursor - back
-        chart = latency_chart(window, width, height - len(text) - len(foot) - 1, at)
-        return [self._marks(window, cells, at, causes.plain.split()), *chart, *text, *foot]
+            if causes:
+                foot.append(causes)
+        elif foot and self.cursor is None:  # too low for a line of its own: left of the legend
+            room = width - foot[0].cell_length - 1
+            if room >= _LEAST:
+                causes = _cause_line(window.stalls.values(), room)
+                foot = [spread(causes, foot[0], width)] if causes else foot
+        chart = latency_chart(window, width, height - len(text) - len(foot) - 1, cursor)
+        return [self._marks(window, cells, cursor, causes.plain.split()), *chart, *text, *foot]
 
     def _window_text(self, window: LatencyWindow) -> str:
         """Return the steps that are drawn, of all that are kept."""
         if self.cursor is not None:
             return f"steps {window.steps[0].index:,} to {window.steps[-1].index:,}"
-        drawn = len(window.steps)
-        return counted(drawn, "step") if drawn == self._kept else f"the last {drawn:,} of {self._kept:,} steps"
+        num_drawn = len(window.steps)
+        if num_drawn < self._num_steps:
+            return f"the last {num_drawn:,} of {self._num_steps:,} steps"
+        return counted(num_drawn, "step")
 
     def _text(self, metrics: LiveMetrics, window: LatencyWindow, width: int, height: int) -> list[Content]:
         """Return lines of the answer around the cursor's step or the newest one."""
@@ -131,17 +136,22 @@ class LatencySection(Section):
 
     def _foot(self, metrics: LiveMetrics, width: int, *, has_text: bool) -> list[Content]:
         """Return the record of the cursor's step; without a cursor, the colours of a text."""
-        if self.cursor is not None and self.cursor < self._kept:
+        if self.cursor is not None and self.cursor < self._num_steps:
             step = metrics.charted[-1 - self.cursor]
-            has_text = step.index < len(metrics.texts)
-            return [record_line(step, metrics.texts[step.index] if has_text else None, width)]
+            text = None
+            if step.index < len(metrics.texts):
+                text = metrics.texts[step.index]
+            return [record_line(step, text, width)]
         if not has_text or os.environ.get("NO_COLOR"):
             return []
         return [text_legend(has_drafts=metrics.totals.proposed > 0).truncate(width)]
 
-    def _marks(self, window: LatencyWindow, cells: int, at: int | None, explained: Sequence[str]) -> Content:
+    def _marks(self, window: LatencyWindow, cells: int, cursor: int | None, explained: Sequence[str]) -> Content:
         """Return the line above the chart: ▼ over the cursor, and marks over steps that stalled.
 
+        window: the steps of the chart.
+        cells: width of the chart without its axis and histogram.
+        cursor: steps back from the chart's last one; None: without a cursor.
         explained: words of the line that names the causes; letters that it lacks are in its sum, `+`.
         """
         marks = [" "] * cells
@@ -149,29 +159,36 @@ class LatencySection(Section):
             mark = next((mark for mark in (_mark(cause), _SUMMED) if mark in explained), " ")
             marks[cells - 1 - (len(window.steps) - 1 - index) // 2] = mark
         line = Content.styled("".join(marks), "bold $text-error")
-        if at is not None and at // 2 < cells:
-            column = cells - 1 - at // 2
-            line = Content.assemble(line[:column], ("▼", "bold $text-accent"), line[column + 1 :])
+        if cursor is not None and cursor // 2 < cells:
+            line = _replace_cell(line, cells - 1 - cursor // 2, "▼", "bold $text-accent")
         return Content.assemble(" " * _AXIS, line)
 
 
 def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | None = None) -> list[Content]:
-    """`height` lines of `width` cells: history, histogram, and below them the numbers of steps. cursor: steps back."""
-    rows = height - 1 if height > _NUMBERS_FROM else height
+    """Return history, histogram, and below them the numbers of steps.
+
+    window: the steps to draw.
+    width: cells of each line.
+    height: number of lines.
+    cursor: steps back from the last one of the window; None: without a cursor.
+    """
+    rows = height
+    if height > _NUMBERS_FROM:
+        rows -= 1
     of = window.of
-    latencies = window.latencies_s
-    high = min(of.p99 * HEADROOM, STALL * of.p50) if of.p50 > 0 else of.p99
+    high = of.p99
+    if of.p50 > 0:
+        high = min(of.p99 * HEADROOM, STALL * of.p50)
     top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
     histogram_width = _histogram_cells(width)
     room = _bar_cells(width)
-    shown = latencies[-2 * room :]
+    shown = window.latencies_s[-2 * room :]
     drawn = bars(shown, top, room, rows)
     for value, every in ((of.p95, 4), (of.p50, 2)):
         if value <= top:
             drawn = dotted(drawn, dots_of(value, top, rows) - 1, every)
-    cut = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
-    at = room - 1 - cursor // 2 if cursor is not None and cursor // 2 < room else None
+    too_high = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
     counts = histogram(shown, top, rows)
     max_count = max(counts)
     lines = []
@@ -179,27 +196,34 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         # By the row's lower end, so that all in a coloured row is as slow as its colour says.
         style = colour((rows - row - 1) / rows * top, of.p50)
         body = Content.styled(text, style)
-        for column in cut if row == 0 else ():
-            body = Content.assemble(body[:column], ("↑", "bold $text-error"), body[column + 1 :])
-        if at is not None:
-            body = Content.assemble(
-                body[:at], (text[at] if text[at] != " " else "│", "bold $text-accent"), body[at + 1 :]
-            )
+        if row == 0:
+            for column in too_high:
+                body = _replace_cell(body, column, "↑", "bold $text-error")
+        if cursor is not None and cursor // 2 < room:
+            column = room - 1 - cursor // 2
+            body = _replace_cell(body, column, text[column].replace(" ", "│"), "bold $text-accent")
         if histogram_width:
-            share = counts[row] / max_count if max_count else 0.0
+            share = counts[row] / max(1, max_count)
             body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, histogram_width - 2, style))
-        if name.startswith("p"):
-            mark = "┈"
-        elif name.isspace():
-            mark = "│"
-        else:
-            mark = "┤"
-        lines.append(Content.assemble((f"{name}{mark}", "$quiet"), body))
+        lines.append(Content.assemble((name + _axis_mark(name), "$quiet"), body))
     if rows < height:
         numbers = f"{'step':>{_AXIS - 1}} {_numbers(window.steps[-1].index, room)}"
-        many = f" ▏{max_count:,} steps" if histogram_width else ""
-        lines.append(Content.styled(f"{numbers}{many:<{histogram_width}}"[:width], "$quiet"))
+        if histogram_width:
+            numbers += f" ▏{max_count:,} steps".ljust(histogram_width)
+        lines.append(Content.styled(numbers[:width], "$quiet"))
     return lines
+
+
+def _replace_cell(line: Content, column: int, text: str, style: str) -> Content:
+    """Return a line with another character in one column."""
+    return Content.assemble(line[:column], (text, style), line[column + 1 :])
+
+
+def _axis_mark(name: str) -> str:
+    """Return the axis's character right of a label: a dotted line starts at a percentile, a tick at a number."""
+    if name.startswith("p"):
+        return "┈"
+    return "│" if name.isspace() else "┤"
 
 
 def _histogram_cells(width: int) -> int:
@@ -231,8 +255,9 @@ def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, f
         if rows > 2 and value <= top:
             row = rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4
             number = format_milliseconds(value)
-            named = f"{label} {number:>{room - len(label) - 1}}"
-            names[row] = named if len(named) <= room else label.ljust(room)
+            names[row] = f"{label} {number:>{room - len(label) - 1}}"
+            if len(names[row]) > room:
+                names[row] = label.ljust(room)
     return names
 
 
@@ -261,6 +286,7 @@ def _cause_line(stalls: Iterable[str], width: int) -> Content:
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:
+    """Return the percentiles in the place of a chart."""
     gap = "  " if width >= 44 else " "
     of = window.of
     pieces: list[tuple[str, str]] = []

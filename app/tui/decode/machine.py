@@ -1,14 +1,14 @@
 """Machine load: CPU, GPU, memory, swap, power, temperature, and other programs."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from textual.content import Content
 
 from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, bar, folded
+from headrace.app.tui.widgets.lines import Section, bar, first_that_fits, folded
 from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
 
@@ -45,40 +45,41 @@ class MachineSection(Section):
         )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        each = metrics.energy.joules_per_token
-        lines = _measured(metrics.load, each, width) if metrics.load is not None else []
-        machine = metrics.machine
-        busy = metrics.contention
-        contention = [Content.styled(contention_text(busy, width), "bold $text-warning")] if busy else []
-        about = [
-            _bandwidth(metrics),
-            _allocated(metrics),
-            Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
-            Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
-        ]
-        shown = [line for line in [*contention, *_ranks(metrics), *lines, *about] if line.plain]
-        return [part for line in shown for part in folded(line, width)] or [Content.styled("–", "$faint")]
+        lines = []
+        if metrics.contention:
+            lines.append(Content.styled(contention_text(metrics.contention, width), "bold $text-warning"))
+        lines += _ranks(metrics)
+        if metrics.load is not None:
+            lines += _measured(metrics.load, metrics.energy.joules_per_token, width)
+        lines += [_bandwidth(metrics), _allocated(metrics)]
+        if metrics.machine.name:
+            lines.append(Content.styled(f"{metrics.machine.name} · {metrics.machine.backend}", "$quiet"))
+        if metrics.model.kernels:
+            lines.append(Content.styled(f"kernels {metrics.model.kernels}", "$quiet"))
+        shown = [part for line in lines if line.plain for part in folded(line, width)]
+        return shown or [Content.styled("–", "$faint")]
 
 
 def contention_text(load: "Load", width: int = 120) -> str:
     """Return "CPU busy" with the cores that other programs use, shortened to fit a width."""
     full = f"CPU busy: {cpu_phrase(load)}"
     forms = (full, full.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}")
-    return next((form for form in forms if len(form) <= width), forms[-1])
+    return first_that_fits(forms, width)
 
 
 def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[Content]:
     readings = load.readings
-    used = load.memory_used
-    cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
-    lines = [_two("CPU", load.own_cpus / load.cpus, load.other_cpus / load.cpus, cpus, width)]
+    cpus = f"{load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
+    lines = [_bar_line("CPU", load.own_cpus / load.cpus, cpus, width, others=load.other_cpus / load.cpus)]
     if readings.gpu_share is not None:
-        gpu_memory = readings.gpu_memory_used
-        total = f" of {format_bytes(readings.gpu_memory_total)}" if readings.gpu_memory_total else ""
-        memory = f", {format_bytes(gpu_memory)}{total}" if gpu_memory is not None else ""
-        lines.append(_two("GPU", readings.gpu_share, 0.0, f" {percent(readings.gpu_share)}{memory}", width))
-    total = f" {format_bytes(used)} of {format_bytes(load.memory_total)}"
-    lines.append(_two("RAM", used / load.memory_total if load.memory_total else 0.0, 0.0, total, width))
+        text = percent(readings.gpu_share)
+        if readings.gpu_memory_used is not None:
+            text += f", {format_bytes(readings.gpu_memory_used)}"
+            if readings.gpu_memory_total:
+                text += f" of {format_bytes(readings.gpu_memory_total)}"
+        lines.append(_bar_line("GPU", readings.gpu_share, text, width))
+    memory = f"{format_bytes(load.memory_used)} of {format_bytes(load.memory_total)}"
+    lines.append(_bar_line("RAM", load.memory_used / max(1, load.memory_total), memory, width))
     facts = [f"swap {format_bytes(load.swap_used)}"]
     if readings.power_w is not None:
         facts.append(f"{readings.power_w:.1f} W")
@@ -86,22 +87,35 @@ def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[
         facts.append(f"{format_joules(joules_per_token)}/token")
     if readings.temperature_c is not None:
         facts.append(f"{readings.temperature_c:.0f} °C")
-    return [*lines, Content.styled(" · ".join(facts), "bold $text-warning" if load.swap_used > _SWAPPING else "$quiet")]
+    style = "bold $text-warning" if load.swap_used > _SWAPPING else "$quiet"
+    lines.append(Content.styled(" · ".join(facts), style))
+    return lines
 
 
 _SWAPPING = 1 << 30  # bytes in swap from which they are worth a second look
 
 
-def _two(label: str, share: float, others: float, text: str, width: int) -> Content:
-    """`CPU  ███▒▒──── 1.0 + 0.5 others of 2`: █ ours, ▒ of others."""
-    room = max(0, width - _LABEL - len(text))
-    both = bar(min(1.0, share + others), room, "$primary")
-    ours = min(room, round(share * room))
-    theirs = min(room, round((share + others) * room)) - ours
-    if others > 0 and theirs > 0:
-        rest = room - ours - theirs
-        both = Content.assemble(("█" * ours, "$primary"), ("▒" * theirs, "$warning"), ("─" * rest, "$foreground 20%"))
-    return Content.assemble((f"{label:<{_LABEL}}", "$quiet"), both, text)
+def _bar_line(label: str, share: float, text: str, width: int, *, others: float = 0.0) -> Content:
+    """Return `CPU  ███▒▒──── 1.0 + 0.5 others of 2`: █ ours, ▒ of others.
+
+    label: at most `_LABEL` cells.
+    share: our part of the machine, 0 to 1.
+    text: right of the bar.
+    width: cells of the line.
+    others: part of other programs, 0 to 1.
+    """
+    room = max(0, width - _LABEL - len(text) - 1)
+    num_ours = min(room, round(share * room))
+    num_theirs = min(room, round((share + others) * room)) - num_ours
+    if num_theirs > 0 and others > 0:
+        drawn = Content.assemble(
+            ("█" * num_ours, "$primary"),
+            ("▒" * num_theirs, "$warning"),
+            ("─" * (room - num_ours - num_theirs), "$foreground 20%"),
+        )
+    else:  # in eighths of a cell
+        drawn = bar(share + others, room, "$primary")
+    return Content.assemble((f"{label:<{_LABEL}}", "$quiet"), drawn, " ", text)
 
 
 def _allocated(metrics: LiveMetrics) -> Content:
@@ -118,18 +132,19 @@ def _allocated(metrics: LiveMetrics) -> Content:
 def _ranks(metrics: LiveMetrics) -> list[Content]:
     """Return a line per rank: its times in the newest timed step, then its part and link."""
     lines = []
-    for number, rank in enumerate(metrics.model.ranks):
+    for rank, times in zip_longest(metrics.model.ranks, _rank_times(metrics)[: len(metrics.model.ranks)]):
         name, _, part = rank.partition(": ")
-        times = _rank_times(metrics)[number : number + 1]
-        spent = [f"{rank_times.compute_s * 1e3:.1f} + {rank_times.wait_s * 1e3:.1f} waiting + " for rank_times in times]
-        rest = [f"{rank_times.collective_s * 1e3:.1f} ms · " for rank_times in times]
-        lines.append(Content.assemble((f"{name} ", "$quiet"), *spent, *rest, (part, "$quiet")))
+        text = ""
+        if times is not None:
+            milliseconds = [f"{s * 1e3:.1f}" for s in (times.compute_s, times.wait_s, times.collective_s)]
+            text = "{} + {} waiting + {} ms · ".format(*milliseconds)
+        lines.append(Content.assemble((f"{name} ", "$quiet"), text, (part, "$quiet")))
     return lines
 
 
 def _rank_times(metrics: LiveMetrics) -> tuple[RankTimes, ...]:
     newest = islice(reversed(metrics.answer.records), _TIMED_WITHIN)
-    return next((step.ranks for step in newest if step.ranks), ())
+    return next((step.ranks for step in newest if step.ranks), ())  # one step in several is timed
 
 
 def _bandwidth(metrics: LiveMetrics) -> Content:

@@ -6,14 +6,17 @@ from typing import NamedTuple
 from textual.content import Content
 
 from headrace.app.answer.sentence import cause, sentence
+from headrace.app.tui.metrics.facts import ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Lines, bar, fitting, spread
+from headrace.app.tui.widgets.lines import Lines, bar, first_that_fits, fitting, spread
 from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, percent, three_digits
 
 _LABELS = {"speed": "speed", "step": "typical step", "cache": "K/V cache", "memory": "memory reads"}
 """Names of the meters, from a width of `_WIDE` on."""
 _WIDE = 74  # cells
-_LONG_LABEL, _LABEL, _VALUE = 13, 7, 12  # cells
+_LONG_LABEL = 13  # cells, like the next two
+_LABEL = 7
+_VALUE = 12
 _NOTES = ((66, 37), (50, 20), (0, 17))  # cells of the text right of a bar, from a width on
 _LEAST_BAR = 4
 _CAN_DO = " this machine can do"
@@ -66,25 +69,24 @@ class MeterLines(Lines):
 
 def _line(meter: Meter, width: int) -> Content:
     """Return a meter at places that depend on the width alone."""
-    room = next(cells for least, cells in _NOTES if width >= least)
-    label = f"{_LABELS[meter.name]:<{_LONG_LABEL}}" if width >= _WIDE else f"{meter.name:<{_LABEL}}"
-    cells = width - len(label) - _VALUE - room - 2
-    head = [
-        (label, "$quiet"),
-        (f"{meter.value:<{_VALUE}}", "$quiet" if meter.is_doubtful else "bold"),
-    ]
+    label = f"{meter.name:<{_LABEL}}"
+    if width >= _WIDE:
+        label = f"{_LABELS[meter.name]:<{_LONG_LABEL}}"
+    value_style = "bold"
+    bar_style = "$primary"
+    if meter.is_doubtful:
+        value_style = "$quiet"
+        bar_style = "$foreground 40%"
+    head = Content.assemble((label, "$quiet"), (f"{meter.value:<{_VALUE}}", value_style))
     if meter.share is None:
-        text = _first_that_fits(meter.text, width - len(label) - _VALUE)
-        return Content.assemble(*head, (text, "$quiet")).truncate(width)
-    note = _first_that_fits(meter.notes, room)
+        text = first_that_fits(meter.text, width - head.cell_length)
+        return Content.assemble(head, (text, "$quiet")).truncate(width)
+    room = next(cells for least, cells in _NOTES if width >= least)
+    note = first_that_fits(meter.notes, room)[:room]
+    cells = width - head.cell_length - room - 2
     if cells < _LEAST_BAR:
-        return Content.assemble(*head, (note, "$quiet")).truncate(width)
-    style = "$foreground 40%" if meter.is_doubtful else "$primary"
-    return Content.assemble(*head, bar(meter.share, cells, style), "  ", (note, "$quiet"))
-
-
-def _first_that_fits(texts: Sequence[str], width: int) -> str:
-    return next((text for text in texts if len(text) <= width), texts[-1][:width] if texts else "")
+        return Content.assemble(head, (note, "$quiet")).truncate(width)
+    return Content.assemble(head, bar(meter.share, cells, bar_style), "  ", (note, "$quiet"))
 
 
 def _percent(share: float) -> str:
@@ -130,7 +132,7 @@ def _cache(metrics: LiveMetrics) -> Meter:
         used = batch.kv_used_bytes
         room = batch.kv_room_bytes
         if not room:
-            return Meter("cache", format_bytes(used), 0.0, ())
+            return Meter("cache", format_bytes(used), 0.0, ("",))
         return Meter("cache", format_bytes(used), used / room, (f"{_percent(used / room)} of {format_bytes(room)}",))
     used = metrics.fill.used_bytes
     whole = metrics.model.kv_bytes_at_limit
@@ -168,39 +170,50 @@ def state(metrics: LiveMetrics, width: int) -> Content:
     if metrics.phase == "failed":
         text = "✗ no model is loaded; F8 tries again, F5 picks a model"
         return Content.styled(text, "bold $text-error").truncate(width)
-    is_ready = metrics.phase in ("idle", "start")
-    mark = "●" if is_ready else "◌"
-    style = "bold $text-success" if is_ready else "bold $text-accent"
+    mark = "◌"
+    style = "bold $text-accent"
+    if metrics.phase in ("idle", "start"):
+        mark = "●"
+        style = "bold $text-success"
     details = [Content.styled(text, "$quiet") for text in _details(metrics)]
     if details and width < _WORDS_FROM:
         return Content.assemble((mark, style), " ", details[0]).truncate(width, ellipsis=True)
     phase = f"{mark} {metrics.phase}"
-    head = Content.styled(f"{phase:<{_PHASE}}" if details else phase, style)
+    if details:  # they start in the same column in every phase
+        phase = phase.ljust(_PHASE)
+    line = fitting([Content.styled(phase, style), *details], width)
     first = metrics.first_token
-    text = f"first token {format_seconds(first.ttft_s)}" if first is not None and not metrics.answers.is_several else ""
-    line = fitting([head, *details], width)
-    return spread(line, Content.styled(text, "$quiet"), width) if text else line
+    if first is None or metrics.answers.is_several:
+        return line
+    return spread(line, Content.styled(f"first token {format_seconds(first.ttft_s)}", "$quiet"), width)
 
 
 def _details(metrics: LiveMetrics) -> list[str]:
     """Return texts on the phase, the most important first."""
-    model = metrics.model
     if metrics.phase == "load":
-        share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
-        return [f"{metrics.load_stage}{share}"]
-    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and not metrics.answers.is_several):
-        loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
-        size = [f"a step reads {format_bytes(model.weight_bytes)} of weights"] if model.weight_bytes else []
-        return [loaded, *size]
+        return [f"{metrics.load_stage} {percent(metrics.load_share)}".rstrip()]
+    batch = metrics.answers
+    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and not batch.is_several):
+        return _load_details(metrics.model)
     if metrics.phase == "prefill" and metrics.answer.prefill_total:
         return [f"{metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} prompt tokens"]
-    why = cause(metrics.figures)
-    batch = metrics.answers
+    texts = []
     if batch.is_several:
-        running = f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers"
-        each = [f"{three_digits(batch.rate_each)} tok/s each"] if batch.rate_each is not None else []
-        return [running, *each, f"{batch.tokens:,} tokens", *([why] if why else [])]
-    return [why] if why else []
+        texts.append(f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers")
+        if batch.rate_each is not None:
+            texts.append(f"{three_digits(batch.rate_each)} tok/s each")
+        texts.append(f"{batch.tokens:,} tokens")
+    if reason := cause(metrics.figures):
+        texts.append(reason)
+    return texts
+
+
+def _load_details(model: ModelFacts) -> list[str]:
+    """Return texts on a model that has not answered yet."""
+    texts = [f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"]
+    if model.weight_bytes:
+        texts.append(f"a step reads {format_bytes(model.weight_bytes)} of weights")
+    return texts
 
 
 def whole_why(metrics: LiveMetrics) -> str:
@@ -209,8 +222,12 @@ def whole_why(metrics: LiveMetrics) -> str:
     first = metrics.first_token
     if first is None:
         return steps
-    cached = f"{metrics.answer.reused:,} prompt tokens cached" if metrics.answer.reused else ""
-    computed = f"{metrics.answer.prefill_total:,} computed" if metrics.answer.prefill_total else ""
-    parts = [f"{name} {format_seconds(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
-    reasons = [text for text in (cached, computed, *parts) if text]
+    reasons = []
+    if metrics.answer.reused:
+        reasons.append(f"{metrics.answer.reused:,} prompt tokens cached")
+    if metrics.answer.prefill_total:
+        reasons.append(f"{metrics.answer.prefill_total:,} computed")
+    for name, seconds in first.parts():
+        if seconds >= _SMALL * first.ttft_s:
+            reasons.append(f"{name} {format_seconds(seconds)}")
     return f"{steps} First token after {format_seconds(first.ttft_s)}: {', '.join(reasons)}."

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from textual.content import Content
 
-from headrace.app.tui.decode.drawing import Canvas, layered, log_ticks, marked
+from headrace.app.tui.decode.drawing import Canvas, beside_axis, layered, log_ticks, marked
 from headrace.app.tui.metrics.figures import Point, Roofs, decode_point, prefill_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting
+from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting
 from headrace.runtime.metrics.units import format_rate
 
 _MARGIN = 10**0.4  # factor around the points
@@ -40,7 +40,7 @@ class RooflineSection(Section):
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)
         limits = roofs(metrics.limits)
-        marks = [(point, *mark_style) for point, mark_style in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
+        marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
         if not marks:
             return [Content.styled("after the first answer", "$faint")]
         if limits.memory is None:
@@ -53,13 +53,15 @@ class RooflineSection(Section):
             Content.assemble((mark, style), (f" {name} {flops_text(at.flops)}", "$quiet"))
             for at, mark, style, name in marks
         ]
-        roof_text = f"╱ memory {format_rate(limits.memory)}" + ("  ┈ nominal" if limits.nominal else "")
+        roof_text = f"╱ memory {format_rate(limits.memory)}"
+        if limits.nominal:
+            roof_text += "  ┈ nominal"
         legend = [now_text, Content.styled(roof_text, "$text-warning"), *others]
         texts = [fitting(legend, width)]
         if now is not None and height >= _EXPLAINED and not why:
-            which = limits.limit_of(now)
-            shown = which if len(which) + 2 <= width else which.partition(";")[0]
-            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {shown}").truncate(width))
+            full = limits.limit_of(now)
+            text = first_that_fits((full, full.partition(";")[0]), width - 2)
+            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {text}").truncate(width))
         drawn = plot(
             [(at, mark, style) for at, mark, style, _ in marks],
             metrics.trail.points,
@@ -76,7 +78,12 @@ _PREFILL = ("▲", "bold $text-success", "prefill")
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Logarithmic axes of a canvas of `width` by `height` cells."""
+    """Logarithmic axes.
+
+    low_x, high_x: FLOP per byte at the left and the right end.
+    low_y, high_y: FLOP per second at the lower and the upper end.
+    width, height: cells and lines.
+    """
 
     low_x: float
     high_x: float
@@ -102,20 +109,28 @@ class _Scale:
 def plot(
     marks: Sequence[tuple[Point, str, str]], trail: Sequence[Point], limits: Roofs, width: int, height: int
 ) -> list[Content]:
-    """`height` lines of `width` cells. marks: (point, character, style), at least one. limits: with a bandwidth."""
+    """Return the lines of the plot.
+
+    marks: (point, character, style), at least one.
+    trail: earlier points, the oldest first.
+    limits: with a memory bandwidth.
+    width, height: cells and lines.
+    """
     assert limits.memory is not None
     rows = height - 1
     memory = limits.memory
-    points = [point for point, _, _ in marks]
-    top = max([limits.compute or 0.0, *(point.flops for point in points)]) if limits.compute else None
-    knee = top / memory if top else None
-    across = [point.intensity for point in (*points, *trail)] + ([knee] if knee else [])
-    low_x = min(across) / _MARGIN
-    high_x = max(across) * _MARGIN
-    end = min(knee or high_x, high_x)  # of the slope
-    up = [point.flops for point in (*points, *trail)] + [memory * low_x, memory * end]
-    low_y = min(up)
-    high_y = max(up) * _MARGIN**0.5
+    points = [*(point for point, _, _ in marks), *trail]
+    intensities = [point.intensity for point in points]
+    top = None  # FLOP/s of the compute roof, which is not drawn below a point
+    if limits.compute:
+        top = max(limits.compute, *(point.flops for point, _, _ in marks))
+        intensities.append(top / memory)  # where the slope meets the compute roof
+    low_x = min(intensities) / _MARGIN
+    high_x = max(intensities) * _MARGIN
+    slope_end = top / memory if top else high_x
+    speeds = [*(point.flops for point in points), memory * low_x, memory * slope_end]
+    low_y = min(speeds)
+    high_y = max(speeds) * _MARGIN**0.5
     scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
     for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
@@ -133,10 +148,7 @@ def plot(
         blank = " " * room
         drawn = [blank[:column] + mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
         layers.append((drawn, style))
-    lines = [
-        Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
-        for name, line in zip(names, layered(layers), strict=True)
-    ]
+    lines = beside_axis(names, layered(layers))
     ticks = [(scale.column(value), f"{value:g}") for value in log_ticks(low_x, high_x, max(1, room // _CELLS_A_TICK))]
     axis = marked(ticks, room)
     unit = " FLOP/byte"
@@ -150,7 +162,9 @@ def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float 
     canvas = Canvas(scale.width, scale.height)
     for bandwidth, every in ((memory, 1), (nominal, 4)):
         if bandwidth:
-            end = min(top / bandwidth, scale.high_x) if top else scale.high_x
+            end = scale.high_x
+            if top:
+                end = min(end, top / bandwidth)
             start = max(scale.low_x, scale.low_y / bandwidth)
             if start < end:
                 canvas.line(scale.x(start), scale.y(bandwidth * start), scale.x(end), scale.y(bandwidth * end), every)

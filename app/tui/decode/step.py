@@ -6,7 +6,7 @@ from textual.content import Content
 
 from headrace.app.tui.metrics.figures import Parts, StepTimes
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, bar
+from headrace.app.tui.widgets.lines import Section, bar, first_that_fits, fitting
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _LOOKS = {  # style of each part's bar, and its name where that is a longer one
@@ -46,7 +46,10 @@ class StepSection(Section):
         self.set_subtitle(_source(times, width))
         if not nbytes:
             return [Content.styled("no model yet", "$quiet")]
-        lines = _time_lines(metrics, times, width, height - 1) if times else [Content.styled("no time yet", "$faint")]
+        if times is None:
+            lines = [Content.styled("no time yet", "$faint")]
+        else:
+            lines = _time_lines(metrics, times, width, height - 1)
         total = format_bytes(sum(value for _, value in nbytes))
         lines.append(Content.assemble((total, "bold"), (" to read and write", "$quiet")).truncate(width))
         room = height - len(lines)
@@ -56,23 +59,32 @@ class StepSection(Section):
 def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
     tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
     head = Content.assemble(("mean step ", "$quiet"), (format_seconds(times.total_s), "bold"), (tokens, "$quiet"))
+    is_decoding = metrics.phase == "decode" and not metrics.answers.is_several
+    span = Content.styled("of the last second" if is_decoding else "of all steps", "$quiet")
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
-    return [head.truncate(width), *bars]
+    return [fitting([head, span], width), *bars]
 
 
 def _source(times: StepTimes | None, width: int) -> str:
     if times is None:
         return ""
     if not times.timed:
-        text = "time of bytes computed, not timed here"
-        return text if len(text) <= width - 2 else "computed, not timed here"
+        return first_that_fits(("time of bytes computed, not timed here", "computed, not timed here"), width - 2)
     if times.every > 1:
         return f"1 step in {times.every} timed"
-    return "every step timed" if times.timed >= times.span else f"{times.timed} of {times.span} steps timed"
+    if times.timed < times.span:
+        return f"{times.timed} of {times.span} steps timed"
+    return "every step timed"
 
 
 def _bars(parts: Parts, format_value: Callable[[float], str], width: int, height: int) -> list[Content]:
-    """Return a line for each part, the largest first: name, value and bar. Without room for all, the last is a sum."""
+    """Return a line for each part, the largest first: name, value and bar. Without room for all, the last is a sum.
+
+    parts: names and values, all in one unit.
+    format_value: returns a value with its unit.
+    width: cells of a line.
+    height: lines.
+    """
     shown = []
     for name, value in sorted(parts, key=lambda part: -part[1]):
         style, long_name = _LOOKS[name]

@@ -1,6 +1,7 @@
 """Tables of the decode view: a row for each parallel answer, and one for each answer of the conversation."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from textual.content import Content
 
@@ -9,7 +10,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.answers import OVER, Row, RowPhase, TurnAnswers
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting, legend, segments
+from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting, legend, segments
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
@@ -37,6 +38,12 @@ _WORDS: dict[RowPhase, str] = {
     "stopped": "■ stopped",
     "failed": "✗ failed",
 }
+_ROW_STYLES: dict[RowPhase, str] = {
+    "decode": "$text-accent",
+    "failed": "$text-error",
+    "done": "$quiet",
+    "stopped": "$quiet",
+}
 
 
 class SequencesSection(Section):
@@ -55,52 +62,61 @@ class SequencesSection(Section):
         if not batch.is_several:
             return []
         columns = _fitting(_SEQUENCES, width)
-        head = "".join(f"{name:<{cells}}" if n < 2 else f"{name:>{cells}}" for n, (name, cells) in enumerate(columns))
-        used = sum(cells for _, cells in columns)
-        words = width - used - 2 if len(columns) == len(_SEQUENCES) and width - used - 2 >= _LEAST_WORDS else 0
+        words = 0  # cells of the last words
+        if len(columns) == len(_SEQUENCES):
+            words = width - sum(cells for _, cells in columns) - 2
+            if words < _LEAST_WORDS:
+                words = 0
         foot = [*_shared(batch, width), *_prefix_hits(metrics.turns, width)]
         if batch.is_endless:  # of more answers than there is room for: the pool and the hits matter more
             foot = foot[-max(1, height - 1 - _LEAST_ROWS) :]
-            rows = sorted(batch.rows, key=lambda row: (row.phase in OVER, -row.number if row.phase in OVER else 0))
+            over = [row for row in batch.rows if row.phase in OVER]
+            newest_first = sorted(over, key=lambda row: -row.number)
+            rows = [*(row for row in batch.rows if row.phase not in OVER), *newest_first]
         else:
             foot = foot[: max(0, height - 1 - len(batch.rows))]
             rows = batch.rows
         shown = rows[: height - 1 - len(foot)]
         self.set_subtitle("" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} answers")
-        lines = [_sequence(row, columns, words) for row in shown]
-        return [Content.styled(head + "  last words" * (words > 0), "$quiet"), *lines, *foot]
+        head = _cells_text([name for name, _ in columns], columns)
+        if words:
+            head += "  last words"
+        return [Content.styled(head, "$quiet"), *(_sequence(row, columns, words) for row in shown), *foot]
+
+
+def _cells_text(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str:
+    """Return the cells of a line that have a column; the first two columns are texts, the others numbers."""
+    text = ""
+    for index, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False)):
+        text += cell.ljust(room) if index < 2 else cell.rjust(room)
+    return text
 
 
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
-    read = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
-    count = read if row.phase == "prefill" else f"{row.tokens:,}"
+    """Return the line of an answer. words: cells of its last words; 0: without them."""
+    count = f"{row.tokens:,}"
+    if row.phase == "prefill":
+        count = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
     cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.totals.tokens_per_second), f"{row.reused:,}"]
-    text = "".join(
-        f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
-        for n, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False))
-    )
-    if row.phase == "decode":
-        style = "$text-accent"
-    elif row.phase == "failed":
-        style = "$text-error"
-    else:
-        style = ""
-    line = Content.styled(text, "$quiet" if row.phase in OVER and row.phase != "failed" else style)
-    content = Content(" ".join(sanitise(row.words).split())) if words else Content("")
+    line = Content.styled(_cells_text(cells, columns), _ROW_STYLES.get(row.phase, ""))
+    if not words:
+        return line
+    content = Content(" ".join(sanitise(row.words).split()))
+    # A character has one or two cells: half the excess at a time, so that no more is cut off than has to be.
     while content.cell_length > words:
         content = content[max(1, (content.cell_length - words) // 2) :]
-    return Content.assemble(line, "  ", content) if words else line
+    return Content.assemble(line, "  ", content)
 
 
 def _shared(batch: TurnAnswers, width: int) -> list[Content]:
     """Return the weights of a token, and the blocks of the K/V pool."""
     lines = []
-    if (each := batch.weight_bytes_per_token) is not None:
-        size = format_bytes(round(each))
-        whole = format_bytes(batch.weight_bytes)
-        now = f", {batch.batches[-1]} sequences in the last" if batch.batches else ""
-        pieces = [Content.styled(text, "$quiet") for text in (f"weights {size} a token", f"{whole} a step{now}")]
-        lines.append(fitting(pieces, width))
+    if batch.weight_bytes_per_token is not None:
+        step = f"{format_bytes(batch.weight_bytes)} a step"
+        if batch.batches:
+            step += f", {batch.batches[-1]} sequences in the last"
+        token = f"weights {format_bytes(round(batch.weight_bytes_per_token))} a token"
+        lines.append(fitting([Content.styled(token, "$quiet"), Content.styled(step, "$quiet")], width))
     room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
     if (blocks := batch.blocks) is None:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
@@ -114,7 +130,8 @@ def _shared(batch: TurnAnswers, width: int) -> list[Content]:
     head = Content.styled("blocks ", "$quiet")
     counted = legend(pieces, rest, max(1, width - len(head)), max_lines=1) or [Content("0")]
     named_blocks = Content.assemble(head, counted[0])
-    return [*lines, fitting([named_blocks, Content.styled(room, "$quiet")], width), _block_grid(blocks, width)]
+    grid = segments(_block_counts(blocks), min(width, blocks.total))
+    return [*lines, fitting([named_blocks, Content.styled(room, "$quiet")], width), grid]
 
 
 def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:
@@ -127,23 +144,15 @@ def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:
     )
 
 
-def _block_grid(blocks: PoolStats, width: int) -> Content:
-    """Return a line of the pool's blocks by state, each in one cell, or several in one where they do not fit."""
-    counts = _block_counts(blocks)
-    total = sum(count for count, _, _ in counts)
-    return segments(counts, min(width, total))
-
-
 def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
     """Return the part of the prompts' tokens that was cached, and that of each of the newest answers as a bar."""
     known = [turn for turn in turns if turn.prompt_tokens]
     if not known:
         return []
     cached = sum(turn.reused_tokens for turn in known) / sum(turn.prompt_tokens for turn in known)
-    short = f"prefix hits {percent(cached)}  "
-    text = f"prefix hits {percent(cached)} of the prompt tokens of {len(known)} answers  "
-    if len(text) + min(len(known), _HITS_SHOWN) > width:
-        text = short
+    hits = f"prefix hits {percent(cached)}"
+    forms = (f"{hits} of the prompt tokens of {len(known)} answers  ", f"{hits}  ")
+    text = first_that_fits(forms, width - min(len(known), _HITS_SHOWN))
     shares = [turn.reused_tokens / turn.prompt_tokens for turn in known[-max(0, width - len(text)) :]]
     marks = "".join(_EIGHTHS[round(min(1.0, share) * (len(_EIGHTHS) - 1))] for share in shares)
     return [Content.assemble((text, "$quiet"), (marks, "$primary")).truncate(width)]
@@ -174,11 +183,12 @@ class TurnsSection(Section):
         shown = turns[-max(1, height - 1) :]
         for turn in shown:
             text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn), columns, strict=False))
+            style = ""
             if turn is running:  # the mark stands in the first column, which is wider than its number
                 text = "●" + text[1:]
                 style = "$text-accent"
-            else:
-                style = "bold" if turn is shown[-1] else ""
+            elif turn is shown[-1]:
+                style = "bold"
             rows.append(Content.styled(text, style))
         return rows
 
@@ -198,11 +208,5 @@ def _cells(turn: Turn) -> tuple[str, ...]:
 
 def _fitting(columns: Sequence[tuple[str, int]], width: int) -> Sequence[tuple[str, int]]:
     """Return the first columns that fit."""
-    shown = 0
-    used = 0
-    for _, cells in columns:
-        if used + cells > width:
-            break
-        shown = shown + 1
-        used = used + cells
-    return columns[:shown]
+    ends = accumulate(cells for _, cells in columns)
+    return [column for column, end in zip(columns, ends, strict=True) if end <= width]

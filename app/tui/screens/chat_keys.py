@@ -47,6 +47,6 @@ def scroll(transcripts: Iterable[Transcript], where: str) -> None:
         if where in ("page_up", "page_down"):
             transcript.scroll_pages(-1 if where == "page_up" else 1)
         elif where == "start":
-            transcript.to_start()
+            transcript.action_to_start()
         else:
             transcript.to_end()

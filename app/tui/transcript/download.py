@@ -67,8 +67,11 @@ class DownloadProgress:
         """Download speed; None while unknown or stalled."""
         if self._now is None or self._now.stage != "downloading" or self.silent_s is not None:
             return None
-        (began, first), (last, here) = self._seen[0], self._seen[-1]
-        return (here - first) / (last - began) if last - began >= _LEAST_S else None
+        first_s, first_bytes = self._seen[0]
+        last_s, last_bytes = self._seen[-1]
+        if last_s - first_s < _LEAST_S:
+            return None
+        return (last_bytes - first_bytes) / (last_s - first_s)
 
     def summary(self) -> str:
         """Return one line: stage, size, speed, time left."""
@@ -89,15 +92,14 @@ class DownloadProgress:
 
     def lines(self, name: str) -> list[Content]:
         """Return the lines shown in place of an empty conversation."""
-        lines = [
-            Content.assemble(
-                "copying " if self.facts and self.facts.copy else "downloading ",
-                (sanitise(self.facts.name if self.facts else name), "bold"),
-                ", once",
-            )
-        ]
-        if self.facts is not None:
-            facts = self.facts
+        facts = self.facts
+        verb = "downloading"
+        if facts is not None:
+            name = facts.name
+            if facts.copy:
+                verb = "copying"
+        lines = [Content.assemble(f"{verb} ", (sanitise(name), "bold"), ", once")]
+        if facts is not None:
             if facts.bytes is None and self._now is not None and self._now.total:  # only the hub knew
                 facts = replace(facts, bytes=self._now.total - self._first)
             lines.append(Content.styled(facts.download, "$quiet"))

@@ -2,7 +2,7 @@
 
 Rendering leaves out markup and adds bullets and frames, so words of the lines are looked up in the source, in order.
 Words that are not found there stay as they are. Rejected draft tokens are no part of the answer: they are inserted
-into the lines behind the last word before them.
+into the lines after the last word before them.
 """
 
 import re
@@ -27,15 +27,17 @@ _BARS = "▎▏┊"
 _PADDING = re.compile(" {2,}")  # of a table's cell
 
 Piece = tuple[int, int, int]
-"""Place in a line, place in the source, length."""
+"""Position in a line, position in the source, length."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftMarks:
-    """accepted: (begin, end) in characters of a text, in order. rejected: (place, text), in order. False if empty."""
+    """Draft tokens of a text by their positions in characters, in order. It is False if there are none."""
 
     accepted: tuple[tuple[int, int], ...] = ()
+    """(begin, end)."""
     rejected: tuple[tuple[int, str], ...] = ()
+    """(position, text that would have stood there)."""
 
     @classmethod
     def of(cls, steps: AnswerSteps) -> "DraftMarks":
@@ -47,32 +49,46 @@ class DraftMarks:
 
 def sanitised(text: str, marks: DraftMarks) -> tuple[str, DraftMarks]:
     """Return a text as it is drawn, and its marks there."""
-    places = sorted({*chain.from_iterable(marks.accepted), *(position for position, _ in marks.rejected)})
+    positions = sorted({*chain.from_iterable(marks.accepted), *(position for position, _ in marks.rejected)})
     safe = Sanitiser()
     drawn = ""
-    moved = {}
-    at = 0
-    for position in places:
-        drawn += safe.feed(text[at:position])
-        moved[position], at = len(drawn), position
+    moved = {}  # positions in the drawn text by those in the text
+    last = 0
+    for position in positions:
+        drawn += safe.feed(text[last:position])
+        moved[position] = len(drawn)
+        last = position
     accepted = tuple((moved[begin], moved[end]) for begin, end in marks.accepted)
-    return drawn + safe.feed(text[at:]), DraftMarks(accepted, tuple((moved[at], text) for at, text in marks.rejected))
+    rejected = tuple((moved[position], draft) for position, draft in marks.rejected)
+    return drawn + safe.feed(text[last:]), DraftMarks(accepted, rejected)
 
 
 def mark_drafts(lines: Sequence[Content], source: str, marks: DraftMarks, width: int, start: int = 0) -> list[Content]:
-    """Return the lines, of at most `width` cells, with their marks. start: of the lines' text in `source`."""
+    """Return the lines with their marks.
+
+    lines: the drawn text.
+    source: the Markdown that it was made of.
+    marks: with positions in `source`.
+    width: cells of a line.
+    start: position in `source` at which the lines' text begins.
+    """
     marked: list[Content] = []
     rejected = [(position, text) for position, text in marks.rejected if position >= start]
-    at = start
     for pieces, line in _located(lines, source, start):
+        if not pieces:
+            marked.append(line)
+            continue
         styled = line
         for left, right in _underlined(pieces, marks.accepted, line.plain):
             styled = styled.stylize(ACCEPTED, left, right)
-        at = max([at, *(begin + length for _, begin, length in pieces[-1:])])
-        here = [] if not pieces else rejected[: bisect_right(rejected, at, key=itemgetter(0))]
-        del rejected[: len(here)]
-        marked += _wrapped(_inserted(styled, pieces, here), width) if here else [styled]
-    for _, text in rejected:  # behind the last word
+        _, begin, length = pieces[-1]
+        num_here = bisect_right(rejected, begin + length, key=itemgetter(0))
+        if num_here:
+            marked += _wrapped(_inserted(styled, pieces, rejected[:num_here]), width)
+            del rejected[:num_here]
+        else:
+            marked.append(styled)
+    for _, text in rejected:  # after the last word
         last = marked.pop() if marked else Content("")
         marked += _wrapped(Content.assemble(last, _struck(text)), width)
     return marked
@@ -112,14 +128,16 @@ def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain
 
 
 def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[int, str]]) -> Content:
-    """Return a line with rejected draft tokens. A table's padding behind them shrinks by their width."""
+    """Return a line with rejected draft tokens. A table's padding after them shrinks by their width."""
     for at, text in reversed(rejected):
+        # The last word that begins before them; the start of the line, if there is none.
         position, begin, length = max((piece for piece in pieces if piece[1] < at), default=(pieces[0][0], at, 0))
-        here = position + min(length, at - begin)
+        column = position + min(length, at - begin)
         struck = _struck(text)
-        padding = _PADDING.match(line.plain, here)
-        spare = min(struck.cell_length, len(padding[0]) - 1) if padding else 0
-        line = Content.assemble(line[:here], struck, line[here + spare :])
+        end = column
+        if padding := _PADDING.match(line.plain, column):
+            end += min(struck.cell_length, len(padding[0]) - 1)
+        line = Content.assemble(line[:column], struck, line[end:])
     return line
 
 
@@ -131,10 +149,13 @@ def _wrapped(line: Content, width: int) -> list[Content]:
     """Wrap a line that became too long; the other parts begin as it does."""
     if line.cell_length <= width:
         return [line]
-    lead = len(match[0]) if (match := _LEAD.match(line.plain)) else 0
+    match = _LEAD.match(line.plain)
+    lead = match.end() if match else 0
     head = line[:lead]
     rest = line[lead:]
     room = max(1, width - lead)
     parts = rest.fold(room) if "▏" in head.plain else rest.wrap(room)
-    others = head if any(bar in head.plain for bar in _BARS) else Content(" " * lead)
-    return [Content.assemble(others if n else head, part) for n, part in enumerate(parts)]
+    next_head = Content(" " * lead)
+    if any(bar in head.plain for bar in _BARS):
+        next_head = head
+    return [Content.assemble(head, parts[0]), *(Content.assemble(next_head, part) for part in parts[1:])]

@@ -16,6 +16,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
+from headrace.app.tui.widgets.lines import folded
 from headrace.runtime.metrics.telemetry import Summary
 
 _BRANCHES = re.compile(r"‹\d+/\d+›")
@@ -41,8 +42,8 @@ _ENDINGS = {
 class LayoutOptions:
     """Everything the layout depends on besides the message."""
 
-    width: int
-    ansi: bool = False
+    width: int  # cells
+    ansi: bool = False  # the terminal's own 16 colours
     dark: bool = True
     show_thinking: bool = False
     show_summary: bool = True
@@ -109,17 +110,17 @@ class Entry:
         first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
         if not content.startswith(self._text.raw) or not _PLAIN.fullmatch(first):
             return None
-        if not first.isprintable() or not all(
-            not text or (_NEXT_LINE.fullmatch(text) and text.isprintable()) for text in others
-        ):
+        if not first.isprintable() or not all(_is_plain_line(text) for text in others):
             return None
-        lead = len(match[0]) if (match := _LEAD.match(line.plain)) else 0
+        match = _LEAD.match(line.plain)
+        lead = match.end() if match else 0
         if lead and others:
             return None
         wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._look.width - lead))
         lines = [Content.assemble(line[:lead], wrapped[0])]
         lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
-        lines += [part for text in others for part in (Content(text).wrap(self._look.width) if text else [Content("")])]
+        for text in others:
+            lines += Content(text).wrap(self._look.width) if text else [Content("")]
         lines[-1] = lines[-1].rstrip(" ")
         extended = line.plain + added
         last = Content.assemble(lines[-1], " " * (len(extended) - len(extended.rstrip(" "))))
@@ -140,8 +141,10 @@ class Entry:
             self._look = options
             if self.state.left_out:
                 self._rows = self._mark_rows(options)
+            elif self.message.role == "user":
+                self._rows = self._user_rows(options)
             else:
-                self._rows = self._user_rows(options) if self.message.role == "user" else self._answer_rows(options)
+                self._rows = self._answer_rows(options)
         return self._rows
 
     def _take(self, message: Message) -> None:
@@ -156,13 +159,12 @@ class Entry:
             self.highlight_code()
 
     def _user_rows(self, options: LayoutOptions) -> list[Row]:
-        lines = [
-            line for part in self._text.safe.split("\n") for line in _wrapped(part.expandtabs(4), options.width - 2)
-        ]
         rows: list[Row] = []
-        for index, line in enumerate(lines):
-            lead = ("❯ ", "bold $text-accent") if index == 0 else ("  ", "")
-            rows.append((Content.assemble(lead, line), "user"))
+        lead = ("❯ ", "bold $text-accent")
+        for part in self._text.safe.split("\n"):
+            for line in folded(Content(part.expandtabs(4)), options.width - 2):
+                rows.append((Content.assemble(lead, line), "user"))
+                lead = ("  ", "")
         for attachment in self.message.attachments:
             size = len(attachment.text)
             rows.append((Content.styled(f"  + {sanitise(attachment.name)}, {size:,} characters", "$quiet"), "user"))
@@ -202,12 +204,15 @@ class Entry:
         """Return the rows below an answer."""
         rows: list[Row] = []
         if meta := self._meta():
-            rows += [BLANK] if apart else []
+            if apart:
+                rows.append(BLANK)
             content = Content.styled(meta, "$quiet")
-            # All of it is asked for with a selection, so all of it is there.
-            lines = content.wrap(options.width) if self._detailed else [content.truncate(options.width, ellipsis=True)]
+            lines = [content.truncate(options.width, ellipsis=True)]
+            if self._detailed:  # all of it is asked for with a selection
+                lines = content.wrap(options.width)
             rows += [(line, "meta") for line in lines]
-        if self._detailed and (made := " · ".join(self._made())):
+        made = " · ".join(self._made())
+        if self._detailed and made:
             rows.append((Content.styled(made, "$quiet").truncate(options.width, ellipsis=True), "meta"))
         return rows
 
@@ -230,16 +235,19 @@ class Entry:
         if self.state.growing:
             return ""
         reason = self.message.finish_reason
+        parts = []
         if reason is None and not self.message.partial:
-            parts = ["edited by hand"]  # no model ended it
-        else:
-            parts = [] if reason == "stop" else [_ENDINGS.get(reason or "", "■ incomplete")]
+            parts.append("edited by hand")  # no model ended it
+        elif reason != "stop":
+            parts.append(_ENDINGS.get(reason or "", "■ incomplete"))
         return " · ".join([*parts, *self._notes(), *self._costs()])
 
     def _made(self) -> list[str]:
         """Return model, sampling and system prompt, as far as stored."""
-        system = " ".join(sanitise((self.message.system or "")[:_LONGEST_SYSTEM]).split())
-        return [*made_with(self.message), *([f"system prompt: {system}"] if system else [])]
+        parts = list(made_with(self.message))
+        if system := " ".join(sanitise((self.message.system or "")[:_LONGEST_SYSTEM]).split()):
+            parts.append(f"system prompt: {system}")
+        return parts
 
     def _costs(self) -> list[str]:
         metrics = self.message.metrics
@@ -280,7 +288,9 @@ class _SafeText:
 def branch_at(row: Row, x: int) -> int:
     """Return -1 or 1 for a cell in the left or right half of a row's ‹1/2›, else 0."""
     content, kind = row
-    for match in _BRANCHES.finditer(content.plain) if kind == "meta" else ():
+    if kind != "meta":
+        return 0
+    for match in _BRANCHES.finditer(content.plain):
         if match.start() <= x < match.end():
             return -1 if 2 * x + 1 < match.start() + match.end() else 1
     return 0
@@ -294,10 +304,9 @@ def metrics_text(metrics: Summary) -> list[str]:
     return parts
 
 
-def _wrapped(text: str, width: int) -> list[Content]:
-    """Wrap a line; most lines of a pasted file fit, and measuring is cheaper than wrapping."""
-    line = Content(text)
-    return [line] if line.cell_length <= width else line.wrap(width)
+def _is_plain_line(text: str) -> bool:
+    """Return whether a line shows as it is written, and leaves the lines before it as they are."""
+    return not text or (_NEXT_LINE.fullmatch(text) is not None and text.isprintable())
 
 
 def _grown(markdown: GrowingMarkdown, text: str) -> GrowingMarkdown:

@@ -5,6 +5,7 @@ address and cannot be clicked, HTML shows as written, and no line is parsed as m
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from textual.content import Content, Span
@@ -13,13 +14,13 @@ from headrace.app.output.markdown_parser import image_text, parser
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
+    from textual.highlight import HighlightTheme
 
-_INLINE_STYLE = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
+_INLINE_STYLE = {"em_open": "italic", "strong_open": "bold", "s_open": "strike", "link_open": "underline"}
 _HEADING_STYLE = {"h1": "bold underline $text-primary", "h2": "bold $text-primary", "h3": "bold $text-secondary"}
 _BULLETS = "•◦▪"
 _TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 _CODE_INLINE = "$text-warning"
-_LINK = "underline"
 _QUIET = "$quiet"
 BLANK = Content("")
 _MIN_WIDTH = 12  # nesting stops narrowing the text here
@@ -69,62 +70,75 @@ class _Renderer:
                 for line in self.blocks(inner, width - 2, depth)
             ]
         if head.type in ("fence", "code_block"):
-            return self._code(head.content, head.info.split()[0] if head.info.split() else "", width)
+            language = (head.info.split() or [""])[0]  # "python title=x.py" has more after it
+            return self._code(head.content, language, width)
         if head.type == "hr":
             return [Content.styled("─" * width, "$foreground 25%")]
         if head.type == "table_open":
             return _table(inner, width)
-        return Content(head.content).wrap(width) if head.content else []
+        if head.content:
+            return Content(head.content).wrap(width)
+        return []
 
     def _list(self, head: "Token", tokens: list["Token"], width: int, depth: int) -> list[Content]:
         """Return items with a hanging indent, without blank lines if the list is tight."""
         tight = all(
             token.hidden for token in tokens if token.type == "paragraph_open" and token.level == head.level + 2
         )
-        number = int(head.attrs.get("start", 1)) if head.type == "ordered_list_open" else None
+        is_numbered = head.type == "ordered_list_open"
+        number = int(head.attrs.get("start", 1))
         lines: list[Content] = []
         position = 0
         while position < len(tokens):
             end = _end_of(tokens, position)
-            mark = f"{number}. " if number is not None else _task(tokens[position + 1 : end])
-            mark = mark or f"{_BULLETS[depth % len(_BULLETS)]} "
-            body = self.blocks(tokens[position + 1 : end], max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
+            item = tokens[position + 1 : end]
+            mark = f"{number}. "
+            if not is_numbered:
+                mark = _task(item) or f"{_BULLETS[depth % len(_BULLETS)]} "
+            body = self.blocks(item, max(width - len(mark), _MIN_WIDTH), depth + 1, tight)
             if lines and not tight:
                 lines.append(BLANK)
-            for index, line in enumerate(body or [Content("")]):
-                lead = (mark, "bold $text-primary") if index == 0 else (" " * len(mark), "")
-                lines.append(Content.assemble(lead, line))
-            number = number + 1 if number is not None else None
+            first, *others = body or [BLANK]
+            lines.append(Content.assemble((mark, "bold $text-primary"), first))
+            lines += [Content.assemble(" " * len(mark), line) for line in others]
+            number += 1
             position = end + 1
         return lines
 
     def _code(self, code: str, language: str, width: int) -> list[Content]:
         """Return a code block, its language above it."""
-        head = Content.assemble(("▏", "$foreground 40%"), (f" {language}" if language else "", "italic $quiet"))
-        body = self._highlighted(code.rstrip("\n").expandtabs(4), language)
-        return [*([head] if language else []), *_barred(body, width)]
+        if not language:
+            return code_lines(code, width)
+        head = Content.assemble(("▏", "$foreground 40%"), (f" {language}", "italic $quiet"))
+        return [head, *_barred(self._highlighted(_code_text(code), language), width)]
 
     def _highlighted(self, code: str, language: str) -> Content:
-        if not language:
-            return Content.styled(code, "$text")
         # Pygments is imported with the first code block.
         from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 
-        ansi = AnsiDarkCodeTheme if self._dark else AnsiLightCodeTheme
-        return coloured(code, language, ansi if self._ansi else CodeTheme)
+        theme: type[HighlightTheme] = CodeTheme
+        if self._ansi:
+            theme = AnsiDarkCodeTheme if self._dark else AnsiLightCodeTheme
+        return coloured(code, language, theme)
 
 
 def code_lines(code: str, width: int) -> list[Content]:
     """Return code without colours and head."""
-    return _barred(Content.styled(code.rstrip("\n").expandtabs(4), "$text"), width)
+    return _barred(Content.styled(_code_text(code), "$text"), width)
+
+
+def _code_text(code: str) -> str:
+    return code.rstrip("\n").expandtabs(4)
 
 
 def _barred(code: Content, width: int) -> list[Content]:
     """Return code with a bar at its left; long lines are folded."""
     lines = []
     for line in code.split("\n", allow_blank=True):
-        for part in line.fold(width - 2) if line.cell_length > width - 2 else [line]:
-            lines.append(Content.assemble(("▏ ", "$foreground 40%"), part))
+        parts = [line]
+        if line.cell_length > width - 2:
+            parts = line.fold(width - 2)
+        lines += [Content.assemble(("▏ ", "$foreground 40%"), part) for part in parts]
     return lines
 
 
@@ -133,9 +147,10 @@ def _task(item: list["Token"]) -> str:
     if len(item) < 2 or item[0].type != "paragraph_open" or not item[1].children:
         return ""
     first = item[1].children[0]
-    box = _TASKS.get(first.content[:4], "") if first.type == "text" else ""
-    if box:
-        first.content = first.content[4:]
+    if first.type != "text" or first.content[:4] not in _TASKS:
+        return ""
+    box = _TASKS[first.content[:4]]
+    first.content = first.content[4:]
     return box
 
 
@@ -147,9 +162,10 @@ def _inline(token: "Token") -> Content:
     address = ""
     length = 0
     for child in token.children or []:
-        if child.type in _INLINE_STYLE or child.type == "link_open":
-            open_styles.append((length, _INLINE_STYLE.get(child.type, _LINK)))
-            address = str(child.attrs["href"]) if child.type == "link_open" else address
+        if child.type == "link_open":
+            address = str(child.attrs["href"])
+        if child.type in _INLINE_STYLE:
+            open_styles.append((length, _INLINE_STYLE[child.type]))
             continue
         if child.type.endswith("_close"):
             start, style = open_styles.pop()
@@ -172,7 +188,9 @@ def _piece(child: "Token") -> str:
     """Return the text of an inline token."""
     if child.type in ("softbreak", "hardbreak"):
         return "\n"
-    return image_text(child) if child.type == "image" else child.content
+    if child.type == "image":
+        return image_text(child)
+    return child.content
 
 
 def _table(tokens: list["Token"], width: int) -> list[Content]:
@@ -186,26 +204,23 @@ def _table(tokens: list["Token"], width: int) -> list[Content]:
             sides.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
         elif token.type == "inline":
             rows[-1].append(_inline(token))
-    columns = max(len(row) for row in rows)
-    wanted = [max((row[c].cell_length for row in rows if c < len(row)), default=1) or 1 for c in range(columns)]
-    room = max(width - 3 * (columns - 1), columns * 3)
-    if sum(wanted) > room:
-        fair = room // columns
-        spare = room - sum(min(cells, fair) for cells in wanted)
-        wide = sum(cells > fair for cells in wanted)
-        wanted = [min(cells, fair + spare // wide) if cells > fair else cells for cells in wanted]
+    rows[0] = [cell.stylize("bold") for cell in rows[0]]
+    sizes = [max(1, *(cell.cell_length for cell in column)) for column in zip_longest(*rows, fillvalue=BLANK)]
+    room = max(width - 3 * (len(sizes) - 1), len(sizes) * 3)
+    if sum(sizes) > room:
+        # Columns that need less than an equal share leave the rest of it to the wide ones.
+        equal = room // len(sizes)
+        spare = room - sum(min(size, equal) for size in sizes)
+        max_size = equal + spare // sum(size > equal for size in sizes)
+        sizes = [min(size, max_size) for size in sizes]
     lines: list[Content] = []
     for number, cells in enumerate(rows):
-        wrapped = [cell.wrap(max(size, 2)) for cell, size in zip(cells, wanted, strict=False)]
-        for index in range(max(len(cell) for cell in wrapped)):
-            parts: list[Content | tuple[str, str]] = []
-            for cell, size, side in zip(wrapped, wanted, sides, strict=False):
-                part = cell[index] if index < len(cell) else Content("")
-                part = part.stylize("bold") if number == 0 else part
-                parts += [_aligned(part, size, side), (" │ ", "$foreground 30%")]
-            lines.append(Content.assemble(*parts[:-1]))
+        wrapped = [cell.wrap(max(size, 2)) for cell, size in zip(cells, sizes, strict=False)]
+        for parts in zip_longest(*wrapped, fillvalue=BLANK):
+            aligned = [_aligned(part, size, side) for part, size, side in zip(parts, sizes, sides, strict=False)]
+            lines.append(Content.styled(" │ ", "$foreground 30%").join(aligned))
         if number == 0:
-            lines.append(Content.styled("─┼─".join("─" * size for size in wanted), "$foreground 30%"))
+            lines.append(Content.styled("─┼─".join("─" * size for size in sizes), "$foreground 30%"))
     return lines
 
 

@@ -120,13 +120,15 @@ class Transcript(Widget, can_focus=True):
         typed = self.entries[-1].extend_last_line(message)
         if typed is None:
             return False
-        first, (width, height) = self._starts[-1] + typed[0], self.size  # textual looks that up on the screen
-        if first + len(typed[1]) - 1 > self.top + height:  # but for the blank line below
+        index, rows = typed
+        first = self._starts[-1] + index
+        width, height = self.size  # read once: textual looks it up on the screen
+        if first + len(rows) - 1 > self.top + height:  # but for the blank line below
             return False
         del self._rows[first:]
-        self._rows += typed[1]
-        seen = min(len(typed[1]), self.top + height - first)
-        return put(self, Region(0, first - self.top, width, seen))
+        self._rows += rows
+        num_visible = min(len(rows), self.top + height - first)
+        return put(self, Region(0, first - self.top, width, num_visible))
 
     def highlight_code(self) -> None:
         """Give the growing answer's code its colours."""
@@ -150,8 +152,10 @@ class Transcript(Widget, can_focus=True):
         """Scroll down by lines, up if negative; at the end, follow it."""
         top = min(self._last_top, max(0, self.top + by))
         self.following = top == self._last_top
-        if top != self.top or (self.following and self.more_below):
-            self.top, self.more_below = top, self.more_below and not self.following
+        more_below = self.more_below and not self.following
+        if top != self.top or more_below != self.more_below:
+            self.top = top
+            self.more_below = more_below
             self.refresh()
 
     def scroll_pages(self, by: int) -> None:
@@ -169,21 +173,28 @@ class Transcript(Widget, can_focus=True):
         if index is None:
             return
         lines = self._lines_of(index)
-        line_index = lines.start + (best_line([self._rows[line][0].plain for line in lines], words) or 0)
-        if not self.top <= line_index < self.top + self.size.height:
-            self.scroll_lines(line_index - self.size.height // 3 - self.top)
+        best = best_line([self._rows[line][0].plain for line in lines], words)
+        self._bring_into_view(lines.start + (best or 0))
+
+    def _bring_into_view(self, line: int) -> None:
+        """Scroll to a line that is out of view."""
+        if not self.top <= line < self.top + self.size.height:
+            self.scroll_lines(line - self.size.height // 3 - self.top)
 
     def find(self, words: str, by: int) -> tuple[int, int]:
         """Show the match before (-1) or after (1) the last one, or the newest (0); return its number and the count."""
-        last = self._found.begins if self._found is not None and by else None
-        self._found = seek([content.plain for content, _ in self._rows] if self.entries else [], words, last, by)
-        if self._found is None:
-            self.refresh()
-            return 0, 0
-        row, _ = self._found.begins
-        if not self.top <= row < self.top + self.size.height:
-            self.scroll_lines(row - self.size.height // 3 - self.top)
+        last = None
+        if self._found is not None and by:
+            last = self._found.begins
+        texts = []
+        if self.entries:  # the welcome text is not searched
+            texts = [content.plain for content, _ in self._rows]
+        self._found = seek(texts, words, last, by)
         self.refresh()
+        if self._found is None:
+            return 0, 0
+        line, _ = self._found.begins
+        self._bring_into_view(line)
         return self._found.number, self._found.count
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -215,9 +226,13 @@ class Transcript(Widget, can_focus=True):
         """Make the rows again from entry `first` on; repaint those that changed."""
         if not self.size.width:
             return
-        num_kept = self._starts[first] if first < len(self._starts) else len(self._rows)
         if not self.entries or not self._starts:
-            first = num_kept = 0
+            first = 0
+            num_kept = 0
+        elif first < len(self._starts):
+            num_kept = self._starts[first]
+        else:
+            num_kept = len(self._rows)
         before = self._rows[num_kept:]
         thumb = self._thumb
         if self._found is not None and max(self._found.spans) >= num_kept:
@@ -238,20 +253,19 @@ class Transcript(Widget, can_focus=True):
                 self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
         else:
             self._room = 0
-        top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
-        moved = top != self.top
-        self.top = top
+        old_view = (self.top, self.more_below, thumb)
+        self.top = min(self.top, self._last_top)
+        if self.following and self.entries:
+            self.top = self._last_top
         is_longer = 0 < num_kept + len(before) < len(self._rows)
-        more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
-        marked = more_below != self.more_below
-        self.more_below = more_below
-        if moved or marked or self._thumb != thumb:
+        self.more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
+        if (self.top, self.more_below, self._thumb) != old_view:
             repaint(self, self.size.region)
             return
-        pairs = zip_longest(before, self._rows[num_kept:], fillvalue=None)
+        pairs = zip_longest(before, self._rows[num_kept:])
         changed = [n for n, (old, new) in enumerate(pairs) if old is None or new is None or old[0] is not new[0]]
         if changed:
-            rows = Region(0, num_kept + changed[0] - top, self.size.width, changed[-1] + 1 - changed[0])
+            rows = Region(0, num_kept + changed[0] - self.top, self.size.width, changed[-1] + 1 - changed[0])
             repaint(self, rows.intersection(self.size.region))
 
     def _centred_welcome(self) -> list[Content]:
@@ -295,11 +309,9 @@ class Transcript(Widget, can_focus=True):
         marked = self._marked
         selection = self.text_selection
         size = self.size
-        finds = (
-            {}
-            if self._found is None
-            else {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._found.spans.items()}
-        )
+        finds = {}  # columns of the text that was found, by line
+        if self._found is not None:
+            finds = {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._found.spans.items()}
         strips = []
         for y in crop.line_range:
             line = y + self.top
@@ -340,7 +352,8 @@ class Transcript(Widget, can_focus=True):
 
     def _lines_of(self, index: int) -> range:
         """Return the rows of an entry."""
-        return range(self._starts[index], self._starts[index + 1] if index + 1 < len(self._starts) else len(self._rows))
+        ends = [*self._starts[1:], len(self._rows)]
+        return range(self._starts[index], ends[index])
 
     def _entry_at(self, line: int) -> int:
         return bisect_right(self._starts, line) - 1
@@ -359,10 +372,11 @@ class Transcript(Widget, can_focus=True):
         """Select the message above or below, and scroll to it."""
         if not self.entries:
             return
-        at = self.selected
-        if at is None:
-            at = len(self.entries) if by < 0 else len(self.entries) - 1
-        self.selected = min(len(self.entries) - 1, max(0, at + by))
+        last = len(self.entries) - 1
+        selected = self.selected
+        if selected is None:  # the first key upwards selects the last message
+            selected = last + 1 if by < 0 else last
+        self.selected = min(last, max(0, selected + by))
         self._show_details()
         lines = self._lines_of(self.selected)
         if lines.start < self.top or len(lines) >= self.size.height:
@@ -409,11 +423,8 @@ class Transcript(Widget, can_focus=True):
         if self.selected is not None:
             self.post_message(self.Act(action, self.entries[self.selected].message))
 
-    def to_start(self) -> None:
-        self.scroll_lines(-len(self._rows))
-
     def action_to_start(self) -> None:
-        self.to_start()
+        self.scroll_lines(-len(self._rows))
 
     def action_to_end(self) -> None:
         self.to_end()

@@ -22,6 +22,8 @@ LONGEST_LINE = 120
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
 
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+
 
 class Lines(Widget):
     """Draws `lines(metrics, width, height)`; `show` brings it up to date."""
@@ -76,24 +78,31 @@ class Lines(Widget):
         framed = self.outer_size, self.border_title, self.border_subtitle
         if framed != self._framed:
             self._framed = framed
-            self._frame, self._ground = self._drawn_frame(), self.background_colors[1]
-            self._inner = left, right = self.gutter.left, self.gutter.left + self.content_size.width
+            self._frame = self._drawn_frame()
+            self._ground = self.background_colors[1]
+            left = self.gutter.left
+            right = left + self.content_size.width
+            self._inner = (left, right)
             self._sides = [(line.crop(0, left), line.crop(right)) for line in self._frame]
             self._drawn.clear()
-        inside = self.gutter.top, self.gutter.top + len(self._lines)
-        if crop.column_span == self._inner and inside[0] <= crop.y and crop.bottom <= inside[1]:
-            return [self._line(y - inside[0]) for y in crop.line_range]
-        strips = [
-            Strip.join([self._sides[y][0], self._line(y - inside[0]), self._sides[y][1]])
-            if inside[0] <= y < inside[1]
-            else self._frame[y]
-            if y < len(self._frame)
-            else Strip.blank(self.outer_size.width)  # asked for at the old size of a shrunk window
-            for y in crop.line_range
-        ]
+        top = self.gutter.top
+        # Changes of text, nearly always: no strip of the frame is joined.
+        if crop.column_span == self._inner and top <= crop.y and crop.bottom <= top + len(self._lines):
+            return [self._line(y - top) for y in crop.line_range]
+        strips = [self._whole_line(y) for y in crop.line_range]
         if crop.column_span == (0, self.outer_size.width):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def _whole_line(self, y: int) -> Strip:
+        """Return a line of the widget with the frame left and right of it, or a line of the frame."""
+        index = y - self.gutter.top
+        if 0 <= index < len(self._lines):
+            left, right = self._sides[y]
+            return Strip.join([left, self._line(index), right])
+        if y < len(self._frame):
+            return self._frame[y]
+        return Strip.blank(self.outer_size.width)  # asked for at the old size of a shrunk window
 
     def _drawn_frame(self) -> list[Strip]:
         """Return the strips of the whole widget without its lines. All lines between the edges are the same."""
@@ -125,17 +134,17 @@ class Lines(Widget):
 
 
 class Section(Lines):
-    """Lines in a frame with a title.
-
-    NAME: its id. LEAST, MOST: lines with the frame; a section without anything to add in more lines has few. CHART: it
-    gains by width.
-    """
+    """Lines in a frame with a title."""
 
     TITLE = ""
     NAME = ""
+    """Its id."""
     LEAST = 4
+    """Lines with the frame."""
     MOST = 8
+    """Lines with the frame, beyond which there is nothing to add."""
     CHART = False
+    """True if it gains by width."""
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id or self.NAME)
@@ -162,6 +171,11 @@ def spread(left: Content, right: Content, width: int) -> Content:
     return Content.assemble(left, " " * gap, right) if gap >= 1 else left.truncate(width)
 
 
+def first_that_fits(texts: Sequence[str], width: int) -> str:
+    """Return the first of the texts that has at most `width` cells; the last one if none does."""
+    return next((text for text in texts if len(text) <= width), texts[-1])
+
+
 def folded(line: Content, width: int) -> list[Content]:
     """Return a line that is too wide as several."""
     return [line] if line.cell_length <= width else line.wrap(width)
@@ -182,7 +196,11 @@ def legend(
 ) -> list[Content]:
     """Return the pieces in their order, as many as fit into the lines, then a piece for all others.
 
-    rest: returns the piece that stands for `pieces[count:]`. gap: cells between two pieces.
+    pieces: all of them.
+    rest: returns the piece that stands for `pieces[count:]`.
+    width: cells of a line.
+    max_lines: lines.
+    gap: cells between two pieces.
     """
     for count in range(len(pieces), 0, -1):
         others = [rest(count)] if count < len(pieces) else []
@@ -224,9 +242,8 @@ def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
 def bar(share: float, width: int, style: str) -> Content:
     """Return a horizontal bar filled from the left, in eighths of a cell."""
     share = min(1.0, max(0.0, share))
-    eighths = round(share * width * 8)
-    full, part = divmod(eighths, 8)
-    head = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
+    full, eighths = divmod(round(share * width * 8), 8)
+    head = "█" * full + _EIGHTHS[eighths]
     if not head and share > 0:
-        head = "▏"
+        head = _EIGHTHS[1]
     return Content.assemble((head, style), ("─" * (width - len(head)), "$foreground 20%"))
