@@ -34,7 +34,7 @@ def adapt_messages(
     check_roles(messages)
     adapted = _join_first_systems(messages)
     if any(message.get("tool_calls") or message["role"] == "tool" for message in adapted):
-        adapted = _pair_results(_with_objects(adapted))
+        adapted = _pair_results(with_argument_objects(adapted))
         adapted = _adapt_calls(adapted, rules, write_calls)
     adapted = _place_systems(adapted, rules)
     return _adapt_turns(adapted, rules)
@@ -43,17 +43,17 @@ def adapt_messages(
 # --- calls and results ---------------------------------------------------------------------------------------
 
 
-def _with_objects(messages: list[Message]) -> list[Message]:
+def with_argument_objects(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls have their arguments as objects."""
     changed: list[Message] = []
     for message in messages:
-        calls = _calls_of(message)
+        calls = calls_of(message)
         changed.append({**message, "tool_calls": list(map(_with_object, calls))} if calls else message)
     return changed
 
 
-def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
-    """Return the calls of a message, after `_with_objects`."""
+def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    """Return the calls of a message, after `with_argument_objects`."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list) else ()
 
@@ -86,7 +86,7 @@ def _pair_results(messages: list[Message]) -> list[Message]:
     text of the user.
     """
     messages = _with_result_ids(messages)
-    asked = {call.get("id") for message in messages for call in _calls_of(message)}
+    asked = {call.get("id") for message in messages for call in calls_of(message)}
     results: dict[object, list[Message]] = {}
     for message in messages:
         if message["role"] == "tool" and message.get("tool_call_id") in asked:
@@ -99,7 +99,7 @@ def _pair_results(messages: list[Message]) -> list[Message]:
             continue
         paired.append(message)
         is_last = index == len(messages) - 1
-        for call in _calls_of(message):
+        for call in calls_of(message):
             known = results.get(call.get("id"))
             if known:
                 paired.append({**known.pop(0), "name": call["function"].get("name")})
@@ -113,7 +113,7 @@ def _with_result_ids(messages: list[Message]) -> list[Message]:
     open_calls: list[object] = []
     changed: list[Message] = []
     for message in messages:
-        open_calls += [call.get("id") for call in _calls_of(message)]
+        open_calls += [call.get("id") for call in calls_of(message)]
         if message["role"] == "tool" and open_calls:
             identifier = message.get("tool_call_id") or open_calls[0]
             if identifier in open_calls:
@@ -151,7 +151,7 @@ def _adapt_calls(messages: list[Message], rules: TemplateRules, write_calls: Cal
 
 def _with_written_calls(message: Message, write_calls: CallsWriter) -> Message:
     """Return a message with its calls as a part of its text."""
-    calls = _calls_of(message)
+    calls = calls_of(message)
     if not calls:
         return message
     written = write_calls([call["function"] for call in calls])
@@ -169,7 +169,7 @@ def _with_named_ids(messages: list[Message]) -> list[Message]:
         message = dict(message)
         if message.get("tool_calls"):
             calls = []
-            for call in _calls_of(message):
+            for call in calls_of(message):
                 identifier = named_id(str(call["function"].get("name")), number)
                 number += 1
                 open_calls[call.get("id")] = identifier
@@ -187,7 +187,7 @@ def _with_short_ids(messages: list[Message]) -> list[Message]:
     for message in messages:
         message = dict(message)
         if message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in _calls_of(message)]
+            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in calls_of(message)]
         if message["role"] == "tool":
             message["tool_call_id"] = short_id(message.get("tool_call_id"))
         changed.append(message)
@@ -210,7 +210,7 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
     while index < len(messages):
         message = messages[index]
         takes_text = _takes_text(message, rules) and (rules.keeps_text_with_calls or index > last_answer)
-        calls = _calls_of(message)
+        calls = calls_of(message)
         following = messages[index + 1 : index + 1 + len(calls)]
         results = [each for each in following if each["role"] == "tool"]
         index += 1 + (len(results) if calls else 0)
@@ -238,7 +238,7 @@ def _takes_text(message: Message, rules: TemplateRules) -> bool:
 def _has_answer(message: Message, rules: TemplateRules) -> bool:
     """Return whether a message is an answer without calls, or has a text that becomes one."""
     is_answer = message["role"] == "assistant"
-    return is_answer and (not _calls_of(message) or (text_of(message) != "" and not _takes_text(message, rules)))
+    return is_answer and (not calls_of(message) or (text_of(message) != "" and not _takes_text(message, rules)))
 
 
 def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
@@ -248,7 +248,7 @@ def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
 
 
 def _with_argument_texts(message: Message) -> Message:
-    calls = _calls_of(message)
+    calls = calls_of(message)
     if not calls:
         return message
     written = []

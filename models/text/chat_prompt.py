@@ -5,10 +5,11 @@ Reasoning models wrap their thinking in `<think>` tags. If the template writes t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from headrace.models.text.adapt_messages import adapt_messages
+from headrace.models.text.adapt_messages import adapt_messages, calls_of, with_argument_objects
 from headrace.models.text.chat_template import Message
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
@@ -73,6 +74,7 @@ class ChatPrompt:
         given |= self._checked_variables(variables or {})
         if self.thinks:
             messages = _with_thinking_fields(messages)
+        messages = [self._shielded(message) for message in with_argument_objects(messages)]
         if self._rules:
             rules = self._rules[False]
             definitions: Sequence[Mapping[str, object]] = ()
@@ -118,6 +120,18 @@ class ChatPrompt:
         """Return whether an answer may begin with thinking. Harmony's answers always have channels."""
         form = self._tokenizer.thinking_form
         return self.thinks and (thinking is not False or (form is not None and form.has_channels))
+
+    def _shielded(self, message: Message) -> Message:
+        """Return an answer in which the control tokens that its texts spell are no marks to the template."""
+        if message.get("role") != "assistant":
+            return message
+        shield = self._tokenizer.shield
+        texts = ("content", "reasoning_content", "thinking")
+        changed = {key: _with_texts(message[key], shield) for key in texts if key in message}
+        if calls := calls_of(message):
+            all_marks = partial(shield, markup=True)
+            changed["tool_calls"] = [{**call, "function": _with_texts(call["function"], all_marks)} for call in calls]
+        return {**message, **changed}
 
     def _write_calls(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls of earlier answers in the model's form, for a template that shows none."""
@@ -184,6 +198,15 @@ class ChatPrompt:
             return OPENING if marks[-1:] == ["open"] else ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
         return OPENING if tail.rstrip().endswith(OPEN) else ""
+
+
+def _with_texts(value: object, change: Callable[[str], str]) -> object:
+    """Return JSON data with all texts changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
+    return [_with_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:

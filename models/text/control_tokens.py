@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText, concatenate
+from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText, as_template_text, concatenate
+from headrace.models.text.thinking import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -40,6 +41,8 @@ class ControlTokens:
         self.ids = frozenset(self._ids_of.values())
         self._markup = _any_of(markup or {})
         self._all = _any_of(self._ids_of)
+        self._not_markup = _any_of({*special, OPEN, CLOSE})
+        self._shield = os.urandom(16).hex()  # plain letters and digits: a template may write them as ASCII
         # 128 random bits: no text contains a name by chance or by guessing.
         key = "".join(chr(_SECRET_NAMES + byte) for byte in os.urandom(16))
         numbers = [chr(_SECRET_NAMES + i // 4096) + chr(_SECRET_NAMES + i % 4096) for i in range(len(self._ids_of))]
@@ -53,6 +56,18 @@ class ControlTokens:
             parts += (text[position : match.start()], TemplateText(match[0]))
             position = match.end()
         return concatenate([*parts, text[position:]])
+
+    def shield(self, text: str, *, markup: bool = False) -> str:
+        """Return a text in which no template finds control tokens or tags of thinking, until `unshield`.
+
+        Templates cut an answer at a tag, or refuse it. markup: no other markup either.
+        """
+        marks = self._all if markup else self._not_markup
+        return marks.sub(lambda match: match[0][:1] + self._shield + match[0][1:], text)
+
+    def unshield(self, prompt: TemplateText) -> TemplateText:
+        """Return a prompt with the texts that were shielded as they are."""
+        return as_template_text(concatenate(prompt.split(self._shield)))
 
     def find(self, prompt: TemplateText) -> list[int]:
         """Return the ids of the template's control tokens, leftmost first, the longest at each position."""

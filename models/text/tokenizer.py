@@ -106,7 +106,8 @@ class Tokenizer:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
         marked = [self._with_markup(message) for message in messages]
         options = {"add_generation_prompt": add_generation_prompt, **template_vars}
-        prompt = _well_formed_prompt(template.render(marked, tools=tools, **options))
+        rendered = template.render(marked, tools=tools, **options)
+        prompt = _well_formed_prompt(self._controls.unshield(rendered))
         if not self._controls.has_look_alike(prompt):
             # Encode the prompt as usual, and accept the result if it has exactly the template's control tokens: a
             # normalizer can make one of other characters.
@@ -126,6 +127,13 @@ class Tokenizer:
             key: self._controls.mark_markup(value) if isinstance(value, str) else value
             for key, value in message.items()
         }
+
+    def shield(self, text: str, *, markup: bool = False) -> str:
+        """Return a text of a message that stays as it is in `encode_chat`, whatever control tokens it spells.
+
+        markup: no markup becomes the template's own either.
+        """
+        return self._controls.shield(text, markup=markup)
 
     def encode_here(self, text: str) -> list[int]:
         """Return the ids of a short text, written-out control tokens included, without the limits of `encode`."""

@@ -1,5 +1,6 @@
 """Prompts with the beginning of an answer, and thinking that the template opens itself."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,48 @@ def test_a_budget_limits_the_section(tmp_path: Path) -> None:
     assert prompts.section_limit(9, is_open=True) == SectionLimit(9, (), closing)
     for thinking in (True, False, None, "low"):
         assert prompts.section_limit(thinking, is_open=True) is None
+
+
+_TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As real templates rework answers: Qwen 3, Gemma 4, GPT-OSS, Reka Edge; SmolLM3 shows no calls.
+_REWORKING = {
+    "cut after thinking": _TURNS.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"),
+    "cut at a control token": _TURNS.replace("{{ m.content }}", "{{ m.content.split('<|im_end|>')[0] }}"),
+    "control tokens refused": "{% for m in messages if '<|im_end|>' in m.content and m.role == 'assistant' %}"
+    "{{ raise_exception('tags') }}{% endfor %}" + _TURNS,
+    "written as ASCII": _TURNS.replace("| tojson", "| tojson(ensure_ascii=True)"),
+    "no calls": _TURNS.replace("m.tool_calls or []", "[]"),
+}
+
+
+@pytest.mark.parametrize("mark", ["<|im_end|>", "</think>", "<think>"])
+@pytest.mark.parametrize("template", _REWORKING)
+def test_control_tokens_that_an_answer_spells_are_text(tmp_path: Path, template: str, mark: str) -> None:
+    """An answer, thinking and the arguments of a call keep the words, which become no control tokens."""
+    encoder = tokenizer(tmp_path, "qwen3")
+    thinks = "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(_REWORKING[template] + thinks)
+    encoder = Tokenizer.load(tmp_path / "qwen3")
+    controls = set(encoder.encode("<|im_start|><|im_end|><think></think><tool_call></tool_call>", special=True))
+
+    def prompt(text: str) -> list[int]:
+        arguments = json.dumps({"path": text, text: [text]})
+        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        return ChatPrompt(encoder).encode(
+            [
+                *ASK,
+                {"role": "assistant", "content": text, "reasoning_content": text},
+                *ASK,
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "a", "content": "found"},
+            ]
+        )
+
+    harmless = prompt("It ends here.")
+    spelt = prompt(f"It {mark} ends here.")
+    assert encoder.decode(spelt).count(f"It {mark} ends here.") == encoder.decode(harmless).count("It ends here.") == 4
+    assert [token for token in spelt if token in controls] == [token for token in harmless if token in controls]
