@@ -29,6 +29,21 @@ constexpr int bands_at_once(int rows) {
   return room < 1 ? 1 : room < kMostBands ? room : kMostBands;
 }
 
+// Calls body(std::integral_constant<int, count>{}) for 1 to 8 rows.
+template <class Body>
+[[gnu::always_inline]] inline void with_rows(int64_t count, const Body& body) {
+  switch (count) {
+    case 8: return body(std::integral_constant<int, 8>{});
+    case 7: return body(std::integral_constant<int, 7>{});
+    case 6: return body(std::integral_constant<int, 6>{});
+    case 5: return body(std::integral_constant<int, 5>{});
+    case 4: return body(std::integral_constant<int, 4>{});
+    case 3: return body(std::integral_constant<int, 3>{});
+    case 2: return body(std::integral_constant<int, 2>{});
+    default: return body(std::integral_constant<int, 1>{});
+  }
+}
+
 // Strides in bytes of the words and scales of bands read side by side.
 struct Streams {
   const char* words;
@@ -182,10 +197,144 @@ template <class X, Type T, int M, int R, int B>
   }
 }
 
+// Values of k that are unpacked at once: whole groups of every format. Their words and those of a few activation rows fit the L1.
+constexpr int64_t kSlab = 256;
+constexpr int64_t kLeastGroup = 16;
+constexpr int64_t kMostSlabRows = 64;  // activation rows that meet them
+
+// Up to kSlab values of a band's rows, each unpacked word beside that of the next rows, and their scales as floats.
+template <class X>
+struct Slab {
+  using F = typename X::F;
+  static constexpr int kVectors = static_cast<int>(kBand) / W;
+  vi words[kSlab / X::kEach][kVectors];
+  vf scales[kSlab / kLeastGroup][kVectors];
+  vf offsets[F::kSymmetric ? 1 : kSlab / kLeastGroup][kVectors];
+
+  // Values [k, k + count); k is a multiple of kSlab.
+  template <Type T>
+  void unpack(const Matrix& w, const Streams& band, int64_t k, int64_t count) {
+    const auto* from = reinterpret_cast<const uint32_t*>(band.words) + k / F::kSteps * kBand;
+    for (int64_t i = 0; i < count / X::kEach; i += X::kWords, from += kBand) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const vi packed = load_words(from + v * W);
+#pragma GCC unroll 8
+        for (int s = 0; s < X::kWords; ++s) words[i + s][v] = X::take(packed, s);
+      }
+    }
+    const int64_t group = X::group(w);
+    for (int64_t g = 0; g < count / group; ++g) {
+      const int64_t at = (k + g * group) / w.group * kBand;
+      for (int v = 0; v < kVectors; ++v) {
+        vf scale = load_as<T>(band.scales, at + v * W), offset = zero();
+        if constexpr (F::kAffine) offset = load_as<T>(band.offsets, at + v * W);
+        F::fit(scale, offset);
+        scales[g][v] = scale;
+        if constexpr (!F::kSymmetric) offsets[g][v] = offset;
+      }
+    }
+  }
+};
+
+// Adds the products of M activation rows with `count` values from k on to out, in the order of meet_bands.
+template <class X, int M>
+inline void meet_slab(const Matrix& w, const Slab<X>& slab, const float* x, int64_t ldx, int64_t k, int64_t count, float (*out)[kBand]) {
+  using F = typename X::F;
+  constexpr int R = band_vectors(M);
+  const int64_t group = X::group(w), first = k / group;
+  const float* scales = x + X::scales_at(w) + first;
+  const float* sums = x + X::sums_at(w) + first;
+  for (int v = 0; v < Slab<X>::kVectors; v += R) {
+    const vi* words = slab.words[0] + v;
+    const float* rows[M];  // hidden from the compiler, as in meet_bands
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      rows[m] = x + m * ldx + k / X::kEach;
+      asm("" : "+r"(rows[m]));
+    }
+    for (int64_t g = 0; g < count / group; ++g) {
+      vi dot[M][R] = {};
+      for (int64_t i = 0; i < group / X::kEach; i += X::kWords) {
+#pragma GCC unroll 8
+        for (int s = 0; s < X::kWords; ++s, words += Slab<X>::kVectors) {
+#pragma GCC unroll 8
+          for (int m = 0; m < M; ++m) {
+            const vi xs = set1_word(rows[m] + s);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) dot[m][r] = X::dot_in_group(dot[m][r], words[r], xs);
+          }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          rows[m] += X::kWords;
+          asm("" : "+r"(rows[m]));
+        }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const float* x_sum = sums + m * ldx + g;
+        const vf x_scale = set1(scales[m * ldx + g]);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          float* to = &out[m][(v + r) * W];
+          vi whole = X::group_sum(dot[m][r]);
+          if constexpr (F::kSymmetric) whole = add_words(whole, set1_word(x_sum));
+          const vf so_far = F::kSymmetric ? load(to) : fma(slab.offsets[g][v + r], set1(*x_sum), load(to));
+          store(to, fma(mul(slab.scales[g][v + r], x_scale), to_float(whole), so_far));
+        }
+      }
+    }
+  }
+}
+
+// The same as multiply_bands for many activation rows: every word is unpacked once for kMostSlabRows of them.
+template <class X, Type T>
+inline void multiply_slabs(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y, int64_t ldy,
+                           const Upcoming& next) {
+  Slab<X> slab;
+  alignas(64) float out[kMostSlabRows][kBand];
+  const int64_t end_band = (row + rows + kBand - 1) / kBand;
+  for (int64_t band = row / kBand; band < end_band; ++band) {
+    const Streams here(w, band);
+    const bool beyond = band + 1 == end_band && next.w != nullptr;
+    (beyond ? Streams(*next.w, next.row / kBand) : Streams(w, band + 1)).request_all();
+    const int64_t start = band * kBand;
+    const int64_t begin = row > start ? row : start;
+    const int64_t end = row + rows < start + kBand ? row + rows : start + kBand;
+    for (int64_t first = 0; first < batch; first += kMostSlabRows) {
+      const int64_t together = batch - first < kMostSlabRows ? batch - first : kMostSlabRows;
+      const float* from = x + first * ldx;
+      __builtin_memset(out, 0, static_cast<size_t>(together) * sizeof out[0]);
+      const int64_t parts = (together + kMostRows - 1) / kMostRows;
+      for (int64_t k = 0; k < w.k; k += kSlab) {
+        const int64_t count = w.k - k < kSlab ? w.k - k : kSlab;
+        slab.template unpack<T>(w, here, k, count);
+        int64_t m = 0;
+        const auto rows_of = [&]<int M>(std::integral_constant<int, M>) {
+          if constexpr (M <= kMostRows) meet_slab<X, M>(w, slab, from + m * ldx, ldx, k, count, out + m);
+          m += M;
+        };
+        for (int64_t part = 0; part < parts; ++part) with_rows((together + part) / parts, rows_of);
+      }
+      for (int64_t m = 0; m < together; ++m) {
+        if constexpr (X::kEach == 4) {
+          const float* outliers = from + m * ldx + X::sums_at(w) + X::groups(w);
+          add_outliers<X, T, Slab<X>::kVectors, 1>(w, outliers, here, 0, out[m]);
+        }
+        __builtin_memcpy(y + (first + m) * ldy + begin - row, &out[m][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
+      }
+    }
+  }
+}
+
 // y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows; `next`: rows to prefetch.
 template <class X, Type T>
 inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                            float* y, int64_t ldy, const Upcoming& next) {
+  if constexpr (kSlabRows != 0 && X::kInSlabs) {
+    if (batch >= kSlabRows) return multiply_slabs<X, T>(w, x, ldx, batch, row, rows, y, ldy, next);
+  }
   const int64_t end_band = (row + rows + kBand - 1) / kBand;
   const auto take = [&]<int M, int B>(int64_t m, int64_t band, std::integral_constant<int, M>,
                                       std::integral_constant<int, B>) {
@@ -229,18 +378,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
         if constexpr (M <= kMostRows && B <= bands_at_once(M)) take(m, band, count, width);
         m += M;
       };
-      for (int64_t part = 0; part < parts; ++part) {
-        switch ((batch + part) / parts) {
-          case 8: rows_of(std::integral_constant<int, 8>{}); break;
-          case 7: rows_of(std::integral_constant<int, 7>{}); break;
-          case 6: rows_of(std::integral_constant<int, 6>{}); break;
-          case 5: rows_of(std::integral_constant<int, 5>{}); break;
-          case 4: rows_of(std::integral_constant<int, 4>{}); break;
-          case 3: rows_of(std::integral_constant<int, 3>{}); break;
-          case 2: rows_of(std::integral_constant<int, 2>{}); break;
-          default: rows_of(std::integral_constant<int, 1>{}); break;
-        }
-      }
+      for (int64_t part = 0; part < parts; ++part) with_rows((batch + part) / parts, rows_of);
     };
     switch (here) {
       case 4: all(std::integral_constant<int, 4>{}); break;

@@ -35,10 +35,14 @@ struct Pairs : Rounded<Pairs<Format>> {
   using F = Format;
   static constexpr int kEach = 2;
   static constexpr int kWords = F::kSteps / kEach;
+  static constexpr bool kInSlabs = true;  // for many rows, see bands.cpp
 
   static int64_t group(const Matrix& w) { return w.group; }
   static vi take(vi words, int step) { return F::take(words, step); }
   static vi dot(vi acc, vi weights, vi x) { return dot_pairs(acc, weights, x); }
+  // Sums of one group from 0 on, and their dwords.
+  static vi dot_in_group(vi acc, vi weights, vi x) { return dot(acc, weights, x); }
+  static vi group_sum(vi sum) { return sum; }
 };
 
 // 8 bits: word s has value s of each of the dword's bytes. Groups are of 32 values at most. Of an outlier a byte has the low part, from
@@ -49,6 +53,7 @@ struct Quads : Rounded<Quads<Format>> {
   using F = Format;
   static constexpr int kEach = 4;
   static constexpr int kWords = F::kSteps / kEach;
+  static constexpr bool kInSlabs = F::kBits != 8;  // whose words are bytes as they are
 
   static int64_t group(const Matrix& w) { return w.group < 32 ? w.group : 32; }
   static int64_t outliers(const Matrix& w) { return ceil_div(Rounded<Quads>::groups(w), kOutlierShare); }
@@ -56,7 +61,9 @@ struct Quads : Rounded<Quads<Format>> {
     return round_up(w.k / kEach + 2 * Rounded<Quads>::groups(w) + 4 * outliers(w), 16);
   }
   static vi take(vi words, int step) { return F::take_four(words, step); }
-  static vi dot(vi acc, vi weights, vi x) { return dot_quads<F::kBits>(acc, weights, x); }
+  static vi dot(vi acc, vi weights, vi x) { return dot_quads<F::kLargest>(acc, weights, x); }
+  static vi dot_in_group(vi acc, vi weights, vi x) { return HEADRACE_ISA::dot_in_group<F::kLargest>(acc, weights, x); }
+  static vi group_sum(vi sum) { return HEADRACE_ISA::group_sum<F::kLargest>(sum); }
 };
 
 // The numbers of a and b, side by side, in runs of Run: those of every other run, from the run `Odd` on.

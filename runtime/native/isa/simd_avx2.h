@@ -15,6 +15,7 @@ constexpr int W = 8;
 constexpr int kPanelVectors = 2;  // a 6 x 16 tile: 12 accumulators of 16 registers
 constexpr int kTileRows = 6;
 constexpr int kAccumulators = 8;  // of products in bands.cpp, beside weights, of 16 registers
+constexpr int kSlabRows = 16;  // activation rows from which weights are unpacked to memory for all of them; 0: never
 constexpr int kQueries = 4;  // that a key meets at once
 constexpr bool kPairsFaster = true;
 constexpr const char* kName = "avx2";
@@ -138,14 +139,27 @@ inline vi quads(vi words, int step) {
   if constexpr (Bits == 8) return words;
   return _mm256_and_si256(shift_right(words, step * Bits), _mm256_set1_epi8((1 << Bits) - 1));
 }
-template <int Bits>
+template <int Largest>
 inline vi dot_quads(vi acc, vi a, vi b) {
   const vi ones = _mm256_set1_epi16(1);
-  if constexpr (Bits < 8) return dot_pairs(acc, _mm256_maddubs_epi16(a, b), ones);
+  if constexpr (Largest < 128) return dot_pairs(acc, _mm256_maddubs_epi16(a, b), ones);
   // Sums of two products of 8 bits need 17.
   const vi even = _mm256_set1_epi16(0xff);
   acc = dot_pairs(acc, _mm256_maddubs_epi16(_mm256_and_si256(a, even), b), ones);
   return dot_pairs(acc, _mm256_maddubs_epi16(_mm256_andnot_si256(even, a), b), ones);
+}
+// The same for a sum that begins at 0 and has at most eight products, whose dwords group_sum gives. Numbers up to 15 fit two sums of
+// 16 bits a dword: 2 * 15 * 128 * 8 is below 2^15.
+template <int Largest>
+inline vi dot_in_group(vi acc, vi a, vi b) {
+  if constexpr (Largest > 15) return dot_quads<Largest>(acc, a, b);
+  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(a, b));
+  asm("" : "+x"(acc));  // as in dot_pairs
+  return acc;
+}
+template <int Largest>
+inline vi group_sum(vi sum) {
+  return Largest > 15 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm256_srlv_epi32(words, set1_word(bits)); }
 inline uint32_t lanes_with(vf v, float x) {

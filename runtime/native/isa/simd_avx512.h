@@ -17,6 +17,7 @@ constexpr int W = 16;
 constexpr int kPanelVectors = 4;  // a 6 x 64 tile: 24 accumulators of 32 registers
 constexpr int kTileRows = 6;
 constexpr int kAccumulators = 16;  // of products in bands.cpp, beside weights, of 32 registers
+constexpr int kSlabRows = 0;  // activation rows from which weights are unpacked to memory for all of them; 0: never
 constexpr int kQueries = 6;  // that a key meets at once: 24 sums with four keys, of 32 registers
 constexpr bool kPairsFaster = true;  // dot_pairs multiplies more numbers in a given time than fma
 constexpr const char* kName = "avx512";
@@ -141,10 +142,18 @@ inline vi quads(vi words, int step) {
   if constexpr (Bits == 8) return words;
   return _mm512_and_si512(shift_right(words, step * Bits), _mm512_set1_epi8((1 << Bits) - 1));
 }
-template <int Bits>
+template <int Largest>
 inline vi dot_quads(vi acc, vi a, vi b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
+}
+template <int Largest>
+inline vi dot_in_group(vi acc, vi a, vi b) {
+  return dot_quads<Largest>(acc, a, b);
+}
+template <int Largest>
+inline vi group_sum(vi sum) {
+  return sum;
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm512_srlv_epi32(words, set1_word(bits)); }
 // A bit for each lane that is x.

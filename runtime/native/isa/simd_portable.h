@@ -32,6 +32,7 @@ constexpr const char* kName = "portable";
 constexpr int kTileRows = 6;
 constexpr int kQueries = 4;  // that a key meets at once
 constexpr int kAccumulators = 16;
+constexpr int kSlabRows = 0;  // activation rows from which weights are unpacked to memory for all of them; 0: never
 
 inline vf zero() { return vf{}; }
 inline vf set1(float x) { return vf{x, x, x, x}; }
@@ -145,13 +146,21 @@ inline vi quads(vi words, int step) {
   return shift_right(words, step * Bits) & (((1u << Bits) - 1) * 0x01010101u);
 }
 typedef int16_t vh __attribute__((vector_size(16)));
-template <int Bits>
+template <int Largest>
 inline vi dot_quads(vi acc, vi a, vi b) {
 #if defined(__ARM_FEATURE_DOTPROD)
-  if constexpr (Bits < 8) return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b);
+  if constexpr (Largest < 128) return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b);
 #endif
   acc = dot_pairs(acc, a & 0x00ff00ffu, (vi)((vh)((vh)b << 8) >> 8));
   return dot_pairs(acc, (a >> 8) & 0x00ff00ffu, (vi)((vh)b >> 8));
+}
+template <int Largest>
+inline vi dot_in_group(vi acc, vi a, vi b) {
+  return dot_quads<Largest>(acc, a, b);
+}
+template <int Largest>
+inline vi group_sum(vi sum) {
+  return sum;
 }
 inline vi shift_right_by(vi words, const float* bits) { return words >> __builtin_bit_cast(uint32_t, *bits); }
 inline uint32_t lanes_with(vf v, float x) {

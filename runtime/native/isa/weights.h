@@ -20,6 +20,7 @@ struct Words {
   static constexpr bool kAffine = true;
   static constexpr bool kMaySymmetric = Bits > 2, kSymmetric = false;
   static constexpr int kBits = Bits;
+  static constexpr int kLargest = (1 << Bits) - 1;  // of the integers that take and take_four give
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
   static constexpr int kTogether = kSteps;
@@ -51,6 +52,7 @@ struct Symmetric : F {
 
 // E2M1 floats, laid out like 4-bit numbers. Twice their value, plus 12, is a whole number from 0 to 24.
 struct Fp4 : Words<4> {
+  static constexpr int kLargest = 24;
   static constexpr bool kAffine = false, kMaySymmetric = false;
   static vf value(Raw raw, int i) { return fp4(raw, i); }
   static void adapt(vf&, vf&) {}
