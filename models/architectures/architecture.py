@@ -75,6 +75,7 @@ class Architecture:
     tensor_names: tuple[tuple[str, str], ...] = ()  # parts of names -> their names here
     rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
     is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
+    converted: str = ""  # part of names in conversions with whole norms alone, see `TextPart.whole_norms`
     multiply: "Callable[[dict[str, mx.array], Fields, bool], dict[str, mx.array]] | None" = None  # see `falcon`
     head: HeadNames | None = None
     # The decoder's configuration

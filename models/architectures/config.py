@@ -39,8 +39,8 @@ class Family:
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
     mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
     # Attention's heads are multiplied by gates, stored with the queries or as a module of their own: one for each
-    # number, or the softplus of one for each head ("heads").
-    gates: Literal["joined", "apart", "heads"] | None = None
+    # number, or one for each head, as a sigmoid or as a softplus.
+    gates: Literal["joined", "apart", "head_sigmoids", "head_softplus"] | None = None
 
     def norms_of(self, attends: bool) -> NormNames:
         """Return the norms of a layer with attention, or with recurrent state alone."""
@@ -77,6 +77,7 @@ class ExpertsConfig:
     correction_lost: conversions may lack it in all layers.
     branch: added to the layer's dense feed-forward, each after a norm of its own (Gemma 4).
     best, shares_first: as in `Mixture`.
+    limit: bound of the experts' activations, 0 without (Step 3.5).
     """
 
     count: int
@@ -97,6 +98,7 @@ class ExpertsConfig:
     best: int = 2
     shares_first: bool = False
     correction_lost: bool = False
+    limit: float = 0.0
 
 
 ExpertLayers = list[ExpertsConfig | None]
@@ -176,6 +178,7 @@ class LayerConfig:
     heads, kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
     source: layer whose K/V this one reads, None for its own.
     projects, growth, chunked: see `AttentionSpec`.
+    limit: bound of the dense feed-forward's activations, and of a shared expert's; 0 without.
     indexer: None if queries attend to all entries.
     """
 
@@ -194,6 +197,7 @@ class LayerConfig:
     growth: tuple[float, int, int] | None = None
     chunked: bool = False
     indexer: IndexerConfig | None = None
+    limit: float = 0.0
 
     @property
     def own_indexer(self) -> IndexerConfig | None:

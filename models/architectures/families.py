@@ -16,10 +16,11 @@ from headrace.models.architectures import (
     olmo,
     others,
     qwen,
+    step,
 )
 from headrace.models.architectures.architecture import Architecture
 
-_FILES = (deepseek, falcon, gemma, glm, granite, kimi, layer_norms, lfm2, llama, nemotron, olmo, others, qwen)
+_FILES = (deepseek, falcon, gemma, glm, granite, kimi, layer_norms, lfm2, llama, nemotron, olmo, others, qwen, step)
 ARCHITECTURES = {row.name: row for file in _FILES for row in file.ROWS}
 _UNKNOWN = Architecture("")
 

@@ -82,7 +82,7 @@ def layers_of(
     switches = architecture.window_switches
     windowed = not switches or any(fields.values.get(key) for key in switches)
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
-    sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
+    sliding = [window is not None and slides for slides in sliding_layers(fields, architecture, count)]
     rotates = [architecture.rotates(fields)] * count
     if architecture.position_free == "full" and window is not None:
         rotates = sliding
@@ -106,7 +106,7 @@ def layers_of(
     )
 
 
-def _sliding(fields: Fields, architecture: Architecture, count: int) -> list[bool]:
+def sliding_layers(fields: Fields, architecture: Architecture, count: int) -> list[bool]:
     """Return for each layer whether it attends through a sliding window."""
     kinds = fields.values.get("layer_types")
     if kinds is not None:

@@ -425,7 +425,7 @@ ROWS = (
     ),
     Architecture(
         "laguna",
-        Family(qk_norm="head", gates="heads"),
+        Family(qk_norm="head", gates="head_softplus"),
         tensor_names=(
             (".self_attn.g_proj.", ".self_attn.gate_proj."),
             (".mlp.gate.proj.", ".mlp.gate."),

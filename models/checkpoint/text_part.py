@@ -71,7 +71,9 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
         else:
             stored[headrace_name(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
-    return TextPart(config, tensors, stored, dict(ignored))
+    converted = architecture_of(config).converted
+    whole_norms = any(converted in name for name in checkpoint.tensors) if converted else None
+    return TextPart(config, tensors, stored, dict(ignored), whole_norms)
 
 
 def _drafts(name: str, config: dict[str, object]) -> bool:

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Weight, Xielu
+from headrace.runtime.ops import Curve, LayersNode, LayerWeights, Ops, Weight
 from headrace.runtime.ops.activations import unit
 
 # A module of a text layer, in any spelling of a multimodal checkpoint. Other towers have layers, too.
@@ -179,7 +179,7 @@ class AdaptedOps:
             return self._ops.norm_linear(x, norm, eps, w)
         return self.linear(x if norm is None else self._ops.rms_norm(x, norm, eps), w)
 
-    def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
+    def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
         if w not in self._factors:
             return self._ops.norm_glu(x, norm, eps, w, activation)
         return unit(self.norm_linear(x, norm, eps, w), activation, compiled=False)

@@ -37,7 +37,7 @@ from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import Matrix, StepCost, attention_flops_per_entry, step_cost
 from headrace.runtime.network import DraftHead
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -346,7 +346,8 @@ class Decoder:
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = self._mix_tokens(kv, index, qkv)
         if layer.gate is not None:
-            heads = gated_heads(ops, stacked(project(ops, residual, layer.input_norm, eps, [layer.gate])), heads)
+            gate = stacked(project(ops, residual, layer.input_norm, eps, [layer.gate]))
+            heads = gated_heads(ops, gate, heads, self.config.family.gates)
         products = [Product(heads, layer.output)]
         if layer.mixer_ends is not None and layer.mixer is not None:
             into_mixer, out_of_mixer = layer.mixer_ends
@@ -371,7 +372,7 @@ class Decoder:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""
         ops = self._ops
         eps = self.config.norm_eps
-        activation = self.config.family.activation
+        activation = layer.curve or self.config.family.activation
         assert layer.down is not None
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
             x = residual.x
@@ -379,9 +380,10 @@ class Decoder:
             if residual.normed is not None:  # the addition before has normalized it
                 x = residual.normed
                 norm = None
-            return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation), layer.down)
+            return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], activation), layer.down)
         projected = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
+        assert not isinstance(activation, Xielu)  # it has no gate
         return Product(ops.glu(gate, up, activation), layer.down)
 
     def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:

@@ -26,7 +26,9 @@ from headrace.models.network.tensors import (
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import (
     AttentionSpec,
+    BoundedSilu,
     BranchNorms,
+    Curve,
     LayerWeights,
     MixerSizes,
     MixerSpec,
@@ -243,11 +245,18 @@ def _layer(
         own_input=read_input(config, parameters, prefix) if config.input_size else None,
         mixer_gates=read_gates(parameters, prefix, layer.mixer) if layer.mixer is not None else None,
         scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
-        curve=_curve(parameters, f"{prefix}.mlp.act_fn") if config.family.activation == "xielu" else None,
+        curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer),
     )
 
 
-def _curve(parameters: Parameters, at: str) -> Xielu:
+def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
+    """Return a layer's activation, if it has numbers of its own."""
+    if config.family.activation == "xielu":
+        return _xielu(parameters, at)
+    return BoundedSilu(layer.limit) if layer.limit else None
+
+
+def _xielu(parameters: Parameters, at: str) -> Xielu:
     """Return a layer's xIELU. Two of its numbers are stored before softplus."""
     defaults = {"alpha_p": None, "alpha_n": None, "beta": 0.5, "eps": -1e-6}
     positive, negative, beta, eps = (parameters.number(f"{at}.{name}", default) for name, default in defaults.items())
@@ -358,4 +367,5 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         residual=not experts.branch and config.family.norms.after_mlp is None,
         best=experts.best,
         shares_first=experts.shares_first,
+        curve=BoundedSilu(experts.limit) if experts.limit else None,
     )

@@ -57,11 +57,13 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
-def gated_heads(ops: Ops, gate: mx.array, heads: mx.array) -> mx.array:
-    """Multiply heads (B, T, H * D) by the sigmoid of a gate for each number, or the softplus of one for each head."""
+def gated_heads(ops: Ops, gate: mx.array, heads: mx.array, kind: str | None) -> mx.array:
+    """Multiply heads (B, T, H * D) by gates, for each number or for each head. kind: see `Family.gates`."""
     if gate.shape == heads.shape:
         return ops.glu(gate, heads, "sigmoid")
-    factors = mx.logaddexp(gate.astype(mx.float32), 0).astype(heads.dtype)  # (B, T, H)
+    wide = gate.astype(mx.float32)
+    softplus = kind == "head_softplus"
+    factors = (mx.logaddexp(wide, 0) if softplus else mx.sigmoid(wide)).astype(heads.dtype)  # (B, T, H)
     return (heads.reshape(*gate.shape, -1) * factors[..., None]).reshape(heads.shape)
 
 

@@ -136,7 +136,7 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 
 def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the gates of attention's heads, if they are stored apart."""
-    if config.family.gates not in ("apart", "heads"):
+    if config.family.gates in (None, "joined"):
         return []
     size = config.heads_of(layer)[1] if config.family.gates == "apart" else 1
     rows = config.query_heads(layer) * size

@@ -13,7 +13,7 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, native, reference
-from headrace.runtime.ops.activations import Xielu
+from headrace.runtime.ops.activations import BoundedSilu, Curve, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import (
     BranchNorms,
@@ -40,7 +40,9 @@ metal.checks[:] = [_differing]
 __all__ = [
     "BLOCK",
     "AttentionSpec",
+    "BoundedSilu",
     "BranchNorms",
+    "Curve",
     "IndexerWeights",
     "KVGroup",
     "KVKind",
@@ -103,10 +105,10 @@ class Ops(Protocol):
     def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
     def layer_norm(self, x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array: ...
     def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array: ...
-    def glu(self, gate: mx.array, up: mx.array, activation: str) -> mx.array: ...
+    def glu(self, gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array: ...
     def activate(self, x: mx.array, activation: str) -> mx.array: ...
     def norm_glu(
-        self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu
+        self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve
     ) -> mx.array: ...
     def experts(
         self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None, /

@@ -1,4 +1,4 @@
-"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), GPT-OSS's clamped SiLU, sigmoid gates, xIELU."""
+"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), clamped SiLUs, sigmoid gates, xIELU."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,6 +18,16 @@ class Xielu(NamedTuple):
     eps: float
 
 
+class BoundedSilu(NamedTuple):
+    """The bound of a gated SiLU (Step 3.5): min(silu(gate), limit) * up, with up in [-limit, limit]."""
+
+    limit: float
+
+
+Curve = Xielu | BoundedSilu
+"""An activation with numbers of its own."""
+
+
 def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
@@ -35,6 +45,10 @@ def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(1.702 * gate) * (up + 1)
 
 
+def _bounded_gated(gate: mx.array, up: mx.array, limit: mx.array) -> mx.array:
+    return mx.minimum(gate * mx.sigmoid(gate), limit) * mx.clip(up, -limit, limit)
+
+
 def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
@@ -49,14 +63,14 @@ def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, 
 
 
 @lru_cache(maxsize=1024)
-def _numbers(curve: Xielu, dtype: mx.Dtype) -> list[mx.array]:
+def _numbers(curve: Curve, dtype: mx.Dtype) -> list[mx.array]:
     """Return a curve's numbers as arrays, so that one compiled kernel serves all layers."""
     numbers = [mx.array(number, dtype) for number in curve]
     mx.eval(numbers)
     return numbers
 
 
-def unit(projected: mx.array, activation: str | Xielu, *, compiled: bool) -> mx.array:
+def unit(projected: mx.array, activation: str | Curve, *, compiled: bool) -> mx.array:
     """Return act(gate) * up of rows (.., 2 F) with gate before up, or act(up) of up alone, (.., F).
 
     Those that gate nothing are "relu2", "tanh_gelu", "erf_gelu" and xIELU.
@@ -70,6 +84,13 @@ def unit(projected: mx.array, activation: str | Xielu, *, compiled: bool) -> mx.
     if activation == "erf_gelu":
         return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(projected)
     gate, up = mx.split(projected, 2, axis=-1)
+    return gated(gate, up, activation, compiled=compiled)
+
+
+def gated(gate: mx.array, up: mx.array, activation: str | BoundedSilu, *, compiled: bool) -> mx.array:
+    """Return act(gate) * up, (.., F) each."""
+    if isinstance(activation, BoundedSilu):
+        return (_COMPILED_BOUNDED if compiled else _bounded_gated)(gate, up, *_numbers(activation, up.dtype))
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
 
@@ -77,4 +98,5 @@ ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gat
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
 _COMPILED_ERF_GELU = mx.compile(_erf_gelu, shapeless=True)
+_COMPILED_BOUNDED = mx.compile(_bounded_gated, shapeless=True)
 _COMPILED_XIELU = mx.compile(_xielu, shapeless=True)

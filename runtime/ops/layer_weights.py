@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from headrace.runtime.ops.activations import Xielu
+from headrace.runtime.ops.activations import Curve
 from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.passes import Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Weight
@@ -82,8 +82,7 @@ class LayerWeights:
     input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`: experts and dense
     feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's output.
     `mixer_gates`: the projections into a mixer have R numbers each of z and a, in [q, k, v | z | a | b], and these
-    matrices give the rest. `curve`: of xIELU, in place of
-    the network's activation.
+    matrices give the rest. `curve`: in place of the network's activation.
     """
 
     attention: AttentionSpec | None
@@ -105,7 +104,7 @@ class LayerWeights:
     own_input: LayerInput | None = None
     scalar: mx.array | None = None
     mixer_gates: tuple[Weight, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
-    curve: Xielu | None = None
+    curve: Curve | None = None
     input_norm_bias: mx.array | None = None  # (E,), of a LayerNorm
     mlp_norm_bias: mx.array | None = None
 

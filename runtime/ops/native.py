@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.runtime.config import environment
-from headrace.runtime.ops import reference
-from headrace.runtime.ops.activations import Xielu, unit
+from headrace.runtime.ops import mixtures, reference
+from headrace.runtime.ops.activations import BoundedSilu, Curve, Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -259,9 +259,9 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
     return reference.norm_linear(x, norm, eps, w) if matrix is None else kernels.linear(x, matrix, norm, eps)
 
 
-def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
+def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
     """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
-    if gate.shape != up.shape or not _floats(gate, up):
+    if isinstance(activation, BoundedSilu) or gate.shape != up.shape or not _floats(gate, up):
         return reference.glu(gate, up, activation)
     return kernels.gated(gate, up, activation)
 
@@ -276,7 +276,7 @@ def _floats(*arrays: mx.array | None) -> bool:
     return all(array is None or array.dtype == mx.float32 for array in arrays)
 
 
-def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
     """Apply RMSNorm, if any, gate and up projections and act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
@@ -285,7 +285,7 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
         return kernels.linear(x, matrix, norm, eps, None, "xielu", curve=activation)
     if activation == "tanh_gelu":
         return kernels.gated(kernels.linear(x, matrix, norm, eps), None, "gelu")
-    if activation == "erf_gelu":
+    if activation == "erf_gelu" or isinstance(activation, BoundedSilu):
         return unit(kernels.linear(x, matrix, norm, eps), activation, compiled=False)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 
@@ -293,12 +293,28 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
 def experts(
     x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
 ) -> mx.array:
-    """Return x + the mixture of experts' output for norm(x), in one node. (B, T, E) -> (B, T, E)."""
+    """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
+    if m.curve is not None:
+        return _experts_in_parts(x, rms_norm(x, norm, eps) if normed is None else normed, m, m.curve)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1
         return reference.experts(x, norm, eps, m, activation, normed)
     return kernels.experts(x, norm, eps, plan)
+
+
+def _experts_in_parts(x: mx.array, h: mx.array, m: Mixture, activation: str | Curve) -> mx.array:
+    """Return x + the experts' output for h, one operation at a time, for mixtures that no node computes."""
+    chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
+    inputs = [
+        expert_linear(h.reshape(-1, h.shape[-1]), chosen, stack, m.count)
+        for stack in (m.gate, m.up)
+        if stack is not None
+    ]
+    inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=False)  # (B, T, active, F)
+    outputs = expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
+    output = (outputs * shares[..., None]).sum(axis=-2)
+    return x + output if m.residual else output
 
 
 def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -89,7 +90,10 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
         return None
-    if layer.mixture is not None and layer.mlp_norm is None:
+    if layer.mixture is not None and (layer.mlp_norm is None or layer.mixture.curve is not None):
+        return None
+    curve = layer.curve
+    if curve is not None and not isinstance(curve, Xielu):
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
@@ -117,8 +121,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         layer.scalar,
     )
     ends = (end_matrices[0], end_matrices[1]) if len(end_matrices) > 1 and end_matrices[0] and end_matrices[1] else None
-    parts = (plan, qkv, output, gate_up, down, eps, "xielu" if layer.curve else activation, experts, mixer)
-    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends, layer.curve)
+    parts = (plan, qkv, output, gate_up, down, eps, "xielu" if curve else activation, experts, mixer)
+    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends, curve)
 
 
 def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx.array] | None":

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, stock_sampling
-from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, Xielu, unit
+from headrace.runtime.ops.activations import ACTIVATIONS, BoundedSilu, Curve, gated, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
@@ -137,12 +137,12 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
     return linear(x if norm is None else rms_norm(x, norm, eps), w)
 
 
-def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
+def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
     """Apply a gated linear unit, act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, F) twice -> (B, T, F).
 
-    `activation` is "silu", "gelu" (the tanh approximation) or "clamped" (GPT-OSS). One kernel on a GPU.
+    `activation` is "silu", "gelu" (the tanh approximation), "clamped" (GPT-OSS) or bounded. One kernel on a GPU.
     """
-    return (COMPILED if on_gpu() else ACTIVATIONS)[activation](gate, up)
+    return gated(gate, up, activation, compiled=on_gpu())
 
 
 def activate(x: mx.array, activation: str) -> mx.array:
@@ -150,7 +150,7 @@ def activate(x: mx.array, activation: str) -> mx.array:
     return ACTIVATIONS[activation](x, mx.array(1, x.dtype))
 
 
-def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
     """Apply RMSNorm, if any, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
 
     "relu2", "tanh_gelu", "erf_gelu" and xIELU have no gate, and w (F, E).
@@ -187,7 +187,7 @@ def experts(
         tokens = tokens * factors[:, None, None].astype(tokens.dtype)
         shares = mx.ones_like(shares)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
-    inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=on_gpu())
+    inner = unit(mx.concatenate(inputs, axis=-1), m.curve or activation, compiled=on_gpu())
     y = gathered(inner, m.down, indices, token_of_pair)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]

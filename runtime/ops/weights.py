@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
+from headrace.runtime.ops.activations import Curve
+
 Projections = mx.array | list[mx.array]
 """q, k and v of new tokens: stacked, (B, T, (H + 2 Hkv) * D), or separate, (B, T, H * D) and two (B, T, Hkv * D)."""
 
@@ -135,7 +137,7 @@ class Mixture:
     take part, by the sum of their `best` largest: two (DeepSeek-V3, arXiv:2412.19437), or one (V2, arXiv:2405.04434).
     `shares_first`: the weights multiply the experts' input, not their output (Llama 4).
     `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
-    Without `residual` the output of `Ops.experts` is the experts' alone.
+    Without `residual` the output of `Ops.experts` is the experts' alone. `curve`: in place of the network's activation.
     """
 
     router: Weight  # (X, E)
@@ -153,6 +155,7 @@ class Mixture:
     residual: bool = True
     best: int = 2
     shares_first: bool = False
+    curve: Curve | None = None
 
     @property
     def vectors(self) -> list[mx.array]:

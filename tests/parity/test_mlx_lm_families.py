@@ -168,6 +168,7 @@ _IGNORED = {
     ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
     ("solar_open", "tie_word_embeddings"),
     ("qwen2_moe", "tie_word_embeddings"),
+    ("step3p5", "tie_word_embeddings"),
     ("helium", "head_dim"),
     ("hunyuan", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike

@@ -190,6 +190,15 @@ _LAGUNA = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     },
 }  # fmt: skip
+_STEP = {
+    "model_type": "step3p5", "num_attention_groups": 2, "num_hidden_layers": 4, "sliding_window": WINDOW,
+    "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],  # the last one's drafts tokens
+    "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 4},
+    "rope_theta": [5e5, 1e4, 5e5, 1e4], "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
+    "yarn_only_types": ["full_attention"], "rope_scaling": _LLAMA3, "moe_num_experts": 8, "moe_top_k": 3,
+    "moe_intermediate_size": 48, "share_expert_dim": 32, "moe_layers_enum": "1,2,3",
+    "swiglu_limits": [0.0, 0.0, 0.2, 0.0], "swiglu_limits_shared": [0.3, 0.0, 0.0, 0.1],
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -396,6 +405,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "laguna-ungated": {
         **_LAGUNA, "gating": False, "num_attention_heads_per_layer": None, "qkv_bias": True, "attention_bias": True,
         "mlp_layer_types": ["sparse", "sparse"], "tie_word_embeddings": True,
+    },
+    "step3.5": _STEP,
+    "step3.5-ungated": {
+        **_STEP, "use_head_wise_attn_gate": False, "attention_other_setting": None, "layer_types": None,
+        "norm_expert_weight": False, "moe_layers_enum": None, "rope_theta": 1e4, "partial_rotary_factors": None,
+        "yarn_only_types": None,
     },
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},

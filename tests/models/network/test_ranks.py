@@ -122,7 +122,7 @@ def test_norms_over_all_heads_and_groups_of_both_ranks(
 
 # mlx-lm's classes, and the ways in which they cannot be divided.
 _CLASSES = {
-    "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline", "step3p5": "pipeline",
+    "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline",
     "kimi_k3": "", "minimax_m3_vl": "", "deepseek_v41": "",
     "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
     "lfm2": "tensor pipeline", "plamo2": "tensor pipeline",
