@@ -100,6 +100,11 @@ _SEQUENTIAL = Architecture(
         "qk_layernorm": False, "use_qkv_bias": False, "use_parallel_residual": False, "partial_rotary_factor": 1.0,
     },
 )  # fmt: skip
+_NEMOTRON = Architecture(
+    "NemotronForCausalLM", "nemotron", {"layer": {**biases(minus_one(NORMS)), **attention(), **ungated_mlp()}},
+    minus_one(tables()) | _FINAL_BIAS, epsilon="norm_eps", rotates_part=True, scales_rope=True,
+    constants={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}, entries=_nemotron,
+)  # fmt: skip
 _STARCODER2 = Architecture(
     "Starcoder2ForCausalLM", "starcoder2",
     {"layer": {**biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj")}), **attention()}},
@@ -132,11 +137,9 @@ ROWS: dict[str, Architecture] = {
         tables() | _FINAL_BIAS, epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True,
         constants={"qk_layernorm": False}, by_tensor={"use_qkv_bias": "attn_q.bias"}, entries=_stablelm,
     ),
-    "nemotron": Architecture(
-        "NemotronForCausalLM", "nemotron", {"layer": {**biases(minus_one(NORMS)), **attention(), **ungated_mlp()}},
-        minus_one(tables()) | _FINAL_BIAS, epsilon="norm_eps", rotates_part=True, scales_rope=True,
-        constants={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}, entries=_nemotron,
-    ),
+    "nemotron": _NEMOTRON,
+    # The same layers, with biases; its norms have no 1 added, which those of the class add.
+    "jais2": replace(_NEMOTRON, constants={"hidden_act": "relu2", "attention_bias": True, "mlp_bias": True}),
     "orion": _SEQUENTIAL,
     "olmo": replace(
         _SEQUENTIAL, groups={"layer": {**mlp(), **attention(permuted=True)}}, made=_unit_norms,

@@ -142,6 +142,16 @@ def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"intermediate_size": shared}
 
 
+def _hunyuan3(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    width = config["moe_intermediate_size"]
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", width, minimum=1, maximum=WIDTH)
+    if shared % width:
+        raise UnsupportedModelError(f"a Hunyuan 3 with shared experts of {shared} is not supported")
+    layers = range(config["num_hidden_layers"])
+    dense = [f"blk.{layer}.ffn_gate_inp.weight" not in file.shapes for layer in layers]
+    return {"n_shared_experts": shared // width, "first_k_dense_replace": dense.count(True)}
+
+
 def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     theta = config.pop("rope_theta")
     full = {"rope_type": "default", "rope_theta": theta, **config.pop("rope_scaling", {})}
@@ -322,6 +332,16 @@ _ERNIE = Architecture(
 )  # fmt: skip
 _UNCORRECTED = {key: part for key, part in _ERNIE.groups["sparse"].items() if key != "exp_probs_b.bias"}
 
+_DOTS1 = Architecture(
+    "Dots1ForCausalLM", "dots1",
+    {
+        "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
+        "sparse": {**_GATE, **experts(at="mlp.experts", plain=True)},
+    },
+    tables(), keys=ROUTED, experts=_ROUTED, scales_rope=True, sigmoid=True,
+    constants={"scoring_func": "sigmoid", "attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+)  # fmt: skip
+
 # Architecture `llama` with experts
 MIXTRAL = equal_layers(
     "MixtralForCausalLM", "mixtral", _mixture(experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), permuted=True),
@@ -401,14 +421,18 @@ ROWS: dict[str, Architecture] = {
         experts=("num_experts", "num_experts_per_tok", "intermediate_size"), scales_rope=True,
         constants={"norm_topk_prob": False, "attention_bias": False, "rope_scaling": None},
     ),
-    "dots1": Architecture(
-        "Dots1ForCausalLM", "dots1",
-        {
-            "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
-            "sparse": {**_GATE, **experts(at="mlp.experts", plain=True)},
+    "dots1": _DOTS1,
+    "hy_v3": replace(  # the same layers
+        _DOTS1, entries=_hunyuan3, rope_tensors=(ROPE_FACTORS,),
+        keys=("norm_topk_prob", "routed_scaling_factor", "intermediate_size"),
+        constants={**_DOTS1.constants, "n_group": 1, "topk_group": 1},
+        groups={
+            **_DOTS1.groups,
+            "sparse": {
+                **experts(at="mlp.experts", plain=True), **shared_expert(),
+                "exp_probs_b.": Part("mlp.gate", "experts", "e_score_correction_bias"),
+            },
         },
-        tables(), keys=ROUTED, experts=_ROUTED, scales_rope=True, sigmoid=True,
-        constants={"scoring_func": "sigmoid", "attention_bias": False, "mlp_bias": False, "rope_scaling": None},
     ),
     "deepseek": Architecture(
         "DeepseekForCausalLM", "deepseek",

@@ -539,6 +539,15 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         },
         _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_SQUARED},) * 2, output_norm__bias=(HIDDEN,)),
     ),
+    "jais2": (
+        "jais2", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 16},
+        _layers(
+            *({
+                **_BOTH_LAYER_NORMS, **_biased(_attention(), *_PROJECTIONS), **_biased(_SQUARED, "ffn_up", "ffn_down"),
+            },) * 2,
+            output_norm__bias=(HIDDEN,),
+        ),
+    ),
     "arcee": (
         "arcee",
         {
@@ -574,6 +583,13 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "dots1", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count_kv": 4},
         _layers(
             {**_LFM_NORMS, **_TOGETHER, **_mlp()}, {**_LFM_NORMS, **_TOGETHER, **_experts(shared=32), **_SCORES},
+        ),
+    ),
+    "hy_v3": (
+        "hy_v3", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "expert_shared_feed_forward_length": 64},
+        _layers(
+            {**_LFM_NORMS, **_attention(), **_head_norms(), **_mlp()},
+            *({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=64), "exp_probs_b": (4,)},) * 2,
         ),
     ),
     "deepseek": (

@@ -128,6 +128,8 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "minicpm3",
         "nanbeige",
         "spark2_5",
+        "hy_v3",
+        "jais2",
     ],
 )
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
@@ -347,6 +349,7 @@ def test_broken_files_are_one_error(
         ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8.0"),
         ("minicpm3", {"attention.layer_norm_rms_epsilon": 1e-6}, "another epsilon"),
         ("minicpm3", {"attention.value_length": 24}, "other heads"),
+        ("hy_v3", {"expert_shared_feed_forward_length": 48}, "shared experts of 48"),
     ],
 )
 def test_settings_that_a_class_cannot_run_are_refused(
