@@ -424,10 +424,12 @@ def _changed(tensor: RawTensor, words: Array, dtype: str, target: Target) -> tup
     if target.values == "minus_one":  # llama.cpp's converter adds the 1 to norms
         values = stored - np.float32(1)
         return values, "F32", float(np.abs(values + np.float32(1) - stored).max())
-    if (stored >= 0).any():
-        raise CheckpointError(f"tensor {tensor.name} has a decay that is not negative")
-    values = np.log(-stored)
-    return values, "F32", float(np.abs(np.exp(values) + stored).max())
+    decays = stored if target.values == "log" else -stored
+    if (decays <= 0).any():
+        sign = "positive" if target.values == "log" else "negative"
+        raise CheckpointError(f"tensor {tensor.name} has a decay that is not {sign}")
+    values = np.log(decays)
+    return values, "F32", float(np.abs(np.exp(values) - decays).max())
 
 
 def in_order(array: Array, target: Target) -> Array:

@@ -88,11 +88,13 @@ KEYS = {
     "q_lora_rank": Key("attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20, zero=None),
     "rope_local_base_freq": Key("rope.freq_base_swa", "positive", default=10_000.0),
     "sliding_window": Key("attention.sliding_window"),
+    "sliding_window_size": Key("attention.sliding_window"),
     # Recurrent state; of Mamba-2 and of gated delta networks, the rank of steps is the number of heads
     "conv_L_cache": Key("shortconv.l_cache", maximum=64),
     "conv_kernel": _TAPS,
     "linear_conv_kernel_dim": _TAPS,
     "mamba_d_conv": _TAPS,
+    "short_conv_kernel_size": _TAPS,
     "linear_key_head_dim": _STATE,
     "mamba_d_state": _STATE,
     "ssm_state_size": _STATE,

@@ -42,6 +42,12 @@ class Metadata:
             raise self._wrong(key, "a finite number that is not negative", value)
         return _shortest(float(value))
 
+    def negative(self, key: str) -> float:
+        value = self._get(key, None)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < 0:
+            raise self._wrong(key, "a finite number below zero", value)
+        return _shortest(float(value))
+
     def positive(self, key: str, default: float | None = None) -> float:
         if (value := self.number(key, default)) == 0:
             raise self._wrong(key, "above zero", value)
@@ -76,10 +82,11 @@ class Metadata:
         return values
 
     def flags(self, key: str, length: int) -> list[bool]:
+        """Return a list of flags. Some files state them as 0 and 1."""
         value = self._get(key, None)
-        if not isinstance(value, list) or len(value) != length or not all(isinstance(item, bool) for item in value):
+        if not isinstance(value, list) or len(value) != length or not all(item in (False, True) for item in value):
             raise self._wrong(key, f"a list of {length} times true or false", value)
-        return value
+        return [bool(item) for item in value]
 
     def numbers(self, key: str, length: int, *, infinite: bool = False) -> list[float]:
         """Return a list of numbers. infinite: they may be infinite."""

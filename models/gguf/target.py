@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Order = npt.NDArray[np.intp]
-Values = Literal["same", "minus_one", "log"]
+Values = Literal["same", "minus_one", "log", "log_negative"]
 # Tensors that some files have in place of several, whose rows they stack.
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 
@@ -20,7 +20,7 @@ class Target:
     shape: of the tensor, in elements.
     rows: row of the tensor for each row in the network (matrices: second axis from the end).
     columns: block of columns for each block in the network.
-    values: "minus_one" subtracts 1, "log" takes the logarithm of the negative.
+    values: "minus_one" subtracts 1, "log" takes the logarithm, "log_negative" that of the negative.
     stored: shape of an unquantized tensor in the network, if another.
     plain: never quantized.
     below: tensor of the same shape whose rows follow; empty for none.

@@ -1,9 +1,10 @@
-"""Gated delta networks: Qwen 3.5, its mixtures, Qwen3-Next, and Kimi Linear.
+"""Gated delta networks: Qwen 3.5, its mixtures, Qwen3-Next, Kimi Linear, and Ling 3.
 
 llama.cpp's converter stores Qwen 3.5's value heads tiled, [G0 v0, G1 v0, ..., G0 v1, ...], and the class reads them
 grouped by key head. Qwen3-Next is converted to the class of Qwen 3.5's mixture, which has its projections apart.
 Kimi Linear has a decay for each channel, and attention over latents without positions in layers with K/V heads. Its
-files store -exp(A_log).
+files store -exp(A_log). Ling 3 has such layers with other projections, and gates at the output of attention; its files
+store exp(A_log).
 """
 
 from dataclasses import replace
@@ -11,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Entries, Part
+from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Entries, Part, Parts
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
+    LATENT_QUERIES,
     LATENTS,
     NORMS,
     POST_NORMS,
@@ -24,6 +26,7 @@ from headrace.models.gguf.architectures.blocks import (
     shared_expert,
     tables,
 )
+from headrace.models.gguf.architectures.mixtures import GROUPED, latent_attention
 from headrace.models.gguf.keys import HEADS, SECTIONS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order
@@ -118,7 +121,7 @@ def _delta(*, tiled: bool = False) -> dict[str, Part]:
         "ssm_alpha": Part(f"{_DELTA}.in_proj_a", "values hidden", rows=heads),
         "ssm_conv1d": Part(f"{_DELTA}.conv1d", "mixed kernel", rows=mixed, stored="mixed kernel 1", plain=True),
         "ssm_dt.bias": Part(_DELTA, "values", "dt_bias", rows=heads),
-        "ssm_a.": Part(_DELTA, "values", "A_log", rows=heads, values="log"),
+        "ssm_a.": Part(_DELTA, "values", "A_log", rows=heads, values="log_negative"),
         "ssm_norm": Part(f"{_DELTA}.norm", "value"),
         "ssm_out": Part(f"{_DELTA}.out_proj", "hidden value_rows", columns=heads),
     }
@@ -201,7 +204,81 @@ def _taps(name: str) -> Part:
     return Part(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
 
 
+def _ling3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    layers = config["num_hidden_layers"]
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))[:layers]
+    period = next((layer + 1 for layer, heads in enumerate(kv_heads) if heads), 0)
+    config |= latent_attention(metadata, config)
+    safe = metadata.flag("{arch}.kda.safe_gate", True) and metadata.flag("{arch}.expert_weights_norm", False)
+    entries = {
+        "layer_group_size": period, "head_dim": metadata.integer("{arch}.kda.head_dim", minimum=1, maximum=HEADS),
+        "kda_lower_bound": metadata.negative("{arch}.kda.gate_lower_bound"), "no_kda_lora": True,
+        "kda_safe_gate": True, "rope_interleave": True,
+    }  # fmt: skip
+    delta = [kind == "delta" for _, kind, *_ in _ling3_kinds({**config, **entries})] if period else []
+    if not safe or config["rope_scaling"] is not None or delta != [heads == 0 for heads in kv_heads]:
+        raise UnsupportedModelError("this variant of GGUF architecture 'bailingmoe3' is not supported")
+    return entries
+
+
+def _ling3_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer. Layers after the last whole group of layers have attention, too."""
+    count = config["num_hidden_layers"]
+    period = config["layer_group_size"]
+    queries = "q_lora" if config.get("q_lora_rank") else "q"
+    attends = [(layer + 1) % period == 0 or layer >= count // period * period for layer in range(count)]
+    return [("norms", *(("attention", queries) if full else ("delta",)), "sparse") for full in attends]
+
+
+def _ling3_sizes(config: Config) -> dict[str, int]:
+    return {"state": config["head_dim"], "kernel": config["short_conv_kernel_size"]}
+
+
+_LING = "attention"
+
+
+def _at_ling(parts: Parts) -> dict[str, Part]:
+    return {key: replace(part, module=part.module.replace(_SELF, _LING)) for key, part in parts.items()}
+
+
+_LING3 = Architecture(
+    "BailingMoeV3ForCausalLM", "bailing_moe_v3",
+    {
+        "norms": NORMS,
+        "delta": {
+            **{f"attn_{name}": Part(f"{_LING}.{name}_proj", "heads*state hidden") for name in "qkv"},
+            **{
+                f"ssm_conv1d_{name}": replace(_taps(name), module=f"{_LING}.{name}_conv1d") for name in "qkv"
+            },
+            **{f"ssm_{name}_a": Part(f"{_LING}.{name}_proj", "heads*state hidden") for name in "fg"},
+            "ssm_beta": Part(f"{_LING}.b_proj", "heads hidden"),
+            "ssm_a.": Part(_LING, "heads 1", "A_log", values="log", stored="heads", plain=True),
+            "ssm_dt.bias": Part(_LING, "heads*state", "dt_bias"),
+            "ssm_norm": Part(f"{_LING}.o_norm", "state"),
+            "attn_output": Part(f"{_LING}.o_proj", "hidden heads*state"),
+        },
+        "attention": {
+            **_at_ling({**LATENTS, **LATENT_HEADS}), "attn_gate": Part(f"{_LING}.g_proj", "heads hidden"),
+            "attn_output": Part(f"{_LING}.dense", "hidden heads*value"),
+        },
+        "q": {"attn_q": Part(f"{_LING}.q_proj", "heads*query hidden")},
+        "q_lora": _at_ling(LATENT_QUERIES),
+        "dense": mlp(),
+        "sparse": {
+            **experts(plain=True), **shared_expert(), "exp_probs_b.bias": Part("mlp.gate", "experts", "expert_bias"),
+        },
+    },
+    tables(embedding="model.word_embeddings"),
+    keys=(
+        *GROUPED, "kv_lora_rank", "q_lora_rank", "intermediate_size", "num_shared_experts", "first_k_dense_replace",
+        "moe_shared_expert_intermediate_size", "routed_scaling_factor", "short_conv_kernel_size",
+    ),
+    experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"), entries=_ling3, head_counts=True,
+    scales_rope=True, sigmoid=True, kinds=_ling3_kinds, sizes=_ling3_sizes,
+)  # fmt: skip
+
 ROWS = {
+    "bailingmoe3": _LING3,
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_MOE,
     "qwen3next": replace(
@@ -225,7 +302,7 @@ ROWS = {
                 **{f"ssm_{name}_a": Part(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
                 **{f"ssm_{name}_b": Part(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
                 "ssm_beta": Part(f"{_SELF}.b_proj", "heads hidden"),
-                "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log", stored="1 1 heads 1", plain=True),
+                "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log_negative", stored="1 1 heads 1", plain=True),
                 "ssm_dt.bias": Part(_SELF, "heads*state", "dt_bias"),
                 "ssm_norm": Part(f"{_SELF}.o_norm", "state"),
                 "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*state"),

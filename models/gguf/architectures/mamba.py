@@ -22,7 +22,7 @@ def _mixer(at: str, *, norm: bool = True) -> dict[str, Part]:
         "ssm_conv1d": Part(f"{at}.conv1d", "mixed kernel", stored="mixed kernel 1", plain=True),
         "ssm_conv1d.bias": Part(f"{at}.conv1d", "mixed", "bias", optional=True),
         "ssm_dt.bias": Part(at, "mamba_heads", "dt_bias"),
-        "ssm_a.": Part(at, "mamba_heads 1", "A_log", values="log", stored="mamba_heads", plain=True),
+        "ssm_a.": Part(at, "mamba_heads 1", "A_log", values="log_negative", stored="mamba_heads", plain=True),
         "ssm_d.": Part(at, "mamba_heads 1", "D", stored="mamba_heads", plain=True),
         "ssm_norm": Part(f"{at}.norm", "groups per_group", stored="states", plain=True, optional=not norm),
         "ssm_out": Part(f"{at}.out_proj", "hidden states"),
@@ -269,7 +269,7 @@ def _mixer1(at: str) -> dict[str, Part]:
         "ssm_x": Part(f"{at}.x_proj", "inputs states"),
         "ssm_dt": Part(f"{at}.dt_proj", "states rank"),
         "ssm_dt.bias": Part(f"{at}.dt_proj", "states", "bias"),
-        "ssm_a.": Part(at, "states state", "A_log", values="log", plain=True),
+        "ssm_a.": Part(at, "states state", "A_log", values="log_negative", plain=True),
         "ssm_d.": Part(at, "states", "D", plain=True),
         "ssm_out": Part(f"{at}.out_proj", "hidden states"),
     }

@@ -45,7 +45,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LOCAL = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
 _NAMED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
-_GROUPED = ("n_group", "topk_group")
+GROUPED = ("n_group", "topk_group")
 _SPARSE = "block_sparse_moe"
 _HIDDEN_GATE = Part("mlp.shared_expert_gate", "hidden", stored="1 hidden")
 _GATE = {
@@ -64,7 +64,7 @@ def _deepseek2(metadata: Metadata, file: Contents, config: Entries) -> Entries:
     gating = gating_of(metadata, SIGMOID if file.has("exp_probs_b.bias") else SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
-    config |= _latent_attention(metadata, config)
+    config |= latent_attention(metadata, config)
     if gating == SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
         return {} if config["rms_norm_eps"] == 1e-6 else {"model_type": "glm4_moe_lite"}
     if config["norm_topk_prob"]:
@@ -73,7 +73,7 @@ def _deepseek2(metadata: Metadata, file: Contents, config: Entries) -> Entries:
     return {"model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
 
 
-def _latent_attention(metadata: Metadata, config: Entries) -> Entries:
+def latent_attention(metadata: Metadata, config: Entries) -> Entries:
     """Return the entries of attention over latents, and take the size of a head out of `config`, which has several."""
     mla = metadata.has("{arch}.attention.key_length_mla")
     metadata.ignore("{arch}.attention.value_length")  # with `mla`, of an entry of K/V
@@ -96,13 +96,13 @@ def _latent_attention(metadata: Metadata, config: Entries) -> Entries:
 def _indexed(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     if gating_of(metadata, SIGMOID) != SIGMOID or metadata.has("{arch}.attention.indexer.types"):
         raise UnsupportedModelError(f"this variant of GGUF architecture {metadata.architecture!r} is not supported")
-    config |= _latent_attention(metadata, config)
+    config |= latent_attention(metadata, config)
     scaling = config["rope_scaling"] or {"rope_type": "default"}
     return {"rope_parameters": {**scaling, "rope_theta": config["rope_theta"]}}
 
 
 def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
-    config |= _latent_attention(metadata, config)
+    config |= latent_attention(metadata, config)
     scaling = config.pop("rope_scaling")
     is_yarn = scaling is not None and scaling["rope_type"] == "yarn"
     if gating_of(metadata, SOFTMAX) != SOFTMAX or not is_yarn or config["rms_norm_eps"] != 1e-6:
@@ -188,6 +188,44 @@ def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
         ),
         "swiglu_limits": _limits(metadata, "exp", count), "swiglu_limits_shared": _limits(metadata, "shexp", count),
     }  # fmt: skip
+
+
+def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    count = layers_of(metadata)
+    layers = range(config["num_hidden_layers"])
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
+    slides = window_flags(metadata, count, 0)[: len(layers)]
+    full_heads = {kv_heads[layer] for layer in layers if not slides[layer]}
+    local_heads = {kv_heads[layer] for layer in layers if slides[layer]}
+    sinks = {slides[layer] for layer in layers if f"blk.{layer}.attn_sinks.weight" in file.shapes}
+    heads = metadata.integer("{arch}.attention.head_count")  # all layers have as many
+    if len(full_heads) != 1 or len(local_heads) != 1:
+        raise UnsupportedModelError("a MiMo 2 with other heads is not supported")
+    head = config["head_dim"]
+    value = metadata.integer("{arch}.attention.value_length", head, minimum=1, maximum=HEADS)
+    rotated = rotated_part(metadata, head)
+    (full,), (local,) = full_heads, local_heads
+    return {
+        "num_key_value_heads": full, "swa_num_key_value_heads": local, "swa_num_attention_heads": heads,
+        "swa_head_dim": head, "v_head_dim": value, "swa_v_head_dim": value,
+        "partial_rotary_factor": (rotated + 0.5) / head,  # its class takes the whole part of the product
+        "swa_rope_theta": KEYS["rope_local_base_freq"].read(metadata),
+        "attention_value_scale": metadata.number("{arch}.attention.value_scale", 0.0) or None,
+        "add_swa_attention_sink_bias": True in sinks, "add_full_attention_sink_bias": False in sinks,
+        "hybrid_layer_pattern": [int(slide) for slide in slides],
+        "moe_layer_freq": [int(f"blk.{layer}.ffn_gate_inp.weight" in file.shapes) for layer in layers],
+        "layer_types": [layer_type(slide) for slide in slides],
+    }  # fmt: skip
+
+
+def _mimo_attention(kv_heads: str) -> dict[str, Part]:
+    return {
+        "attn_q": Part("self_attn.q_proj", "heads*head hidden"),
+        "attn_k": Part("self_attn.k_proj", f"{kv_heads}*head hidden"),
+        "attn_v": Part("self_attn.v_proj", f"{kv_heads}*value hidden"),
+        "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
+        "attn_sinks": Part("self_attn", "heads", "attention_sink_bias", optional=True),
+    }
 
 
 def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
@@ -443,7 +481,7 @@ ROWS: dict[str, Architecture] = {
     "exaone-moe": Architecture(
         "ExaoneMoEForCausalLM", "exaone_moe",
         {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE}, tables(),
-        keys=(*_GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
+        keys=(*GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
         experts=_NAMED, constants={"scoring_func": "sigmoid", "rope_scaling": None}, entries=_exaone, sigmoid=True,
         window_period=4, scales_rope=True, rope_tensors=(ROPE_FACTORS,),
     ),
@@ -463,7 +501,7 @@ ROWS: dict[str, Architecture] = {
         },
         tables(embedding="model.word_embeddings"),
         keys=(
-            *_GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "first_k_dense_replace",
+            *GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "first_k_dense_replace",
             "moe_shared_expert_intermediate_size", "intermediate_size",
         ),
         experts=_NAMED, constants={"use_bias": False, "use_qkv_bias": False, "rope_scaling": None},
@@ -485,7 +523,7 @@ ROWS: dict[str, Architecture] = {
             },
         },
         tables(),
-        keys=(*_GROUPED, "route_norm", "route_scale", "num_shared_experts", "num_dense_layers", "intermediate_size"),
+        keys=(*GROUPED, "route_norm", "route_scale", "num_shared_experts", "num_dense_layers", "intermediate_size"),
         experts=_NAMED, constants={"score_func": "sigmoid", "mup_enabled": True, "rope_scaling": None},
         window_period=4, scales_rope=True, sigmoid=True,
     ),
@@ -527,6 +565,25 @@ ROWS: dict[str, Architecture] = {
         constants={"yarn_only_types": ["full_attention"], "rope_scaling": None},
         by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
         scales_rope=True, rope_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
+    ),
+    "mimo2": Architecture(
+        "MiMoV2FlashForCausalLM", "mimo_v2_flash",
+        {
+            "layer": NORMS,
+            "full_attention": _mimo_attention("kv_heads"), "sliding_attention": _mimo_attention("local_kv_heads"),
+            "dense": mlp(),
+            "sparse": {
+                **experts(plain=True),
+                "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias"),
+            },
+        },
+        tables(), keys=("intermediate_size", "sliding_window_size", "routed_scaling_factor"), experts=_ROUTED,
+        epsilon="layernorm_epsilon", constants={
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": None, "norm_topk_prob": True,
+            "n_group": 1, "topk_group": 1,
+        },
+        entries=_mimo, head_counts=True, sigmoid=True, untied=True,
+        sizes=lambda config: {"local_kv_heads": config["swa_num_key_value_heads"]},
     ),
     "laguna": Architecture(
         "LagunaForCausalLM", "laguna",

@@ -191,6 +191,11 @@ _KDA: Shapes = {
     **{f"ssm_{name}_b.weight": (4 * 32, 32) for name in "fg"}, **_norms("ssm_norm", size=32),
     "attn_output.weight": (HIDDEN, 4 * 32),
 }  # fmt: skip
+_LING3: Shapes = {
+    **{name: shape for name, shape in _KDA.items() if not name.startswith(("ssm_f_", "ssm_g_"))},
+    **{f"ssm_{name}_a.weight": (4 * 32, HIDDEN) for name in "fg"}, "ssm_a": (4, 1),
+}  # fmt: skip
+_LING3_FULL: Shapes = {**_MLA, "attn_gate.weight": (4, HIDDEN)}
 _MLA_LITE: Shapes = {  # no latent of queries; K and V as one
     **{name: shape for name, shape in _MLA.items() if "attn_q_" not in name and "_b." not in name},
     "attn_q.weight": (4 * 24, HIDDEN), "attn_kv_b.weight": (4 * 32, 32),
@@ -250,6 +255,10 @@ del _AFMOE["layer_output_scale.weight"]
 _STEP = {**_LFM_NORMS, **_head_norms()}
 _BAILING: Shapes = {
     "attn_qkv.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, 64), **_head_norms()
+}  # fmt: skip
+_MIMO: Shapes = {
+    "attn_q.weight": (96, HIDDEN), "attn_k.weight": (24, HIDDEN), "attn_v.weight": (16, HIDDEN),
+    "attn_output.weight": (HIDDEN, 64),
 }  # fmt: skip
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output")
 _FUSED_QKV = _biased(
@@ -491,6 +500,18 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             {**_KDA, **_experts(shared=32), **_SCORES},
         ),
     ),
+    "bailingmoe3": (
+        "bailingmoe3",
+        {
+            **_MLA_KEYS, "attention.head_count_kv": [0, 1, 0, 1, 1], "kda.head_dim": 32, "kda.safe_gate": True,
+            "kda.gate_lower_bound": -5.0, "ssm.conv_kernel": 4, "expert_shared_feed_forward_length": 32,
+            "rope.freq_base": 6e6, "attention.layer_norm_rms_epsilon": 1e-6,
+        },
+        _layers(
+            {**_LING3, **_mlp()},
+            *({**kind, **_experts(shared=32), **_SCORES} for kind in (_LING3_FULL, _LING3, _LING3_FULL, _LING3_FULL)),
+        ),
+    ),
     "olmoe": (
         "olmoe",
         {
@@ -660,6 +681,23 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_experts(shared=48), **_SCORES},
         ),
     ),
+    "mimo2": (  # values are narrower than keys; layers with a window have more heads, and sinks
+        "mimo2",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.head_count_kv": [1, 2, 2, 1], "attention.key_length": 24,
+            "attention.sliding_window": 12, "attention.sliding_window_pattern": [0, 1, 1, 0],
+            "rope.dimension_count": 8, "rope.freq_base": 5e6, "rope.freq_base_swa": 1e4, "expert_gating_func": 2,
+            "attention.value_scale": 0.7,
+        },
+        _layers(
+            {**_LFM_NORMS, **_MIMO, **_mlp()},
+            *({
+                **_LFM_NORMS, **_MIMO, "attn_k.weight": (48, HIDDEN), "attn_v.weight": (32, HIDDEN),
+                "attn_sinks.weight": (4,), **_experts(), **_SCORES,
+            },) * 2,
+            {**_LFM_NORMS, **_MIMO, **_experts(), **_SCORES},
+        ),
+    ),
     "laguna": (  # every fourth layer, from the first, has no window, and fewer heads
         "laguna",
         {
@@ -769,6 +807,8 @@ def tensors_of(variant: str, seed: int = 0) -> Weights:
     """Random tensors in float32, as the file has them."""
     rng = np.random.default_rng(seed)
     made = {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
+    if variant == "bailingmoe3":
+        made = {name: -values if name.endswith("ssm_a") else values for name, values in made.items()}
     if variant == "deci":
         made["rope_freqs.weight"] = llama3_factors(8.0, 16)
     for name in made:

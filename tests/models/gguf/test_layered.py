@@ -130,6 +130,8 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "spark2_5",
         "hy_v3",
         "jais2",
+        "mimo2",
+        "bailingmoe3",
     ],
 )
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
@@ -187,6 +189,8 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
         "minicpm3",
         "nanbeige",
         "spark2_5",
+        "mimo2",
+        "bailingmoe3",
     ],
 )
 def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
@@ -297,6 +301,8 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "minicpm3",
         "nanbeige",
         "spark2_5",
+        "mimo2",
+        "bailingmoe3",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
@@ -316,6 +322,7 @@ def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
     [
         ("qwen35", "blk.0.ssm_out.weight", None, r"blk\.0\.ssm_out\.weight is missing"),
         ("qwen35", "blk.0.ssm_a", np.ones(4, np.float32), "not negative"),
+        ("bailingmoe3", "blk.0.ssm_a", np.full((4, 1), -1, np.float32), "not positive"),
         ("lfm2", "blk.0.attn_q.weight", np.ones((64, 64), np.float32), "has no place in a lfm2"),
         ("gemma4", "rope_freqs.weight", np.full(16, 2, np.float32), "does not turn a part"),
         ("granitehybrid", "blk.0.ssm_d", np.ones((4, 2), np.float32), r"ssm_d has shape \(4, 2\)"),
@@ -349,6 +356,10 @@ def test_broken_files_are_one_error(
         ("olmo", {"attention.clamp_kqv": 8.0}, "clamp_kqv = 8.0"),
         ("minicpm3", {"attention.layer_norm_rms_epsilon": 1e-6}, "another epsilon"),
         ("minicpm3", {"attention.value_length": 24}, "other heads"),
+        ("mimo2", {"attention.head_count_kv": [1, 2, 4, 1]}, "other heads"),
+        ("bailingmoe3", {"kda.safe_gate": False}, "variant"),
+        ("bailingmoe3", {"attention.head_count_kv": [0, 1, 0, 1, 0]}, "variant"),
+        ("bailingmoe3", {"rope.dimension_sections": [2, 1, 1, 0]}, "dimension_sections"),
         ("hy_v3", {"expert_shared_feed_forward_length": 48}, "shared experts of 48"),
     ],
 )
