@@ -43,6 +43,12 @@ _COMPACTED = (
 )
 _LOGPROBS = "message.output_text.logprobs"  # an entry of `include`
 _WRITTEN = "written"  # arguments of an open call of a custom tool, no field of the item
+_USAGE_NAMES = {  # fields of `openai_usage` that this API names otherwise; all others are passed on
+    "prompt_tokens": "input_tokens",
+    "prompt_tokens_details": "input_tokens_details",
+    "completion_tokens": "output_tokens",
+    "completion_tokens_details": "output_tokens_details",
+}
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -331,11 +337,4 @@ class ResponseForm:
 
 def _usage(end: Finished) -> dict[str, object]:
     usage = openai_usage([end])
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": usage["prompt_tokens_details"],
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": usage["completion_tokens_details"],
-        "total_tokens": usage["total_tokens"],
-        "timings": usage["timings"],
-    }
+    return {name: usage.pop(other) for other, name in _USAGE_NAMES.items()} | usage
