@@ -1,5 +1,6 @@
 """Answers of one model: alone and side by side, with errors of their own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -8,7 +9,7 @@ import pytest
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.stop_strings import StopMatcher
@@ -30,6 +31,24 @@ def prepared(answerer: Answerer, text: str, **options: Any) -> Answer:
 def step_until_done(answerer: Answerer) -> None:
     while answerer.has_work:
         answerer.step()
+
+
+EFFECTIVE: dict[str, Any] = {
+    "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 1.5, "presence_penalty": 1.0,
+    "frequency_penalty": 1.0, "logit_bias": {5: 1.0}, "seed": 7, "max_tokens": 3, "stop": "x", "speculate": "off",
+    "schema": {"type": "object"}, "regex": "a", "grammar": 'start: "a"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", sorted(OPTIONS.keys() - {"thinking", "chat_template_kwargs"})
+)  # which are the prompt's
+def test_every_option_reaches_the_engine_or_the_text(model: LoadedModel, name: str) -> None:
+    answerer = Answerer(model)
+    usual = prepared(answerer, "a", seed=1)
+    changed = prepared(answerer, "a", **{"seed": 1, name: EFFECTIVE[name]})
+    request = replace(changed.request, cancel=usual.request.cancel)  # a flag of each
+    assert request != usual.request or changed._text._has_stops != usual._text._has_stops
 
 
 def test_an_answer_is_the_same_alone_and_in_a_batch(model: LoadedModel) -> None:

@@ -10,6 +10,7 @@ from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_opti
 from headrace.app.server import anthropic, responses
 from headrace.runtime.config.value_types import Number, parse_value
 from headrace.runtime.errors import UsageError
+from tests.support.pages import PAGES
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,12 @@ def test_values_of_documents_have_one_form() -> None:
     options = AnswerOptions.read({"temperature": 1, "stop": "END", "logit_bias": {"3": 1}})
     assert options.given() == {"temperature": 1.0, "stop": ("END",), "logit_bias": {3: 1.0}}
     assert AnswerOptions.read(options.given()) == options
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_pages_name_every_option(name: str) -> None:
+    assert f"`{name}`" in PAGES["docs/batch.md"]
+    assert f"--{name.replace('_', '-')}" in PAGES["docs/cli.md"]
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "logit_bias"])
