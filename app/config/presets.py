@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.app.answer.options import GRAMMARS, AnswerOptions
+from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.config.file_lock import alone_with
-from headrace.app.config.settings import SAMPLING_ROWS, name_in, read_toml, refuse_unknown, shown, write_whole
+from headrace.app.config.settings import name_in, read_toml, refuse_unknown, shown, write_whole
 from headrace.runtime.config.paths import config_dir
 from headrace.runtime.config.value_types import Text, read_value
 from headrace.runtime.errors import UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 _LONGEST_NAME = 40
-_KEYS = ("system", *SAMPLING_ROWS, "stop", *GRAMMARS)
+_KEYS = ("system", *(name for name in OPTIONS if name != "logit_bias"))  # its token ids are of one model
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
 from headrace.runtime.errors import UsageError
+from tests.support.option_values import VALUES
 
 
 def test_saving_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
@@ -22,6 +24,18 @@ def test_saving_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
     assert list(load_presets(path)) == ["old"]
     with pytest.raises(UsageError, match="a b"):
         delete_preset("a b.c", path)
+
+
+def test_a_preset_keeps_every_option_but_a_logit_bias(tmp_path: Path) -> None:
+    path = tmp_path / "presets.toml"
+    for name in OPTIONS:
+        given = AnswerOptions.read({name: VALUES[name]}).stored()
+        save_preset("p", Preset("", given), path)
+        assert load_presets(path) == {"p": Preset("", given)}
+        assert bool(given) == (name != "logit_bias")
+    path.write_text("[p.logit_bias]\n5 = 1.0\n")
+    with pytest.raises(UsageError, match="logit_bias"):
+        load_presets(path)
 
 
 @pytest.mark.parametrize(
