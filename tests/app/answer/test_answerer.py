@@ -16,6 +16,7 @@ from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import Failed
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.machine.sensors import Readings
+from tests.support.option_values import VALUES
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -33,20 +34,14 @@ def step_until_done(answerer: Answerer) -> None:
         answerer.step()
 
 
-EFFECTIVE: dict[str, Any] = {
-    "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 1.5, "presence_penalty": 1.0,
-    "frequency_penalty": 1.0, "logit_bias": {5: 1.0}, "seed": 7, "max_tokens": 3, "stop": "x", "speculate": "off",
-    "schema": {"type": "object"}, "regex": "a", "grammar": 'start: "a"',
-}  # fmt: skip
+OF_THE_PROMPT = {"thinking", "chat_template_kwargs"}
 
 
-@pytest.mark.parametrize(
-    "name", sorted(OPTIONS.keys() - {"thinking", "chat_template_kwargs"})
-)  # which are the prompt's
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - OF_THE_PROMPT))
 def test_every_option_reaches_the_engine_or_the_text(model: LoadedModel, name: str) -> None:
     answerer = Answerer(model)
     usual = prepared(answerer, "a", seed=1)
-    changed = prepared(answerer, "a", **{"seed": 1, name: EFFECTIVE[name]})
+    changed = prepared(answerer, "a", **{"seed": 1, name: VALUES[name]})
     request = replace(changed.request, cancel=usual.request.cancel)  # a flag of each
     assert request != usual.request or changed._text._has_stops != usual._text._has_stops
 
