@@ -37,21 +37,18 @@ def export_path(session_id: str, name: str) -> Path:
 
     Only the latter may be overwritten. Raises UsageError.
     """
-    if name in FORMS:
-        form = name
-    elif name:
-        form = ""
-    else:
-        form = "md"
-    own_name = f"headrace-{session_id}.{form}"
+    may_replace = False
+    if name in FORMS or not name:
+        name = f"headrace-{session_id}.{name or 'md'}"
+        may_replace = True
     try:
-        path = Path(own_name if form else name).expanduser()
+        path = Path(name).expanduser()
         has_folder = path.parent.is_dir()
     except OSError as error:
         raise UsageError(f"{name} cannot be written: {error.strerror}") from None
     except RuntimeError:
         raise UsageError(f"{name} cannot be written: nobody has that home") from None
-    if not form and os.path.lexists(path) and path != Path(f"headrace-{session_id}{path.suffix}"):
+    if not may_replace and os.path.lexists(path) and path != Path(f"headrace-{session_id}{path.suffix}"):
         raise UsageError(f"{path} exists already", "another name, or none, writes another file")
     if not has_folder:
         raise UsageError(
@@ -121,15 +118,21 @@ def to_document(session: Session, messages: Sequence[Message]) -> dict[str, obje
 
 
 def _message_document(message: Message) -> dict[str, object]:
-    document = asdict(message) | {"metrics": message.metrics.document() if message.metrics is not None else None}
+    document = asdict(message)
+    if message.metrics is not None:
+        document["metrics"] = message.metrics.document()
     del document["kinds"]  # `content` has the tags
     return document
 
 
 def made_with(message: Message) -> list[str]:
     """Return the stored model and sampling of a message, safe to print."""
-    names = [sanitise(message.model)] if message.model and message.role == "assistant" else []
-    return names if message.sampling is None else [*names, sampling_text(message.sampling)]
+    facts = []
+    if message.model and message.role == "assistant":
+        facts.append(sanitise(message.model))
+    if message.sampling is not None:
+        facts.append(sampling_text(message.sampling))
+    return facts
 
 
 def metrics_line(metrics: Summary) -> str:
@@ -140,12 +143,17 @@ def metrics_line(metrics: Summary) -> str:
 
 def _made(message: Message) -> list[str]:
     """Return the facts of an answer: model, sampling, metrics."""
-    return [*made_with(message), *([metrics_line(message.metrics)] if message.metrics is not None else [])]
+    facts = made_with(message)
+    if message.metrics is not None:
+        facts.append(metrics_line(message.metrics))
+    return facts
 
 
 def _facts(session: Session) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
-    return f"{when}, session {session.id}" + (f", {sanitise(session.model)}" if session.model else "")
+    facts = f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(session.created_at))}, session {session.id}"
+    if session.model:
+        facts += f", {sanitise(session.model)}"
+    return facts
 
 
 def _part(text: str) -> str:
@@ -163,12 +171,10 @@ def markdown_part(text: str) -> str:
     for token in tokens:
         if token.type == "heading_open" and token.map is not None:
             _lower(lines, token)
-    if (
-        tokens
-        and tokens[-1].type == "fence"
-        and (ending := _parser().parse("\n".join([*lines, "", "x"])))[-1].type == "fence"
-    ):
-        lines.append(ending[-1].markup)
+    if tokens and tokens[-1].type == "fence":
+        last = _parser().parse("\n".join([*lines, "", "x"]))[-1]
+        if last.type == "fence":  # still open: it takes the text after it in
+            lines.append(last.markup)
     return "\n".join(lines)
 
 
@@ -230,7 +236,9 @@ def _escape(text: str) -> str:
 
 def _escape_around_code(text: str) -> str:
     parts = _CODE.split(text)  # text, code, its backticks, text, ...
-    return "".join(_escape(part) if index % 3 == 0 else part for index, part in enumerate(parts) if index % 3 != 2)
+    parts[::3] = map(_escape, parts[::3])
+    del parts[2::3]  # the code has them, too
+    return "".join(parts)
 
 
 def _has_html(tokens: Sequence["Token"]) -> bool:

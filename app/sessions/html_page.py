@@ -20,9 +20,11 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.metrics.telemetry import Percentiles
 from headrace.runtime.metrics.units import format_seconds
 
-_WIDTH, _HEIGHT = 720, 96  # of a chart, in its own units
+_WIDTH = 720  # of a chart, in its own units
+_HEIGHT = 96
 _HEADROOM = 1.25  # the chart reaches this far above p99
-_SLOW, _SLOWEST = 1.25, 2.0  # times the median
+_SLOW = 1.25  # times the median
+_SLOWEST = 2.0
 
 StepsOf = Callable[[Message], AnswerSteps | None]
 Made = Callable[[Message], list[str]]
@@ -30,7 +32,12 @@ Made = Callable[[Message], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One step, or several where there are more than fit: the slowest of them. x, y, width, height: in the chart."""
+    """One step, or several where there are more than fit: the slowest of them.
+
+    x, y, width, height: in units of the chart, from its upper left corner.
+    style: classes of the page.
+    title: shown under the mouse.
+    """
 
     x: float
     y: float
@@ -42,7 +49,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Step latencies. lines: (name, y, label) of percentiles. top: latency at the upper edge."""
+    """Step latencies.
+
+    bars: from the first step to the last.
+    lines: (name, y, label) of percentiles.
+    steps: number of the answer's steps.
+    top: latency at the upper edge.
+    width, height: in units of the chart.
+    """
 
     bars: list[Bar]
     lines: list[tuple[str, float, str]]
@@ -73,19 +87,26 @@ def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, f
 
 def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, object]:
     text = message.by_kind
-    steps = steps_of(message) if message.role == "assistant" else None
-    shown = steps if steps is not None and steps.latencies_s else None
-    return {
+    entry = {
         "role": message.role,
         "attachments": [" ".join(sanitise(attachment.name).split()) for attachment in message.attachments],
         "thinking": _rendered(text.thinking or ""),
-        "body": _rendered(text.content) if message.role == "assistant" else None,
+        "body": None,
         "text": sanitise(text.content),
-        "unfinished": message.finish_reason or "interrupted" if message.partial else "",
+        "unfinished": "",
         "facts": made(message),
-        "chart": step_chart(shown) if shown else None,
-        "strip": list(strip(shown)) if shown else [],
+        "chart": None,
+        "strip": [],
     }
+    if message.partial:
+        entry["unfinished"] = message.finish_reason or "interrupted"
+    if message.role == "assistant":
+        entry["body"] = _rendered(text.content)
+        steps = steps_of(message)
+        if steps is not None and steps.latencies_s:
+            entry["chart"] = step_chart(steps)
+            entry["strip"] = list(strip(steps))
+    return entry
 
 
 def _rendered(text: str) -> object:
@@ -109,7 +130,9 @@ def step_chart(steps: AnswerSteps) -> Chart:
         text = steps.texts[first + slowest]
         height = max(1.0, min(1.0, latency / top) * _HEIGHT)
         width = _WIDTH / count
-        style = _speed(latency, of.p50) + (" accepted" if text.accepted else "")
+        style = _speed(latency, of.p50)
+        if text.accepted:
+            style += " accepted"
         title = f"step {first + slowest}: {format_seconds(latency)}{_drafted(text)} “{sanitise(text.text)}”"
         bars.append(Bar(index * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
     lines = [
@@ -121,18 +144,25 @@ def step_chart(steps: AnswerSteps) -> Chart:
 
 def strip(steps: AnswerSteps) -> Iterator[Mark]:
     """Yield the tokens of an answer in order, rejected draft tokens in front of the token that replaced them."""
-    each = [latency / max(1, len(text.pieces)) for latency, text in zip(steps.latencies_s, steps.texts, strict=False)]
-    usual = median(each[1:] or each) if each else 0.0
+    # Seconds per token of each step. The first latency is not between tokens: it is shown, but not judged.
+    token_s = [
+        latency / max(1, len(text.pieces)) for latency, text in zip(steps.latencies_s, steps.texts, strict=False)
+    ]
+    usual_s = median(token_s[1:] or token_s or [0.0])
     for index, (pieces, accepted, rejected) in enumerate(steps.texts):
-        known = index < len(each)
-        title = f"step {index}" + (f", {format_seconds(steps.latencies_s[index])}" if known else "")
+        title = f"step {index}"
+        style = "usual"
+        if index < len(token_s):
+            title += f", {format_seconds(steps.latencies_s[index])}"
+            if index:
+                style = _speed(token_s[index], usual_s)
         for piece in pieces[:accepted]:
             yield Mark(sanitise(piece), "accepted", f"{title}, accepted draft token")
         for draft in rejected:
             yield Mark(sanitise(draft), "rejected", f"{title}, rejected draft token")
         for piece in pieces[accepted:]:
             if piece:
-                yield Mark(sanitise(piece), _speed(each[index], usual) if known and index else "usual", title)
+                yield Mark(sanitise(piece), style, title)
 
 
 def _speed(latency_s: float, usual_s: float) -> str:
@@ -145,4 +175,6 @@ def _speed(latency_s: float, usual_s: float) -> str:
 
 def _drafted(text: StepText) -> str:
     drafts = text.accepted + len(text.rejected)
-    return f", {text.accepted} of {drafts} draft tokens accepted," if drafts else ""
+    if not drafts:
+        return ""
+    return f", {text.accepted} of {drafts} draft tokens accepted,"

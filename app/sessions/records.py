@@ -55,7 +55,10 @@ class Message:
     @property
     def by_kind(self) -> TextByKind:
         """The text, by kind."""
-        return TextByKind(self.content, Kinds(content=len(self.content)) if self.kinds is None else self.kinds)
+        kinds = self.kinds
+        if kinds is None:
+            kinds = Kinds(content=len(self.content))
+        return TextByKind(self.content, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,9 @@ class SessionEntry:
     @property
     def title(self) -> str:
         """The session's title; without messages, the beginning of its unsent text."""
-        unsent = self.session.draft and not self.messages
-        return self.session.title or (f"unsent: {title_of(self.session.draft.text)}" if unsent else "")
+        if self.session.title or self.messages or not self.session.draft:
+            return self.session.title
+        return f"unsent: {title_of(self.session.draft.text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +143,6 @@ def title_of(content: str, attachments: Sequence[Attachment] = ()) -> str:
     lines = (line.strip() for line in content.splitlines())
     shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
     line = next(shown, ", ".join(attachment.name for attachment in attachments))
-    return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
+    if len(line) <= _TITLE_LENGTH:
+        return line
+    return line[: _TITLE_LENGTH - 1].rstrip() + "…"

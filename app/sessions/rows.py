@@ -22,7 +22,6 @@ T = TypeVar("T")
 _LATEST = 2.0**37  # seconds since the epoch, the year 6325: within every system's calendar
 _LARGEST = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
-_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")  # derived
 
 
 class _Row:
@@ -102,9 +101,9 @@ def message_of(row: sqlite3.Row) -> Message:
     content = values.text("whole")
     kinds = None
     if role == "assistant":
-        told = values.json("kinds", _kinds, None)
-        is_whole = told is not None and sum(told) == len(content)  # an earlier headrace may have continued the answer
-        kinds = told if is_whole else read_tags(content).kinds
+        kinds = values.json("kinds", _kinds, None)
+        if kinds is None or sum(kinds) != len(content):  # an earlier headrace may have continued the answer
+            kinds = read_tags(content).kinds
     message = Message(
         id=number,
         session_id=values.text("session_id"),
@@ -129,8 +128,10 @@ def marked(message: Message, damaged: Collection[str]) -> Message:
     """Return the message with these columns added to `damaged`."""
     if not damaged:
         return message
-    columns = tuple(dict.fromkeys([*message.damaged, *("content" if name == "whole" else name for name in damaged)]))
-    return replace(message, partial=True, finish_reason=DAMAGED, damaged=columns)
+    columns = dict.fromkeys(message.damaged)
+    for name in damaged:
+        columns["content" if name == "whole" else name] = None
+    return replace(message, partial=True, finish_reason=DAMAGED, damaged=tuple(columns))
 
 
 def lost_message(number: int, session_id: str, parent: int | None) -> Message:
@@ -238,12 +239,15 @@ def _largest(figure: float) -> float:
 
 def _completed(value: dict[str, Any]) -> dict[str, object]:
     """Return an earlier version's metrics as a summary; unknown fields are None, or 0 if they cannot be None."""
-    prefill, decode = (value[name] and _number(value[name], _MAX_FLOAT) for name in _RATES)
-    fed = value["prompt_tokens"] - value["reused_tokens"] - 1
-    unknown = dict.fromkeys(("first_step_s", "step_latency", "step_s", "itl"))
-    unknown |= dict.fromkeys(("steps", "weight_bytes_per_step", "kv_bytes_per_token", "peak_memory_bytes"), 0)
-    times = {"prefill_s": fed / prefill if prefill else 0.0, "tpot_s": 1 / decode if decode else None}
-    return unknown | times | {"prefill_tokens": fed} | value
+    prefill_tokens = value["prompt_tokens"] - value["reused_tokens"] - 1
+    completed: dict[str, Any] = dict.fromkeys(("first_step_s", "step_latency", "step_s", "itl", "tpot_s"))
+    completed |= dict.fromkeys(("steps", "weight_bytes_per_step", "kv_bytes_per_token", "peak_memory_bytes"), 0)
+    completed |= {"prefill_s": 0.0, "prefill_tokens": prefill_tokens}
+    if rate := value["prefill_tokens_per_second"]:
+        completed["prefill_s"] = prefill_tokens / _number(rate, _MAX_FLOAT)
+    if rate := value["decode_tokens_per_second"]:
+        completed["tpot_s"] = 1 / _number(rate, _MAX_FLOAT)
+    return completed | value
 
 
 def _draft(value: object) -> Draft:

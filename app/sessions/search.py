@@ -74,8 +74,12 @@ def _hit(row: sqlite3.Row, snippet: str) -> Hit:
 
 
 def _excerpt(content: str, text: str) -> str:
-    at = max(content.lower().find(text.lower()), 0)
-    end = at + len(text)
-    before = ("… " if at > _AROUND else "") + content[max(0, at - _AROUND) : at]
-    after = content[end : end + _AROUND] + (" …" if len(content) > end + _AROUND else "")
-    return f"{before}«{content[at:end]}»{after}"
+    start = max(content.lower().find(text.lower()), 0)
+    end = start + len(text)
+    before = content[max(0, start - _AROUND) : start]
+    after = content[end : end + _AROUND]
+    if start > _AROUND:
+        before = f"… {before}"
+    if len(content) > end + _AROUND:
+        after = f"{after} …"
+    return f"{before}«{content[start:end]}»{after}"

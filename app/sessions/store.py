@@ -116,17 +116,23 @@ class SessionStore:
         drafts: the last one may have unsent text only.
         """
         if text == "last":
-            used = "active_leaf IS NOT NULL" + (" OR draft IS NOT NULL" if drafts else "")
+            used = "active_leaf IS NOT NULL"
+            if drafts:
+                used += " OR draft IS NOT NULL"
             rows = self.db.rows(f"SELECT * FROM sessions WHERE {used} ORDER BY updated_at DESC LIMIT 1")
             if not rows:
                 hint = "the chat keeps each one, `run --save` its own"
                 raise UnknownSessionError("no conversation has been kept yet", hint)
-        else:
-            rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
-        if len(rows) != 1:
-            problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
-            raise UnknownSessionError(problem, "`headrace sessions list` lists all sessions")
-        return session_of(rows[0])
+            return session_of(rows[0])
+        rows = []
+        if text:  # the empty text begins every id
+            rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text)
+        if len(rows) == 1:
+            return session_of(rows[0])
+        problem = f"there is no session {text!r}"
+        if rows:
+            problem = f"{len(rows)} sessions begin with {text!r}"
+        raise UnknownSessionError(problem, "`headrace sessions list` lists all sessions")
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:
         """Return the sessions with messages or a draft, the last used first."""
@@ -303,18 +309,24 @@ class SessionStore:
         steps: AnswerSteps | None = None,
         kinds: Kinds | None = None,
     ) -> Message:
-        """Close an answer; partial: it was stopped, cut off or ended at a limit. steps: None keeps the stored ones.
+        """Close an answer.
 
+        message_id: of the answer.
+        reason: its `finish_reason`.
+        metrics: None if unknown.
+        partial: it was stopped, cut off or ended at a limit.
+        steps: None keeps the stored ones.
         kinds: of its text; None: its tags tell.
         """
+        figures = json.dumps(metrics.document()) if metrics else None
+        packed_steps = None if steps is None else steps.packed()
         with self.db.transaction(durable=True):
             self._refuse_damaged(message_id)
             self._fold(message_id)
             self.db.run(
                 "UPDATE messages SET partial = ?, finish_reason = ?, figures = ?, steps = coalesce(?, steps), kinds = ?"
                 " WHERE id = ?",
-                *(partial, reason, json.dumps(metrics.document()) if metrics else None),
-                *(steps.packed() if steps is not None else None, json.dumps(kinds) if kinds else None, message_id),
+                *(partial, reason, figures, packed_steps, json.dumps(kinds) if kinds else None, message_id),
             )
             self.db.run(
                 "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",
@@ -359,12 +371,13 @@ class SessionStore:
 
     def branch(self, session_id: str, leaf: int | None = None) -> list[Message]:
         """Return the messages from the first one to `leaf` (None: the active leaf)."""
-        at = leaf if leaf is not None else self.session(session_id).active_leaf
-        every = {message.id: message for message in self.messages(session_id)}
+        if leaf is None:
+            leaf = self.session(session_id).active_leaf
+        by_id = {message.id: message for message in self.messages(session_id)}
         path: list[Message] = []
-        while at in every:  # or another process has removed the branch
-            path.append(every[at])
-            at = every[at].parent_id
+        while leaf in by_id:  # another process may have removed the branch
+            path.append(by_id[leaf])
+            leaf = by_id[leaf].parent_id
         return path[::-1]
 
     def alternatives(self, message: Message) -> list[int]:

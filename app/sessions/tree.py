@@ -32,9 +32,11 @@ def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[Tree
         if len(below) == 1:
             waiting.append((below[0], depth, lead, lead))
             return
-        for index, message in reversed(list(enumerate(below))):
-            last = index == len(below) - 1
-            waiting.append((message, depth + 1, lead + ("└ " if last else "├ "), lead + ("  " if last else "│ ")))
+        # A stack: the last child first, so that the first is taken from it first.
+        branch = ("└ ", "  ")
+        for message in reversed(below):
+            waiting.append((message, depth + 1, lead + branch[0], lead + branch[1]))
+            branch = ("├ ", "│ ")
 
     hang(None, 0, "")
     while waiting:
