@@ -37,10 +37,16 @@ def points_of(results: Sequence[Result]) -> list[Point]:
     ]
 
 
+def nominal_gb_s(host: Machine) -> float | None:
+    """Return the nominal memory bandwidth; None if unknown."""
+    return host.nominal_bandwidth / 1e9 if host.nominal_bandwidth else None
+
+
 def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:
     """Describe the machine, its peaks, its kernels and its power state."""
-    nominal = host.nominal_bandwidth
-    best = cached_peak(host)  # what other commands use: this run's or a higher recent one
+    remembered = None
+    if best := cached_peak(host):  # other commands use it: this run's or a higher recent one
+        remembered = RememberedPeak(best.gb_s, best.measured_at, best.source)
     return Device(
         name=host.device_name,
         backend=host.backend,
@@ -51,9 +57,9 @@ def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:
         cores=host.usable_cores,
         gpu_cores=host.gpu_cores,
         measured_peak_gb_s=memory.peak_gb_s if memory else None,
-        nominal_peak_gb_s=nominal / 1e9 if nominal else None,
+        nominal_peak_gb_s=nominal_gb_s(host),
         measured_peak=memory.spread() if memory else None,
-        remembered_peak=RememberedPeak(best.gb_s, best.measured_at, best.source) if best else None,
+        remembered_peak=remembered,
         kernels=ops.describe(),
         power=power_state(),
     )

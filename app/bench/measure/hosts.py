@@ -28,6 +28,7 @@ def hosts_account(
     link = link_between(ranks.hosts, measured)
     waits = link_seconds(shape_to_run(model.checkpoint), ranks.split, link)
     median_ms = next((entry.itl_ms.p50 for entry in results if not entry.prompt_tokens), None)
+    by_rank = list(zip(*times, strict=True))
     return HostsAccount(
         backend=ranks.hosts.backend,
         split=ranks.split.kind,
@@ -35,7 +36,7 @@ def hosts_account(
         ranks=ranks.hosts.names,
         latency_us=max(each.latency_s for each in measured) * 1e6,
         bandwidth_gb_s=min(each.bytes_per_second for each in measured) / 1e9,
-        rank_times=[_mean([step[rank] for step in times]) for rank in range(len(times[0]))] if times else [],
+        rank_times=[_mean(of_rank) for of_rank in by_rank],
         link_s_per_step=waits,
         link_share=min(1.0, waits * 1e3 / median_ms) if median_ms else None,
     )

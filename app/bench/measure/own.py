@@ -44,7 +44,7 @@ class OwnEngine:
         *,
         limit: int,
         setup: Setup | None = None,
-        held: int = 0,
+        other_bytes: int = 0,
         seed: int = 0,
         questions: Mapping[str, Question] | None = None,
         draft: Network | None = None,
@@ -53,7 +53,7 @@ class OwnEngine:
 
         limit: largest number of prompt and generated tokens in any test.
         setup: threads and settings, for the document.
-        held: bytes that MLX holds for other purposes, left out of a test's peak.
+        other_bytes: bytes that MLX holds for other purposes, left out of a test's peak.
         seed: of the tests' random tokens.
         questions: workloads by name.
         draft: model that proposes tokens for workloads; None: n-grams do.
@@ -71,13 +71,13 @@ class OwnEngine:
         self._engines: dict[int, Engine] = {}
         self._batched: dict[int, Engine] = {}  # by maximum number of sequences; pass costs stay known
         self._caches: dict[int, int] = {}  # bytes of the kept caches, by depth
-        self._held = held
+        self._other_bytes = other_bytes
         self._questions = questions or {}
         self._draft = draft
         self.rank_times: list[tuple[RankTimes, ...]] = []
         """Times by rank of one decode step in some, on several machines."""
-        self._asked: Counter[Test] = Counter()
-        self._asking: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
+        self._num_pairs: Counter[Test] = Counter()  # measured of each workload
+        self._workload_engines: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of the test."""
@@ -105,8 +105,9 @@ class OwnEngine:
         energy = meter.use()
         if summary.prefill_tokens != len(fed) - 1:
             raise EngineError(f"{test.label}: the cache lost its {test.depth} tokens")
-        others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
-        self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
+        others = self._other_bytes + sum(size for depth, size in self._caches.items() if depth != test.depth)
+        if test.depth:  # without, no prefix stays in the cache
+            self._caches[test.depth] = steps[-1].kv_allocated_bytes
         decode = steps[1:]
         self.rank_times += [step.ranks for step in decode if step.ranks]
         return Sample(
@@ -128,22 +129,23 @@ class OwnEngine:
         steps: list[StepRecord] = []  # of the first sequence, once all decode
         meter: EnergyMeter | None = None
         while len(steps) < test.generate - 1:
-            together = len(begun) == test.batch
-            if together and meter is None:
+            all_decode = len(begun) == test.batch
+            if all_decode and meter is None:
                 meter = EnergyMeter(self.sensors)
             for sequence, event in engine.step():
                 if isinstance(event, Finished | Failed):
                     raise EngineError(f"{test.label}: a sequence ended before the others started")
                 if isinstance(event, Step):
                     begun.add(sequence)
-                    if together and sequence is sequences[0]:
+                    if all_decode and sequence is sequences[0]:
                         steps.append(event.record)
-        energy = meter.use() if meter is not None else None
+        assert meter is not None, "a decode test has at least two tokens"
+        energy = meter.use()
         for sequence in sequences:
             engine.cancel(sequence)
         while engine.has_work:
             engine.step()
-        others = self._held + sum(self._caches.values())
+        others = self._other_bytes + sum(self._caches.values())
         return Sample(
             prefill_s=0.0,
             first_step_s=None,
@@ -158,8 +160,8 @@ class OwnEngine:
 
     def _pair(self, test: Test) -> Sample:
         """Measure a workload with and without speculation; its prompt is in the cache."""
-        if test.batch not in self._asking:
-            self._asking[test.batch] = engine = Engine(
+        if test.batch not in self._workload_engines:
+            engine = Engine(
                 self._network,
                 context_limit=self._limit,
                 keep_prefix=True,
@@ -168,13 +170,18 @@ class OwnEngine:
                 pass_costs=PassCostStore(self.cost),
             )
             self._time_ranks(engine)
-        self._asked[test] += 1
-        way: Speculation = "auto" if self._draft is None else "draft"
-        question = self._questions[test.workload]
-        turn = self._asked[test]
-        sample = measure_pair(self._asking[test.batch], test, question, turn, way)
+            self._workload_engines[test.batch] = engine
+        self._num_pairs[test] += 1
+        speculation: Speculation = "auto" if self._draft is None else "draft"
+        sample = measure_pair(
+            self._workload_engines[test.batch],
+            test,
+            self._questions[test.workload],
+            self._num_pairs[test],
+            speculation,
+        )
         self.rank_times += sample.ranks
-        peak = max(0, (sample.peak_memory_bytes or 0) - self._held)
+        peak = max(0, (sample.peak_memory_bytes or 0) - self._other_bytes)
         return replace(sample, peak_memory_bytes=peak)
 
     def _engine_for(self, sequences: int) -> Engine:
@@ -191,7 +198,7 @@ class OwnEngine:
     def close(self) -> None:
         self._engines.clear()
         self._batched.clear()
-        self._asking.clear()
+        self._workload_engines.clear()
 
     def _engine(self, depth: int) -> Engine:
         if depth not in self._engines:
@@ -235,9 +242,13 @@ def measure_arrival(
 ) -> Sample:
     """Measure one repetition of a prompt that joins decoding sequences. Raises EngineError.
 
-    The prompt alone, the others before it arrives, and all together, so that drift affects all three. prompts: one for
-    each decoding sequence; tokens(n): n fresh token ids. Latencies are concatenated over the decoding
-    sequences; TTFT counts from the submission of the joining prompt. `engine` has no other requests.
+    The prompt alone, the others before it arrives, and all together, so that drift affects all three. Latencies are
+    concatenated over the decoding sequences; TTFT counts from the submission of the joining prompt.
+
+    engine: has no other requests.
+    test: an arrival.
+    prompts: one for each decoding sequence.
+    tokens: returns so many fresh token ids.
     """
     began = time.perf_counter()
     alone = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
@@ -272,7 +283,13 @@ def _steps(
     *,
     until: Callable[[dict[EngineSequence, int]], bool],
 ) -> dict[EngineSequence, list[float]]:
-    """Step the engine until `until` accepts the counts; return each sequence's inter-token latencies."""
+    """Step the engine and return each sequence's inter-token latencies.
+
+    engine: has no other requests.
+    sequences: to wait for.
+    test: named if a sequence ends.
+    until: returns True for the numbers of steps at which to end.
+    """
     latencies_s: dict[EngineSequence, list[float]] = {sequence: [] for sequence in sequences}
     while not until({sequence: len(latencies) for sequence, latencies in latencies_s.items()}):
         for sequence, event in engine.step():

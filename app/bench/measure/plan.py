@@ -18,15 +18,20 @@ from headrace.runtime.errors import UsageError
 MAX_BATCH = 256
 TEMPERATURES = (0.0, 1.0)  # of workloads
 Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
-RUNNING, BEFORE = 4, 64  # sequences that an arrival joins without --batch; tokens each has decoded
+RUNNING = 4  # sequences that an arrival joins without --batch
+BEFORE = 64  # tokens that each of them has decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
     """One test: `prompt` tokens fed, then `generate` tokens decoded, with `depth` tokens in the cache.
 
-    batch: sequences that decode together, or that an arriving prompt joins. workload: its name; it is answered at
-    `temperature`, and `prompt` and `generate` are upper bounds.
+    prompt: tokens; of a workload an upper bound, as `generate` is.
+    generate: tokens of each sequence.
+    depth: tokens of each sequence.
+    batch: sequences that decode together, or that an arriving prompt joins.
+    workload: its name; "" for other tests.
+    temperature: at which a workload is answered.
     """
 
     __test__ = False  # pytest would collect a class of this name
@@ -71,8 +76,10 @@ class Test:
 
         In a batch the first sequences decode while the last ones prefill; the bound includes that.
         """
-        ahead = self.batch * (self.depth // SMALLEST + SMALLEST) if self.batch > 1 else 0
-        return self.depth + self.prompt + self.generate + 1 + ahead
+        tokens = self.depth + self.prompt + self.generate + 1
+        if self.batch > 1:
+            tokens += self.batch * (self.depth // SMALLEST + SMALLEST)
+        return tokens
 
 
 def plan(
@@ -84,10 +91,13 @@ def plan(
     batches: Sequence[int] = (1,),
     arrivals: Sequence[int] = (),
 ) -> list[Test]:
-    """Return all tests in display order: by depth, then prefill, decode, both (if `combined`), arrivals.
+    """Return all tests in display order: by depth, then prefill, decode, both, arrivals.
 
-    batches: numbers of sequences that decode together. arrivals: lengths of joining prompts. Raises UsageError if no
-    test is left, or a decode is too short for an inter-token latency.
+    prompts, generates, depths: numbers of tokens; 0 leaves a test out.
+    combined: also decode after each prompt.
+    batches: numbers of sequences that decode together.
+    arrivals: lengths of joining prompts.
+    Raises UsageError if no test is left, or a decode is too short for an inter-token latency.
     """
     if any(1 <= generate < 2 for generate in generates):
         raise UsageError("-n: a decode test needs at least 2 tokens, since speed is measured between tokens")

@@ -7,6 +7,8 @@ not read from a counter.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.records import (
     ArrivalEffect,
@@ -43,12 +45,21 @@ def result(
 ) -> Result:
     """Return all figures of one test; None for absent ones (steps of a prefill, a peer's bytes).
 
-    idle: power of the idle machine in watts.
+    test: the test.
+    repetitions: at least one.
+    setup: of the engine that ran it.
+    peak_gb_s: bandwidth of memory, measured during the run; None if unknown.
+    nominal_gb_s: the vendor's; None if unknown.
+    prefill_work: of a prefill; None if unknown.
+    idle: power of the idle machine in watts; None if unknown.
     """
     samples = [repetition.sample for repetition in repetitions]
     speeds = [sample.tokens_per_second(test) for sample in samples]
     memory = _memory(test, repetitions, peak_gb_s, nominal_gb_s)
-    intensity, gflop_s = _arithmetic(test, repetitions, prefill_work)
+    intensity, gflop_s = _arithmetic(test, samples, prefill_work)
+    prompt_tokens = samples[0].prompt_tokens
+    if prompt_tokens is None:
+        prompt_tokens = test.prompt
     return Result(
         test=test.name,
         depth=test.depth,
@@ -57,7 +68,7 @@ def result(
         threads=setup.threads,
         threads_batch=setup.threads_batch,
         threads_told=setup.threads_told,
-        prompt_tokens=test.prompt if samples[0].prompt_tokens is None else samples[0].prompt_tokens,
+        prompt_tokens=prompt_tokens,
         generated_tokens=test.generate,
         batch=test.batch,
         tokens_per_second=Speed(fmean(speeds), sd(speeds), median(speeds), *bootstrap(speeds, median)),
@@ -93,13 +104,17 @@ def busy(repetitions: Sequence[Repetition]) -> bool:
 def drift(speeds: Sequence[float]) -> float | None:
     """Return the relative change in speed from the first third to the last. None for fewer than three."""
     third = len(speeds) // 3
-    return fmean(speeds[-third:]) / fmean(speeds[:third]) - 1 if third else None
+    if not third:
+        return None
+    return fmean(speeds[-third:]) / fmean(speeds[:third]) - 1
 
 
 def _itl(test: Test, repetitions: Sequence[Repetition]) -> Latencies:
     """Return percentiles over all steps of all repetitions."""
+    if not test.generate:
+        return Latencies()
     pooled = [latency for repetition in repetitions for latency in repetition.sample.latencies_s]
-    return Latencies(**in_milliseconds(Percentiles.of(pooled) if test.generate else None))
+    return Latencies(**in_milliseconds(Percentiles.of(pooled)))
 
 
 def _ttft(test: Test, repetitions: Sequence[Repetition]) -> TimeToFirstToken | None:
@@ -169,7 +184,15 @@ def _p95(latencies: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryUse:
-    """K/V bytes per step, achieved bandwidth and its share of the peaks; None for a prefill."""
+    """Memory traffic of decode steps; all None for a prefill.
+
+    kv_bytes: per step.
+    achieved_gb_s: bytes of all steps over their time.
+    mbu: share of the measured peak.
+    mbu_nominal: share of the vendor's.
+    mbu_paired: share of the bandwidth measured around each repetition.
+    roofline: tokens per second at the measured peak.
+    """
 
     kv_bytes: float | None = None
     achieved_gb_s: float | None = None
@@ -216,16 +239,16 @@ def _energy(test: Test, samples: Sequence[Sample], idle: float | None) -> TokenE
 
 def _tokens_per_step(samples: Sequence[Sample]) -> float:
     """Return tokens per step of a sequence; more than one if draft tokens were accepted."""
-    pairs = [sample.pair.on for sample in samples if sample.pair is not None]
-    return sum(on.tokens for on in pairs) / sum(on.steps for on in pairs) if pairs else 1.0
+    speculated = [sample.pair.on for sample in samples if sample.pair is not None]
+    if not speculated:
+        return 1.0
+    return sum(answered.tokens for answered in speculated) / sum(answered.steps for answered in speculated)
 
 
-def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None) -> tuple[float | None, float | None]:
+def _arithmetic(test: Test, samples: Sequence[Sample], work: Work | None) -> tuple[float | None, float | None]:
     """Return FLOP per byte and GFLOP/s, of the prefill for a prefill test and of the steps otherwise."""
-    samples = [repetition.sample for repetition in repetitions]
-    nbytes: float | None = None
-    flops: float | None = None
-    seconds: float | None = None
+    nbytes: float
+    flops: float | None
     if test.kind == "prefill" and work is not None:
         nbytes, flops = work(test)
         seconds = fmean([sample.ttft_s or sample.prefill_s for sample in samples])
@@ -233,13 +256,15 @@ def _arithmetic(test: Test, repetitions: Sequence[Repetition], work: Work | None
         nbytes = (samples[0].weight_bytes or 0) + (samples[0].kv_bytes or 0)
         flops = samples[0].flops
         seconds = sum(sample.decode_s for sample in samples) / sum(len(sample.latencies_s) for sample in samples)
-    intensity = flops / nbytes if flops is not None and nbytes else None
-    return intensity, flops / seconds / 1e9 if flops is not None and seconds else None
+    else:
+        return None, None
+    intensity = flops / nbytes if nbytes else None
+    return intensity, flops / seconds / 1e9 if seconds else None
 
 
 def _repetition(test: Test, repetition: Repetition) -> RepetitionFigures:
     sample = repetition.sample
-    return RepetitionFigures(
+    figures = RepetitionFigures(
         began_s=round(repetition.began_s, 3),
         tokens_per_second=sample.tokens_per_second(test),
         typical_tokens_per_second=typical_speed(test, sample),
@@ -247,12 +272,18 @@ def _repetition(test: Test, repetition: Repetition) -> RepetitionFigures:
         other_cpus=repetition.cpu_use.other_cpus if repetition.cpu_use else None,
         prefill_s=sample.prefill_s,
         ttft_s=sample.ttft_s,
-        itl_ms=[round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],
+        itl_ms=_rounded_ms(sample.latencies_s) if test.generate else [],
         own_tokens_per_second=sample.own_tokens_per_second,
-        plain_tokens_per_second=sample.pair.off.tokens_per_second if sample.pair else None,
-        itl_before_ms=[round(s * 1e3, 4) for s in sample.arrival.before_s] if sample.arrival else [],
-        ttft_alone_s=sample.arrival.alone_s if sample.arrival else None,
     )
+    if sample.pair is not None:
+        return replace(figures, plain_tokens_per_second=sample.pair.off.tokens_per_second)
+    if (arrival := sample.arrival) is not None:
+        return replace(figures, itl_before_ms=_rounded_ms(arrival.before_s), ttft_alone_s=arrival.alone_s)
+    return figures
+
+
+def _rounded_ms(seconds: Sequence[float]) -> list[float]:
+    return [round(value * 1e3, 4) for value in seconds]
 
 
 def _notes(share: float | None) -> list[str]:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from headrace.app.bench.measure.document import device_facts, identity, model_facts, points_of, power_notes
+from headrace.app.bench.measure.document import (
+    device_facts,
+    identity,
+    model_facts,
+    nominal_gb_s,
+    points_of,
+    power_notes,
+)
 from headrace.app.bench.measure.hosts import hosts_account, hosts_notes
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
@@ -59,40 +66,59 @@ _CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run. rounds: None continues until the figures are precise (see `app.bench.measure.session`)."""
+    """Options of a run.
+
+    models: names; None is the default model.
+    tests: to measure with each model and peer.
+    rounds: None continues until the figures are precise (see `app.bench.measure.session`).
+    threads: of headrace's kernels; None is headrace's choice.
+    peer_threads: of the peers, if different from headrace's.
+    measure_memory: read memory between tests, for MBU and roofline.
+    force: load a model that does not fit into memory.
+    profile: time the parts of a step.
+    peers: other programs to measure in the same rounds.
+    kv: K/V formats as in --kv; several are compared side by side.
+    activations: bits of prompts' activations, as in --activations.
+    draft: draft model for the first model, on workloads.
+    hosts: machines that share the model; None: this one alone.
+    """
 
     models: Sequence[str | None]
     tests: Sequence[Test]
     rounds: int | None = None
     threads: int | None = None
     peer_threads: int | None = None
-    """Threads of the peers, if different from headrace's."""
     measure_memory: bool = True
     force: bool = False
     profile: bool = False
     peers: Sequence[Peer] = field(default_factory=list)
     kv: Sequence[str] = ("f16",)
-    """K/V formats as in --kv; several are compared side by side."""
     activations: str = "16"
-    """Bits of prompts' activations, as in --activations."""
     draft: str | None = None
-    """Draft model for the first model, on workloads."""
     hosts: HostsChoice | None = None
-    """Machines that share the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Loaded models and backends. families: each model in its K/V formats."""
+    """Loaded models and backends.
+
+    families: each model in its K/V formats.
+    checks: of the models' files, not started yet.
+    own_engines: headrace, a backend for each model.
+    peers: other programs.
+    peer_notes: reasons for peers that were left out.
+    memory: reads memory between tests; None: it is not measured.
+    idle: power of the idle machine in watts; None if unknown.
+    ranks: processes on the machines that share a model; None on one machine.
+    """
 
     families: list[list[LoadedModel]]
     checks: list[BackgroundCheck]
-    own: Sequence[Backend]
+    own_engines: list[OwnEngine]
     peers: list[Backend]
     peer_notes: list[str]
     memory: MemorySpeed | None
     idle: float | None
-    """Power of the idle machine in watts; None if unknown."""
     ranks: Ranks | None = None
 
     @property
@@ -100,8 +126,12 @@ class _Opened:
         return [model for family in self.families for model in family]
 
     @property
+    def backends(self) -> list[Backend]:
+        return [*self.own_engines, *self.peers]
+
+    @property
     def setups(self) -> list[Setup]:
-        return [backend.setup for backend in (*self.own, *self.peers)]
+        return [backend.setup for backend in self.backends]
 
 
 def run(options: Options, show: Show) -> RunDocument:
@@ -121,18 +151,24 @@ def run(options: Options, show: Show) -> RunDocument:
     return measured
 
 
-def _remember_fit(host: Machine, found: RunDocument, *, quiet: bool) -> str | None:
+def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str | None:
     """Keep the run's step-cost fit for predictions, or return the reason for refusal."""
-    if found.step_cost is None:
+    if document.step_cost is None:
         return None
-    spreads = [
-        (speed.high - speed.low) / 2 / speed.mean
-        for entry in found.results
-        if entry.engine == "headrace" and entry.is_single_decode
-        if (speed := entry.tokens_per_second).low is not None and speed.high is not None
-    ]
-    unsure = max(spreads, default=None)
-    return remember(host, found.step_cost, unsure=unsure, created=found.created, command=found.command, quiet=quiet)
+    spreads = []  # half the width of each interval, as a part of the speed
+    for entry in document.results:
+        speed = entry.tokens_per_second
+        if entry.engine != "headrace" or not entry.is_single_decode or speed.low is None or speed.high is None:
+            continue
+        spreads.append((speed.high - speed.low) / 2 / speed.mean)
+    return remember(
+        host,
+        document.step_cost,
+        unsure=max(spreads, default=None),
+        created=document.created,
+        command=document.command,
+        quiet=quiet,
+    )
 
 
 def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
@@ -140,23 +176,30 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     loaded, ranks = _load_all(options, stack)
     families = [in_formats(model, options.kv) for model, _ in loaded]
     limit = max(test.tokens for test in options.tests)
-    for family in families if not options.force else ():
-        check_memory(family, limit)
+    if not options.force:
+        for family in families:
+            check_memory(family, limit)
     models = [model for family in families for model in family]
-    reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
-    held = reader.pass_bytes if reader and host.backend != "cpu" else 0
-    draft = None if options.draft is None else load_draft(_resolved(options.draft), models[0]).network
-    own_engines = _own(models, options.tests, limit, held, draft)
-    look = sensors(host.backend)
-    for backend in own_engines:
-        backend.sensors = look
-        stack.callback(backend.close)
+    memory = None
+    reader_bytes = 0  # that MLX holds for the reader
+    if options.measure_memory:
+        reader = stack.enter_context(streaming_reader(host))
+        memory = MemorySpeed(reader)
+        if host.backend != "cpu":
+            reader_bytes = reader.pass_bytes
+    draft = None
+    if options.draft is not None:
+        draft = load_draft(_resolved(options.draft), models[0]).network
+    own_engines = _own_engines(models, options.tests, limit, reader_bytes, draft)
+    read_sensors = sensors(host.backend)
+    for engine in own_engines:
+        engine.sensors = read_sensors
+        stack.callback(engine.close)
     threads = options.peer_threads or own_engines[0].setup.threads or host.usable_cores
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
-    memory = MemorySpeed(reader) if reader else None
     checks = [check for _, check in loaded]
-    opened = _Opened(families, checks, own_engines, peers, notes, memory, idle_watts(look), ranks)
+    opened = _Opened(families, checks, own_engines, peers, notes, memory, idle_watts(read_sensors), ranks)
     check_threads(opened.setups, options.peer_threads)
     return opened
 
@@ -168,8 +211,8 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     """
     memory = opened.memory
     models = opened.models
-    backends = [*opened.own, *opened.peers]
-    session = Session(backends, options.tests, rounds=options.rounds, memory=memory.read if memory else None)
+    read_memory = memory.read if memory else None
+    session = Session(opened.backends, options.tests, rounds=options.rounds, memory=read_memory)
     account = _Account(session, host, opened)
     interrupted = False
     rounds = 0
@@ -184,13 +227,24 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         raise KeyboardInterrupt
     if memory and (peak := memory.measurement()) is not None:
         remember_peak(peak, host)
-    workloads = any(test.workload for test in options.tests)
-    deepest = max(test.depth for test in options.tests)
     facts = [model_facts(model) for model in models]
     engines = sorted({entry.engine for entry in results} - {"headrace"})
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
     packed = {setup.model for setup in opened.setups if setup.settings.get("kv_type") in PACKED}
-    ceiling = _compute_ceiling(results) if options.measure_memory and not interrupted else None
+    ceiling = None
+    profiled = None
+    costs = None
+    expected = {}
+    workloads = any(test.workload for test in options.tests)
+    if workloads:
+        expected = {model.name: expectation(model) for model in models}
+    if not interrupted:
+        if options.measure_memory:
+            ceiling = _compute_ceiling(results)
+        if options.profile:
+            profiled = profile(models[0].network, max(test.depth for test in options.tests))
+        if workloads:
+            costs = run_costs(models[0].network)
     return RunDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=shlex.join(["headrace", *sys.argv[1:]]),
@@ -207,9 +261,9 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         scaling=scaling(results),
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
         peer_agreement=[entry for engine in engines for entry in agreement(results, engine)],
-        profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
-        run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
-        identity=identity(results, {model.name: expectation(model) for model in models} if workloads else {}),
+        profile=profiled,
+        run_costs=costs,
+        identity=identity(results, expected),
         hosts=_hosts_account(opened, results),
         notes=[*opened.peer_notes, *session.notes],
     )
@@ -218,7 +272,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
 def _hosts_account(opened: _Opened, results: Sequence[Result]) -> HostsAccount | None:
     if opened.ranks is None:
         return None
-    times = [step for backend in opened.own if isinstance(backend, OwnEngine) for step in backend.rank_times]
+    times = [step for engine in opened.own_engines for step in engine.rank_times]
     return hosts_account(opened.ranks, opened.models[0], results, times)
 
 
@@ -263,14 +317,16 @@ class _Account:
 
     def _result(self, key: Key) -> Result:
         engine, model, test = key
-        nominal = self._host.nominal_bandwidth
+        work = None
+        if engine == "headrace":
+            work = self._works.get(model)
         return result(
             test,
             self._session.repetitions[key],
             setup=self._setups[engine, model],
             peak_gb_s=self._memory.peak_gb_s if self._memory else None,
-            nominal_gb_s=nominal / 1e9 if nominal else None,
-            prefill_work=self._works.get(model) if engine == "headrace" else None,
+            nominal_gb_s=nominal_gb_s(self._host),
+            prefill_work=work,
             idle=self._idle,
         )
 
@@ -303,7 +359,10 @@ def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedMode
 
 def _load(name: str | None, options: Options) -> tuple[LoadedModel, BackgroundCheck]:
     resolved = _resolved(name)
-    load_options = _load_options(options, options.kv[0] if len(options.kv) == 1 else "f16")
+    kv = "f16"  # of which several formats are made after loading
+    if len(options.kv) == 1:
+        kv = options.kv[0]
+    load_options = _load_options(options, kv)
     with drawn_progress() as progress:
         load_options["progress"] = progress
         loaded = load_resolved(resolved, **load_options)
@@ -324,32 +383,45 @@ def _load_options(options: Options, kv: str) -> LoadOptions:
     }
 
 
-def _own(
-    loaded: Sequence[LoadedModel], tests: Sequence[Test], limit: int, held: int, draft: Network | None
+def _own_engines(
+    models: Sequence[LoadedModel], tests: Sequence[Test], limit: int, reader_bytes: int, draft: Network | None
 ) -> list[OwnEngine]:
-    arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
-    held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights
-    if len({model.name for model in loaded}) < len(loaded):
+    """Return a backend for each model.
+
+    limit: largest number of tokens in any test.
+    reader_bytes: bytes that MLX holds for reading memory.
+    draft: draft model of the first model.
+    """
+    if len({model.name for model in models}) < len(models):
         raise UsageError("-m names a model twice")
+    arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in models]
+    all_arrays = {}  # K/V formats of a model share weights
+    for by_id in arrays:
+        all_arrays.update(by_id)
+    allocated = reader_bytes + sum(all_arrays.values())
     return [
         OwnEngine(
             model.name,
             model.network,
             limit=limit,
             setup=_own_setup(model),
-            held=held - sum(each.values()),
+            other_bytes=allocated - sum(by_id.values()),
             questions=questions(model, tests),
-            draft=draft if model is loaded[0] else None,
+            draft=draft if model is models[0] else None,
         )
-        for model, each in zip(loaded, arrays, strict=True)
+        for model, by_id in zip(models, arrays, strict=True)
     ]
 
 
 def _own_setup(model: LoadedModel) -> Setup:
     """Describe the engine's threads and kernels for this model."""
-    kernels = ops.describe()["kernels"]
-    threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
-    settings = {"kernels": kernels if model.kind == "headrace" else "mlx-lm's classes"}
+    kernels = "mlx-lm's classes"
+    threads = None
+    if model.kind == "headrace":
+        kernels = ops.describe()["kernels"]
+        if kernels == native.name:
+            threads = native.status().threads
+    settings = {"kernels": kernels}
     if model.kv is not None:
         settings["kv_type"] = model.kv.name
     return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)

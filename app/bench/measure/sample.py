@@ -30,8 +30,11 @@ class Arrival:
 class Answered:
     """A workload's answer by all its sequences, from when each has its first token.
 
-    tokens, seconds: of that time. steps: summed over sequences. proposed, accepted: draft tokens verified and
-    accepted. tried: draft tokens whose predecessors in the step were all accepted.
+    tokens, seconds: of that time.
+    steps: summed over sequences.
+    proposed: draft tokens that were verified.
+    accepted: of them, accepted ones.
+    tried: of them, those whose predecessors in the step were all accepted.
     """
 
     tokens: int
@@ -61,12 +64,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Clock readings of one repetition; bytes and FLOPs are of the average step, None if not counted.
+    """Clock readings of one repetition.
 
-    latencies_s: inter-token latencies, in a batch those of one sequence (bytes and FLOPs are of all). first_step_s:
-    from the end of prefill to the first token. own_tokens_per_second: a peer's own figure, to check ours.
-    prompt_tokens: of a workload. energy: of the machine during the tokens that the speed counts; None if unknown.
-    ranks: of timed steps, on several machines.
+    prefill_s: of the prompt without its last token.
+    first_step_s: from the end of prefill to the first token.
+    latencies_s: inter-token latencies, in a batch those of one sequence.
+    weight_bytes, kv_bytes, flops: of the average step, of all its sequences; None if not counted.
+    peak_memory_bytes: of the test alone; None if unknown.
+    own_tokens_per_second: a peer's own figure, to check ours.
+    arrival: baselines of an arrival; None for other tests.
+    prompt_tokens: of a workload; None for other tests.
+    pair: a workload's answers with and without speculation; None for other tests, and of peers.
+    energy: of the machine during the tokens that the speed counts; None if unknown.
+    ranks: times by rank of timed steps, on several machines.
     """
 
     prefill_s: float
@@ -93,8 +103,9 @@ class Sample:
 
     def tokens(self, test: Test) -> int:
         """Return the tokens that the speed of a prefill, a decode or both counts."""
-        decoded = test.batch * len(self.latencies_s)
-        return decoded if test.kind == "decode" else test.prompt + test.generate
+        if test.kind == "decode":
+            return test.batch * len(self.latencies_s)
+        return test.prompt + test.generate
 
     def tokens_per_second(self, test: Test) -> float:
         """Return the test's speed as defined in the module docstring."""

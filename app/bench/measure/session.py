@@ -31,7 +31,13 @@ Key = tuple[str, str, Test]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The next measurement, or the end. left_s: seconds left, None while unknown."""
+    """The next measurement, or the end.
+
+    doing: its name.
+    done, total: numbers of measurements, with warm-ups.
+    left_s: seconds left, None while unknown.
+    round: from 1; 0 while warming up.
+    """
 
     doing: str
     done: int
@@ -61,7 +67,7 @@ class Session:
         self._rounds = rounds
         self._memory = memory
         self._clock = clock
-        self._took: dict[Key, float] = {}
+        self._last_s: dict[Key, float] = {}  # duration of the latest repetition
         self._logs: dict[Key, list[float]] = {}  # of the typical speeds
         self._round = 0
         self._failed: list[Backend] = []
@@ -103,16 +109,22 @@ class Session:
         self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
 
     def _measure(self, backend: Backend, test: Test, began: float) -> None:
+        key = _key(backend, test)
         started = self._clock()
         meter = CPUMeter()
-        before = self._memory() if self._memory else None
-        sample = backend.measure(test)
-        after = self._memory() if self._memory else None
-        around = None if before is None or after is None else (before + after) / 2
-        self._took[_key(backend, test)] = self._clock() - started
-        use = meter.use() if backend.engine == "headrace" else None
-        self.repetitions[_key(backend, test)].append(Repetition(sample, started - began, around, use))
-        self._logs.setdefault(_key(backend, test), []).append(math.log(typical_speed(test, sample)))
+        memory_gb_s = None  # mean of before and after
+        if self._memory is None:
+            sample = backend.measure(test)
+        else:
+            before = self._memory()
+            sample = backend.measure(test)
+            memory_gb_s = (before + self._memory()) / 2
+        self._last_s[key] = self._clock() - started
+        cpu_use = None
+        if backend.engine == "headrace":
+            cpu_use = meter.use()
+        self.repetitions[key].append(Repetition(sample, started - began, memory_gb_s, cpu_use))
+        self._logs.setdefault(key, []).append(math.log(typical_speed(test, sample)))
 
     def _finished(self, elapsed: float) -> bool:
         if self._rounds is not None:
@@ -136,15 +148,14 @@ class Session:
         if min(counts) < MIN_ROUNDS:
             return max(MIN_ROUNDS, self._round)
         needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
-        affordable = math.ceil(MAX_SECONDS / max(sum(self._took.values()), 1e-9))
+        affordable = math.ceil(MAX_SECONDS / max(sum(self._last_s.values()), 1e-9))
         return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
     def _left(self, pairs: Sequence[tuple[Backend, Test]]) -> float | None:
-        if any(_key(*pair) not in self._took for pair in self._pairs):
+        if any(_key(*pair) not in self._last_s for pair in self._pairs):
             return None
-        rounds = self._rounds_expected()
-        this_round = sum(self._took[_key(*pair)] for pair in pairs)
-        return this_round + (rounds - self._round) * sum(self._took.values())
+        num_rounds = self._rounds_expected() - self._round  # after this one
+        return sum(self._last_s[_key(*pair)] for pair in pairs) + num_rounds * sum(self._last_s.values())
 
 
 def _named(backend: Backend, test: Test) -> str:

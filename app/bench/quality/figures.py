@@ -8,13 +8,14 @@ phases) of a token are drawn together, since a hard passage is hard in all of th
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 from headrace.app.bench.stats import bootstrap_of, fmean
 from headrace.models.loading.divergence import Divergence
 from headrace.runtime.metrics.telemetry import quantile
+from headrace.runtime.ops import Phase
 
 BLOCK = 32  # tokens
 TAIL = 0.99
@@ -30,9 +31,21 @@ class Figure(Struct, frozen=True):
     high: float | None
 
 
-class Figures(Struct, frozen=True, kw_only=True):
-    """All figures of a text, see docs/quality-json.md."""
+Kind = Literal["kv", "activations", "weights", "engine"]
+"""`engine` for another program, which has no network here but `scores`."""
 
+
+class QualityResult(Struct, frozen=True, kw_only=True):
+    """An entry of `results`, see docs/quality-json.md. depth, phase: None for all conditions together."""
+
+    variant: str
+    kind: Kind
+    kv_bytes_per_token: float | None = None
+    kv_bytes_ratio: float | None = None
+    weight_bytes_per_step: float | None = None
+    depth: int | None = None
+    phase: Phase | None = None
+    tokens_per_second: float | None = None
     tokens: int
     kl_mean: Figure
     kl_p99: Figure
@@ -43,14 +56,16 @@ class Figures(Struct, frozen=True, kw_only=True):
     reference_perplexity: float
 
 
-def figures(conditions: Sequence[Divergence]) -> Figures:
+def quality_result(variant: str, kind: Kind, conditions: Sequence[Divergence]) -> QualityResult:
     """Return all figures of one text in one or more conditions that score the same tokens."""
     kl = [condition.kl for condition in conditions]
     more = [[b - a for a, b in zip(condition.reference_nll, condition.nll, strict=True)] for condition in conditions]
     reference_nll = fmean(list(chain.from_iterable(condition.reference_nll for condition in conditions)))
     nll = fmean(list(chain.from_iterable(condition.nll for condition in conditions)))
     log_ratio = mean_figure(more)
-    return Figures(
+    return QualityResult(
+        variant=variant,
+        kind=kind,
         tokens=sum(map(len, kl)),
         kl_mean=mean_figure(kl),
         kl_p99=tail_figure(kl),

@@ -11,17 +11,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import mlx.core as mx
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.document import device_facts, model_facts
 from headrace.app.bench.measure.records import Device, Model
 from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.bench.quality.figures import BLOCK, Figure, figures
+from headrace.app.bench.quality.figures import BLOCK, Kind, QualityResult, quality_result
 from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.versions import versions
@@ -48,8 +47,14 @@ Condition = tuple[int, Phase]
 class Options:
     """Options of a run.
 
-    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set. against: models to
-    compare with. coarse: compare 8-bit activations of prompts. depths: None means DEPTHS, as far as text and model go.
+    model: the reference; None: the default model.
+    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set.
+    against: models to compare with.
+    coarse: compare 8-bit activations of prompts.
+    depths: tokens in the cache; None means DEPTHS, as far as text and model go.
+    scored: tokens whose predictions are compared at each depth.
+    text: the file that is scored; None: the one that is installed with headrace.
+    force: load a model that does not fit into memory.
     threads: None means headrace's choice.
     """
 
@@ -64,10 +69,6 @@ class Options:
     threads: int | None = None
 
 
-Kind = Literal["kv", "activations", "weights", "engine"]
-"""`engine` for another program, which has no network here but `scores`."""
-
-
 @dataclass(slots=True)
 class Variant:
     """A format or model compared with the reference."""
@@ -76,30 +77,9 @@ class Variant:
     kind: Kind
     network: Network | None
     scores: Scores | None = None
-    found: dict[Condition, Divergence] = field(default_factory=dict)
+    divergences: dict[Condition, Divergence] = field(default_factory=dict)
     speeds: dict[Condition, float] = field(default_factory=dict)
     """Scored tokens per second."""
-
-
-class QualityResult(Struct, frozen=True, kw_only=True):
-    """An entry of `results`. depth, phase: None for all conditions together."""
-
-    variant: str
-    kind: Kind
-    kv_bytes_per_token: float | None = None
-    kv_bytes_ratio: float | None = None
-    weight_bytes_per_step: float | None = None
-    depth: int | None = None
-    phase: Phase | None = None
-    tokens_per_second: float | None = None
-    tokens: int
-    kl_mean: Figure
-    kl_p99: Figure
-    kl_max: float
-    top1_agreement: Figure
-    perplexity_ratio: Figure
-    perplexity: float
-    reference_perplexity: float
 
 
 class ScoredText(Struct, frozen=True):
@@ -190,7 +170,7 @@ def _packed_formats(network: Network, notes: list[str]) -> list[Variant]:
 def measure(reference: Network, variants: Sequence[Variant], passages_by_depth: dict[int, Passage]) -> bool:
     """Put every passage through all networks in every phase, with progress; return whether Ctrl-C ended it.
 
-    A variant's `found` holds the finished conditions. Raises KeyboardInterrupt before the first.
+    A variant's `divergences` are those of the finished conditions. Raises KeyboardInterrupt before the first.
     """
     interrupted = False
     try:
@@ -198,7 +178,7 @@ def measure(reference: Network, variants: Sequence[Variant], passages_by_depth: 
             _measure(reference, variants, passages_by_depth, NumberedStages("passage", progress))
     except KeyboardInterrupt:
         interrupted = True
-    if not variants[0].found:
+    if not variants[0].divergences:
         raise KeyboardInterrupt
     return interrupted
 
@@ -224,7 +204,7 @@ def _measure(
                 for sums, other in zip(done, others, strict=True):
                     sums += divergence(logits, other, targets)
             for variant, sums, forcing, began in zip(variants, done, forced[1:], before, strict=True):
-                variant.found[depth, phase] = sums
+                variant.divergences[depth, phase] = sums
                 if forcing.seconds > began:  # else the clock is too coarse
                     variant.speeds[depth, phase] = scored / (forcing.seconds - began)
     for forcing in forced:
@@ -279,22 +259,19 @@ def document(
 
 
 def _entries(variant: Variant, reference: LoadedModel) -> list[QualityResult]:
-    """Return a variant's entries: all conditions together, then each by itself."""
-    every = _entry(variant, reference, list(variant.found.values()))
-    each = [
-        replace(
-            _entry(variant, reference, [divergence]),
-            depth=depth,
-            phase=phase,
-            tokens_per_second=variant.speeds.get((depth, phase)),
-        )
-        for (depth, phase), divergence in variant.found.items()
-    ]
-    return [every, *each] if len(each) > 1 else each
+    """Return a variant's entries: all conditions together, if there are several, then each by itself."""
+    entries = []
+    if len(variant.divergences) > 1:
+        entries.append(_entry(variant, reference, list(variant.divergences.values())))
+    for (depth, phase), condition in variant.divergences.items():
+        entry = _entry(variant, reference, [condition])
+        speed = variant.speeds.get((depth, phase))
+        entries.append(replace(entry, depth=depth, phase=phase, tokens_per_second=speed))
+    return entries
 
 
 def _entry(variant: Variant, reference: LoadedModel, conditions: Sequence[Divergence]) -> QualityResult:
-    entry = QualityResult(variant=variant.name, kind=variant.kind, **asdict(figures(conditions)))
+    entry = quality_result(variant.name, variant.kind, conditions)
     if variant.network is None:
         return entry
     cost = variant.network.cost

@@ -7,8 +7,8 @@ from msgspec import UNSET, to_builtins
 from rich.text import Text
 
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.quality.figures import Figure
-from headrace.app.bench.quality.run import QualityDocument, QualityResult
+from headrace.app.bench.quality.figures import Figure, QualityResult
+from headrace.app.bench.quality.run import QualityDocument
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
 from headrace.app.output.document import csv_table, flat, markdown_table
@@ -53,17 +53,19 @@ def circumstances(document: QualityDocument) -> list[str]:
     perplexity = document.results[0].reference_perplexity
     text = document.text
     kernels = document.device.kernels_name
-    engines = () if document.engines is UNSET else document.engines
-    return [
-        f"reference: {model_line(document.reference)}; perplexity {perplexity:.2f}",
-        *(f"compared with it: {model_line(model)}" for model in document.against),
-        *(setup_line(engine) for engine in engines),
+    lines = [f"reference: {model_line(document.reference)}; perplexity {perplexity:.2f}"]
+    lines += [f"compared with it: {model_line(model)}" for model in document.against]
+    if document.engines is not UNSET:
+        lines += map(setup_line, document.engines)
+    lines.append(
         f"{document.scored:,} tokens of {text.file} (sha256 {text.sha256[:12]}) scored at every depth, fed as "
         f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
-        f"blocks of {document.block} tokens",
-        *document.notes,
-        *(["interrupted: depths or phases are missing"] if document.interrupted else []),
-    ]
+        f"blocks of {document.block} tokens"
+    )
+    lines += document.notes
+    if document.interrupted:
+        lines.append("interrupted: depths or phases are missing")
+    return lines
 
 
 def _columns() -> list[tuple[str, int, _Cell]]:

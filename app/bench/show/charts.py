@@ -98,10 +98,10 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
         intensities = [intensity for _, intensity, _ in shown]
         least = min(intensities) / 2
         max_intensity = max(intensities) * 2
+        ridge = max_intensity
         if ceiling_gflop_s:
-            beyond_the_ridge = 2 * ceiling_gflop_s / peak_gb_s  # so that the level line shows
-            max_intensity = max(max_intensity, beyond_the_ridge)
-        ridge = min(max_intensity, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else max_intensity
+            ridge = ceiling_gflop_s / peak_gb_s
+            max_intensity = max(max_intensity, 2 * ridge)  # so that the level line shows
         axes.plot([least, ridge], [least * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
                   label=f"memory: {peak_gb_s:.1f} GB/s")  # fmt: skip
         if ceiling_gflop_s:
@@ -124,7 +124,8 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
             axis.set_minor_formatter("")
 
     limits = [f"memory {peak_gb_s:.1f} GB/s"]
-    limits += [f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s"] if ceiling_gflop_s else []
+    if ceiling_gflop_s:
+        limits.append(f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s")
     texts = [
         f"{label(entry)}: {speed_text(gflop_s)} GFLOP/s at {speed_text(intensity)} FLOP/byte"
         for entry, intensity, gflop_s in shown

@@ -69,7 +69,9 @@ class ResultColumn:
             return self.cell(entry)
         value: Any = entry
         for part in self.key.split("."):
-            value = getattr(value, part) if value is not None else None
+            if value is None:
+                break
+            value = getattr(value, part)
         return cast(Cell, value)
 
 

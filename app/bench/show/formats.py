@@ -53,9 +53,10 @@ def circumstances(document: RunDocument) -> list[str]:
         lines += profile_lines(document.profile)
     lines += document.notes
     lines.append(", ".join(f"{name} {version}" for name, version in document.versions.items()))
-    interrupted = ", interrupted" if document.interrupted else ""
     rounds = counted(document.rounds, "round")
-    lines.append(f"`{document.command}`, {rounds}{interrupted}, {document.created}")
+    if document.interrupted:
+        rounds += ", interrupted"
+    lines.append(f"`{document.command}`, {rounds}, {document.created}")
     return [line for line in lines if line]
 
 

@@ -41,18 +41,21 @@ class _Lines:
 
     def __init__(self) -> None:
         self._round: int | None = None
-        self._said = 0.0
+        self._printed_s = 0.0
 
     def __call__(self, progress: Progress, _results: Callable[[], Results]) -> None:
         now = time.monotonic()
         new = progress.round != self._round
-        if progress.done >= progress.total or (not new and now - self._said < _LINE_SECONDS):
+        if progress.done >= progress.total or (not new and now - self._printed_s < _LINE_SECONDS):
             return
         self._round = progress.round
-        self._said = now
-        stage = _stage(progress) if new else f"{_stage(progress)}: {progress.doing}"
-        left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
-        print(f"{stage}{left} ...", file=sys.stderr, flush=True)
+        self._printed_s = now
+        text = _stage(progress)
+        if not new:
+            text += f": {progress.doing}"
+        if progress.left_s is not None:
+            text += f", {_left(progress.left_s)}"
+        print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def _view(progress: Progress, results: Results, width: int) -> RenderableType:

@@ -23,10 +23,19 @@ def machine_report(documents: Sequence[RunDocument], verification: VerifyDocumen
     file = tomlkit.document()
     machines = tomlkit.aot()
     machine = tomlkit.table()
-    rows = [row for document in documents for row in _rows(document)]
-    busy = [f"left out, the machine was busy: {row.model} {row.test} @ d{row.depth}" for row in _busy(documents)]
-    told = [note for document in documents for note in document.notes]
-    for key, value in _about(documents, list(dict.fromkeys([*notes, *told, *busy]))).items():
+    rows: list[Facts] = []
+    all_notes = list(notes)
+    busy = []
+    for document in documents:
+        all_notes += document.notes
+        for entry in document.results:
+            if entry.engine != "headrace":
+                continue
+            if entry.busy:
+                busy.append(f"left out, the machine was busy: {entry.model} {entry.test} @ d{entry.depth}")
+            else:
+                rows.append(_row(document, entry))
+    for key, value in _about(documents, list(dict.fromkeys([*all_notes, *busy]))).items():
         machine.add(key, value)
     if verification is not None:
         machine.add("verify", _table(_verified(verification)))
@@ -60,8 +69,8 @@ def _about(documents: Sequence[RunDocument], notes: Sequence[str]) -> Facts:
         "date": last.created[:10],
         "command": last.command,
         "versions": last.versions,
-        "memory_gb_s": _rounded(max(peaks)) if peaks else None,
-        "idle_watts": _rounded(min(idle)) if idle else None,
+        "memory_gb_s": _rounded(max(peaks, default=None)),
+        "idle_watts": _rounded(min(idle, default=None)),
         "notes": list(notes),
     }
     return {key: value for key, value in facts.items() if value is not None}
@@ -72,38 +81,26 @@ def _verified(verification: VerifyDocument) -> Facts:
     return {"model": verification.model, "passed": verification.passed, **results}
 
 
-def _rows(document: RunDocument) -> list[Facts]:
-    """Return a row per test of headrace, with mlx-lm's speed in the same rounds if it was measured."""
-    entries = [entry for entry in document.results if entry.engine == "headrace" and not entry.busy]
-    return [_row(document, entry) for entry in entries]
-
-
 def _row(document: RunDocument, entry: Result) -> Facts:
-    test_key = entry.test, entry.depth
-    peers = [
-        result for result in document.results if result.engine == "mlx-lm" and (result.test, result.depth) == test_key
-    ]
-    ratios = [
-        result for result in document.ratios if result.peer == "mlx-lm" and (result.test, result.depth) == test_key
-    ]
-    energy = entry.energy_per_token
-    row = {
+    """Return the row of a test of headrace, with mlx-lm's speed in the same rounds if it was measured."""
+    row: dict[str, object] = {
         "model": entry.model,
         "headers": str(document.model.headers_sha256)[:_HASH],
         "test": entry.test,
         "depth": entry.depth,
         "tokens_per_second": _interval(entry.tokens_per_second.median, entry.tokens_per_second),
-        "mlx_lm": _rounded(peers[0].tokens_per_second.median) if peers else None,
-        "ratio": _interval(ratios[0].ratio, ratios[0]) if ratios else None,
-        "mbu": _rounded(entry.mbu),
-        "joules_per_token": _rounded(energy.joules if energy else None),
     }
-    return {key: value for key, value in row.items() if value is not None}
-
-
-def _busy(documents: Sequence[RunDocument]) -> list[Result]:
-    results = [entry for document in documents for entry in document.results]
-    return [entry for entry in results if entry.engine == "headrace" and entry.busy]
+    for peer in document.results:
+        if (peer.engine, peer.test, peer.depth) == ("mlx-lm", entry.test, entry.depth):
+            row["mlx_lm"] = _rounded(peer.tokens_per_second.median)
+    for ratio in document.ratios:
+        if (ratio.peer, ratio.test, ratio.depth) == ("mlx-lm", entry.test, entry.depth):
+            row["ratio"] = _interval(ratio.ratio, ratio)
+    if entry.mbu is not None:
+        row["mbu"] = _rounded(entry.mbu)
+    if entry.energy_per_token is not None and entry.energy_per_token.joules is not None:
+        row["joules_per_token"] = _rounded(entry.energy_per_token.joules)
+    return row
 
 
 def _interval(middle: float, figure: Interval) -> list[float]:

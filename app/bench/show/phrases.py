@@ -36,7 +36,7 @@ def below_one(ratio: Interval) -> bool:
 
 
 def bracketed(figure: Interval, form: Callable[[float], str] = decimals) -> str:
-    """Format a figure's interval to stand behind it: ` (1.25 to 1.36)`."""
+    """Format a figure's interval to stand after it: ` (1.25 to 1.36)`."""
     text = interval(figure, form)
     return f" ({text})" if text else ""
 
@@ -67,22 +67,25 @@ def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:
     total = sum(profile.parts_ms.values())
     rows = [("profile", Text(headline(profile)))]
     for name, milliseconds in profile.parts_ms.items():
-        filled = round(milliseconds / total * _BAR)
-        bar = (("━" * filled, "cyan"), ("─" * (_BAR - filled), "dim")) if width >= _BARS_FROM else ()
-        figures = f" {milliseconds:7.3f} ms {percent(milliseconds / total):>6}"
-        rows.append(("", Text.assemble(f"{name:<19}", *bar, figures)))
+        line = Text(f"{name:<19}")
+        if width >= _BARS_FROM:
+            filled = round(milliseconds / total * _BAR)
+            line.append("━" * filled, "cyan").append("─" * (_BAR - filled), "dim")
+        line.append(f" {milliseconds:7.3f} ms {percent(milliseconds / total):>6}")
+        rows.append(("", line))
     return rows
 
 
 def headline(profile: Profile) -> str:
     total = sum(profile.parts_ms.values())
-    apart = abs(profile.closure) > CLOSURE
-    doubt = ": too far apart to trust, measure again on a quieter machine" if apart else ""
-    return (
+    line = (
         f"one step at depth {profile.depth}: parts {total:.2f} ms, measured without overlap "
         f"{profile.synchronous_step_ms:.2f} ms ({percent(profile.closure, is_signed=True)}), "
-        f"in the loop {profile.step_ms:.2f} ms{doubt}"
+        f"in the loop {profile.step_ms:.2f} ms"
     )
+    if abs(profile.closure) > CLOSURE:
+        return f"{line}: too far apart to trust, measure again on a quieter machine"
+    return line
 
 
 def profile_lines(profile: Profile) -> list[str]:

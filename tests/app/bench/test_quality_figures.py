@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from headrace.app.bench.quality.figures import BLOCK, Figure, figures, mean_figure, tail_figure
+from headrace.app.bench.quality.figures import BLOCK, Figure, mean_figure, quality_result, tail_figure
 from headrace.models.loading.divergence import Divergence
 
 
@@ -28,7 +28,7 @@ def test_figures_are_those_of_numpy() -> None:
                    draw.exponential(size=300).tolist(), draw.exponential(size=300).tolist())
         for _ in range(3)
     ]  # fmt: skip
-    found = figures(conditions)
+    found = quality_result("q8", "kv", conditions)
     kl = np.concatenate([np.array(condition.kl) for condition in conditions])
     ours = np.concatenate([np.array(condition.nll) for condition in conditions])
     theirs = np.concatenate([np.array(condition.reference_nll) for condition in conditions])
@@ -42,7 +42,7 @@ def test_figures_are_those_of_numpy() -> None:
     for name in ("kl_mean", "kl_p99", "top1_agreement", "perplexity_ratio"):
         figure = getattr(found, name)
         assert figure.low <= figure.value <= figure.high
-    assert figures(conditions) == found
+    assert quality_result("q8", "kv", conditions) == found
 
 
 def test_the_tails_interval_equals_that_of_whole_blocks() -> None:
@@ -73,6 +73,6 @@ def test_intervals_cover_the_mean_of_correlated_tokens() -> None:
 
 def test_figures_of_few_tokens() -> None:
     one = Divergence([0.5], [1.0], [2.0], [2.5])
-    found = figures([one])
+    found = quality_result("q8", "kv", [one])
     assert found.kl_p99 == Figure(0.5, None, None)
     assert math.isclose(found.perplexity_ratio.value, math.exp(0.5))
