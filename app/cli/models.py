@@ -48,6 +48,7 @@ from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes, percent
 
+_GROUP_SIZE = 64  # weights per scale, without --group-size
 _LABEL = 14
 _SEQUENCES = {
     "batched": "several share each pass (`batch`, `run --samples`)",
@@ -100,7 +101,9 @@ def list_models(filter: str | None, as_json: bool) -> None:
 def _recommended_uses() -> dict[str, list[str]]:
     """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured."""
     target = known_target(machine(), usable_memory())
-    return {} if target is None else uses_by_model(recommendations(target))
+    if target is None:
+        return {}
+    return uses_by_model(recommendations(target))
 
 
 def _print_overview(rows: list[Document]) -> None:
@@ -146,8 +149,9 @@ def _formats(rows: list[Document]) -> list[str]:
 
 def _typed_name(row: Document) -> str:
     """Return the name as `-m` takes it; the store calls a hub repository org--name."""
-    title = str(row["title"])
-    return title if "--" in row["name"] and "/" in title else str(row["name"])
+    if "--" in row["name"] and "/" in row["title"]:
+        return str(row["title"])
+    return str(row["name"])
 
 
 def _marked_name(row: Document) -> str:
@@ -196,7 +200,8 @@ def pull(
     with drawn_progress(quiet=quiet) as progress:
         model = resolve(name, progress=progress, refresh=True)
         if quantize is not None:
-            model = _keep_quantized(model, quantize, 64 if group_size is None else group_size, kept_as, progress)
+            group = _GROUP_SIZE if group_size is None else group_size
+            model = _keep_quantized(model, quantize, group, kept_as, progress)
     if as_json:
         print_json(checkpoint_document(model, usable_memory()))
     elif not quiet:
@@ -216,7 +221,7 @@ def show(name: str | None, as_json: bool) -> None:
         print_json(document)
         return
     for label, text in _rows(document):
-        click.echo(f"{_styled(label.ljust(_LABEL), dim=True)}{_clean(text)}")
+        click.echo(f"{_dimmed(label.ljust(_LABEL))}{_clean(text)}")
 
 
 @models.command()
@@ -242,9 +247,10 @@ def rm(name: str, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
-        shared = f", {format_bytes(cached)} of it in the hub cache that other programs may use" if cached else ""
         size = format_bytes(directory_bytes(store.root / entry) + cached)
-        confirm(f"Remove {entry} ({size}{shared})?")
+        if cached:
+            size += f", {format_bytes(cached)} of it in the hub cache that other programs may use"
+        confirm(f"Remove {entry} ({size})?")
     freed = store.remove(entry)
     if cached:
         freed += delete_cached(repo, commit)
@@ -267,21 +273,26 @@ def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
     try:
         model = store.get(entry)
     except CheckpointError:  # a broken entry can still be removed
-        model = None
-    origin = model.origin if model is not None else {}
-    return str(origin.get("repo") or ""), str(origin.get("commit") or "")
+        return "", ""
+    if model is None:
+        return "", ""
+    return str(model.origin.get("repo") or ""), str(model.origin.get("commit") or "")
 
 
 def _document(name: str | None) -> Document:
     """Return the headers' facts of an installed or local model or of one on the hub, the catalog's of any other."""
-    source = find_source(name, Store()) if name is not None else None
-    if isinstance(source, LocalGGUF) and find_copy(source.path, Store()) is None:
-        return gguf_document(source.path, usable_memory())
-    if isinstance(source, CatalogName) and Store().get(source.name) is None:
-        return catalog_document(find(source.name), usable_memory())
-    if isinstance(source, HubId) and (stored := stored_name(str(source))) and Store().get(stored) is None:
-        return hub_document(source, usable_memory())
-    return checkpoint_document(_local(name), usable_memory())
+    store = Store()
+    usable = usable_memory()
+    source = None if name is None else find_source(name, store)
+    if isinstance(source, LocalGGUF) and find_copy(source.path, store) is None:
+        return gguf_document(source.path, usable)
+    if isinstance(source, CatalogName) and store.get(source.name) is None:
+        return catalog_document(find(source.name), usable)
+    if isinstance(source, HubId):
+        stored = stored_name(str(source))
+        if stored and store.get(stored) is None:
+            return hub_document(source, usable)
+    return checkpoint_document(_local(name), usable)
 
 
 def _local(name: str | None) -> ResolvedModel:
@@ -316,8 +327,8 @@ def _rows(document: Document) -> list[tuple[str, str]]:
     if fits := fits_text(document["context_fits"], document["context"]):
         rows.append(("Fits now", "nothing" if fits == "nothing" else f"{fits} tokens of context"))
     if document["memory_bytes"] is not None:
-        at = _tokens(document["memory_context"])
-        rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))
+        context = _tokens(document["memory_context"])
+        rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {context} tokens of context"))
     return rows
 
 
@@ -328,15 +339,17 @@ def _missing_rows(document: Document) -> list[tuple[str, str]]:
         pull = f"`headrace models pull {document['path']}` copies it"
         return [("", f"not in the store: {pull}"), ("Copy", format_bytes(document["copy_bytes"]))]
     pull = f"`headrace models pull {document['name']}` fetches it"
-    size = document["download_bytes"]
-    return [("", f"not installed: {pull}"), ("Download", "unknown" if size is None else format_bytes(size))]
+    size = "unknown"
+    if document["download_bytes"] is not None:
+        size = format_bytes(document["download_bytes"])
+    return [("", f"not installed: {pull}"), ("Download", size)]
 
 
 def _step_text(document: Document) -> str:
     weights = document["weight_bytes_per_step"]
     total = document["bytes_per_step"]
-    at = _tokens(document["memory_context"])
-    return f"{format_bytes(weights)} of weights; {format_bytes(total)} in all after {at} tokens"
+    context = _tokens(document["memory_context"])
+    return f"{format_bytes(weights)} of weights; {format_bytes(total)} in all after {context} tokens"
 
 
 def _quantization_rows(document: Document) -> list[tuple[str, str]]:
@@ -370,10 +383,10 @@ class _Quality(Struct):
 
 
 class _Verified(Struct):
-    """The state of a model's files. path: None without files."""
+    """The state of a model's files."""
 
     name: str
-    path: str | None = None
+    path: str | None = None  # None without files
     state: Literal["whole", "damaged", "unrecorded"] = "damaged"
     files: int = 0
     bytes: int = 0
@@ -399,8 +412,8 @@ def _or_dash(value: T | None, text: Callable[[T], str]) -> str:
     return "-" if value is None else text(value)
 
 
-def _styled(text: str, **style: bool) -> str:
-    return click.style(text, **style) if may_style(sys.stdout) else text
+def _dimmed(text: str) -> str:
+    return click.style(text, dim=True) if may_style(sys.stdout) else text
 
 
 def _clean(text: str) -> str:

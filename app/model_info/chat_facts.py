@@ -20,8 +20,11 @@ _SYSTEM = {
 def chat_facts(path: Path) -> dict[str, object] | None:
     """Return what the template of a model's directory shows; None without one that can be rendered.
 
-    system: `anywhere`, `first` or `user`, where system messages may stand. tools: whether the template writes their
-    definitions. calls: their form. thinking: the text that begins it; None: none. thinking_levels: it knows levels.
+    system: `anywhere`, `first` or `user`, where system messages may stand.
+    tools: True if the template writes their definitions.
+    calls: the form of tool calls.
+    thinking: the text that begins it; None for a model that does not think.
+    thinking_levels: True if there are levels of thinking.
     """
     try:
         tokenizer = Tokenizer.load(path)
@@ -30,7 +33,10 @@ def chat_facts(path: Path) -> dict[str, object] | None:
         rules = TemplateRules(tokenizer.chat_template)
         with_tools = TemplateRules(tokenizer.chat_template, offers_tools=True)
         prompts = ChatPrompt(tokenizer)
-        form = tokenizer.thinking_form
+        thinking = None
+        if prompts.thinks:
+            form = tokenizer.thinking_form
+            thinking = OPEN if form is None else form.opening
         if rules.takes_later_system:
             system = "anywhere"
         elif rules.takes_system:
@@ -41,10 +47,10 @@ def chat_facts(path: Path) -> dict[str, object] | None:
             "system": system,
             "tools": with_tools.takes_tools,
             "calls": form_name_of(tokenizer),
-            "thinking": None if not prompts.thinks else OPEN if form is None else form.opening,
+            "thinking": thinking,
             "thinking_levels": prompts.has_levels,
         }
-    except HeadraceError:  # said by the commands that need it
+    except HeadraceError:  # reported by the commands that need the template
         return None
 
 
@@ -53,8 +59,10 @@ def chat_line(facts: dict[str, Any] | None) -> str:
     if facts is None:
         return "no template that can be rendered: `run --raw` continues a text"
     offered = "tools" if facts["tools"] else "tools in a text of headrace's"
-    calls = {"generic": "calls as plain JSON", "its own": "calls in its own form"}
-    written = calls.get(facts["calls"], f"calls in {facts['calls']} form")
-    levels = ", with levels" if facts["thinking_levels"] else ""
-    thinking = f"thinks in {facts['thinking']}{levels}" if facts["thinking"] else "does not think"
-    return f"{_SYSTEM[facts['system']]}; {offered}, {written}; {thinking}"
+    form = {"generic": "as plain JSON", "its own": "in its own form"}.get(facts["calls"], f"in {facts['calls']} form")
+    thinking = "does not think"
+    if facts["thinking"]:
+        thinking = f"thinks in {facts['thinking']}"
+        if facts["thinking_levels"]:
+            thinking += ", with levels"
+    return f"{_SYSTEM[facts['system']]}; {offered}, calls {form}; {thinking}"

@@ -1,9 +1,9 @@
 """Longest context that fits into memory in each K/V format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
+from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 
 if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
@@ -24,7 +24,9 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
     from headrace.runtime.metrics.cost import longest_context
 
     room = usable - shape.resident_bytes - working_memory(shape) - shape.state_bytes
-    formats = FORMATS if packs and ops.select().supports_packed(shape.head_dim) else (FLOAT16,)
+    formats: Sequence[KVFormat] = (FLOAT16,)
+    if packs and ops.select().supports_packed(shape.head_dim):
+        formats = FORMATS
     return {kind.name: longest_context(shape.with_kv(kind).kv, room, shape.context_length) for kind in formats}
 
 
@@ -44,7 +46,11 @@ def fits_text(fits: Mapping[str, int] | None, limit: int | None) -> str:
         return "nothing"
     if fits[FLOAT16.name] == limit:
         return f"all {limit:,}"
-    return " · ".join(f"{name} {'all' if tokens == limit else f'{tokens:,}'}" for name, tokens in _telling(fits, limit))
+    parts = []
+    for name, tokens in _telling(fits, limit):
+        count = "all" if tokens == limit else f"{tokens:,}"
+        parts.append(f"{name} {count}")
+    return " · ".join(parts)
 
 
 def fits_short(fits: Mapping[str, int] | None, limit: int | None) -> str:

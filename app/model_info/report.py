@@ -131,17 +131,17 @@ def hub_document(source: HubId, usable: int | None = None) -> Document:
 
 
 def _shape_document(shape: StepShape, usable: int | None) -> Document:
-    at = min(MEMORY_CONTEXT, shape.context_length)
+    cached = min(MEMORY_CONTEXT, shape.context_length)
     return {
         "context": shape.context_length,
         "quantization": shape.source.partition(", ")[2],
         "parameters": shape.parameters,
         "weight_bytes": shape.resident_bytes,
         "kv_bytes_per_token": shape.cost.kv_bytes_per_token,
-        "bytes_per_step": shape.cost.step_bytes(at),
+        "bytes_per_step": shape.cost.step_bytes(cached),
         "weight_bytes_per_step": shape.cost.weight_bytes,
-        "memory_context": at,
-        "memory_bytes": shape.resident_bytes + shape.cost.kv_bytes(at) + working_memory(shape),
+        "memory_context": cached,
+        "memory_bytes": shape.resident_bytes + shape.cost.kv_bytes(cached) + working_memory(shape),
         "context_fits": kv_fits(shape, usable, packs=True),
     }
 
@@ -158,10 +158,15 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
     )
 
     checkpoint = open_checkpoint(model.path)
-    network = _mlx_lm_network(checkpoint) if network_kind(checkpoint) == "mlx-lm" else None
-    cost = checkpoint_cost(checkpoint) or (network.cost if network else None)
+    kind = network_kind(checkpoint)
+    cost = checkpoint_cost(checkpoint)
+    network = None
+    if kind == "mlx-lm":
+        network = _mlx_lm_network(checkpoint)
+        if network is not None and cost is None:
+            cost = network.cost
     context = context_length(checkpoint)
-    at = min(MEMORY_CONTEXT, context)
+    cached = min(MEMORY_CONTEXT, context)
     return {
         "name": model.name,
         "installed": True,
@@ -170,7 +175,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "origin": model.origin,
         "licence": model.licence,
         "architecture": checkpoint.config.get("model_type"),
-        "decoder": network_kind(checkpoint),
+        "decoder": kind,
         "sequences": many_sequences(checkpoint),
         "speculates": _speculates(checkpoint),
         "draft_head": _has_head(checkpoint),
@@ -185,9 +190,9 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "tensors": len(checkpoint.tensors),
         "weight_bytes_per_step": cost.weight_bytes if cost is not None else None,
         "kv_bytes_per_token": cost.kv_bytes_per_token if cost is not None else None,
-        "bytes_per_step": cost.step_bytes(at) if cost is not None else None,
-        "memory_context": at,
-        "memory_bytes": _memory(checkpoint, cost, at),
+        "bytes_per_step": cost.step_bytes(cached) if cost is not None else None,
+        "memory_context": cached,
+        "memory_bytes": _memory(checkpoint, cost, cached),
         "context_fits": _fits(checkpoint, cost, context, usable, network),
     }
 
@@ -217,9 +222,14 @@ def memory_needed(name: str | None) -> int | None:
     if isinstance(find_source(name or DEFAULT_MODEL, Store()), LocalGGUF):
         return None
     checkpoint = open_checkpoint(resolve(name, fetch=False).path)
+    cached = min(MEMORY_CONTEXT, _stated_context(checkpoint) or MEMORY_CONTEXT)
+    return _memory(checkpoint, checkpoint_cost(checkpoint), cached)
+
+
+def _stated_context(checkpoint: Checkpoint) -> int | None:
+    """Return the context length of config.json; None if it states none."""
     context = checkpoint.config.get("max_position_embeddings")
-    at = min(MEMORY_CONTEXT, context) if isinstance(context, int) else MEMORY_CONTEXT
-    return _memory(checkpoint, checkpoint_cost(checkpoint), at)
+    return context if isinstance(context, int) else None
 
 
 def quantization_document(checkpoint: Checkpoint) -> Document:
@@ -250,17 +260,19 @@ def _format_in_list(checkpoint: Checkpoint) -> str | None:
 
 
 def _format_of(section: Mapping[str, object], module: str) -> str:
+    settings = dict(section)
     entry = section.get(module)
-    settings = entry if isinstance(entry, Mapping) else {}
-    bits = settings.get("bits", section.get("bits"))
-    group = settings.get("group_size", section.get("group_size"))
-    mode = settings.get("mode", section.get("mode", "affine"))
-    return format_text(bits, group, mode)
+    if isinstance(entry, Mapping):  # a module's settings go before those of all
+        settings |= entry
+    return format_text(settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine"))
 
 
 def format_text(bits: object, group_size: object, mode: object) -> str:
     """Return a format's name: `4-bit, groups of 64`."""
-    return f"{bits}-bit, groups of {group_size}" + ("" if mode == "affine" else f", {mode}")
+    text = f"{bits}-bit, groups of {group_size}"
+    if mode == "affine":
+        return text
+    return f"{text}, {mode}"
 
 
 def _available(entry: CatalogEntry, usable: int | None) -> Document:
@@ -286,8 +298,8 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "default": model.name == DEFAULT_MODEL,
         "title": model.origin.get("id", model.name),
         "origin": model.origin.get("source"),
-        "copy_of": None if is_linked(model) else copied_file(model),
-        "runs_from": str((model.path / next(iter(model.origin["gguf"]))).readlink()) if is_linked(model) else None,
+        "copy_of": None,
+        "runs_from": None,
         "licence": model.origin.get("licence"),
         "disk_bytes": _disk_bytes(model.path),
         "memory_context": MEMORY_CONTEXT,
@@ -297,14 +309,19 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "quantization": None,
         "problem": None,
     }
+    if is_linked(model):
+        file = next(iter(model.origin["gguf"]))
+        document["runs_from"] = str((model.path / file).readlink())
+    else:
+        document["copy_of"] = copied_file(model)
     try:
         checkpoint = open_checkpoint(model.path)
-        context = checkpoint.config.get("max_position_embeddings")
-        document["context"] = context if isinstance(context, int) else None
-        at = min(MEMORY_CONTEXT, document["context"] or MEMORY_CONTEXT)
-        document["memory_context"], cost = at, checkpoint_cost(checkpoint)
-        document["memory_bytes"] = _memory(checkpoint, cost, at)
-        document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
+        cost = checkpoint_cost(checkpoint)
+        context = _stated_context(checkpoint)
+        document["context"] = context
+        document["memory_context"] = min(MEMORY_CONTEXT, context or MEMORY_CONTEXT)
+        document["memory_bytes"] = _memory(checkpoint, cost, document["memory_context"])
+        document["context_fits"] = _fits(checkpoint, cost, context or MEMORY_CONTEXT, usable)
         document["quantization"] = _format_in_list(checkpoint)
     except CheckpointError as error:  # a broken model must not hide the others
         document["problem"] = str(error)
@@ -342,8 +359,12 @@ def _fits(
     usable: int | None,
     network: "MlxLmNetwork | None" = None,
 ) -> Fits | None:
-    """Return the context that fits in each supported K/V format.
+    """Return the context that fits in each supported K/V format; None if cost or memory are unknown.
 
+    checkpoint: the model.
+    cost: of a step.
+    context: limit of the model, in tokens.
+    usable: bytes available to a model.
     network: mlx-lm's network; without it, a model of mlx-lm's gets f16 alone.
     """
     if cost is None or usable is None:

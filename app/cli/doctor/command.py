@@ -83,24 +83,35 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
 
 def document(report: Report, problems: list[Finding]) -> dict[str, object]:
     """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
-    host = report.machine
-    chip = report.machine.chip if report.machine else None
+    machine: dict[str, object] | None = None
+    nominal: dict[str, object] | None = None
+    memory: dict[str, object] | None = None
+    measured: dict[str, object] | None = None
+    if host := report.machine:
+        machine = {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores}
+    if chip := report.chip:
+        nominal = {"gb_s": chip.bandwidth / 1e9, "source": chip.source, "note": chip.note}
+    if budget := report.budget:
+        memory = {**asdict(budget), "usable": budget.usable}
+    if peak := report.peak:
+        measured = {**asdict(peak), "gb_s": peak.gb_s}
+    model_path = report.default_model.path
     return {
         "ok": all(finding.severity != "broken" for finding in problems),
-        "machine": {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores} if host else None,
+        "machine": machine,
         "core_kinds": core_kinds(report.system),
         "os": report.os_name,
-        "memory": {**asdict(report.budget), "usable": report.budget.usable} if report.budget else None,
+        "memory": memory,
         "swap_used_bytes": report.swap_used,
-        "measured_peak": {**asdict(report.peak), "gb_s": report.peak.gb_s} if report.peak else None,
-        "nominal_peak": {"gb_s": chip.bandwidth / 1e9, "source": chip.source, "note": chip.note} if chip else None,
+        "measured_peak": measured,
+        "nominal_peak": nominal,
         "power": asdict(report.power),
         "energy_parts": report.energy_parts,
         "kernels": report.kernels,
         "versions": report.versions,
         "paths": {folder.name: {**asdict(folder), "path": str(folder.path)} for folder in report.places},
         "user_files": report.user_files,
-        "default_model": {"name": report.default_model.name, "path": _text(report.default_model.path)},
+        "default_model": {"name": report.default_model.name, "path": model_path and str(model_path)},
         "problems": [asdict(finding) for finding in problems],
     }
 
@@ -116,10 +127,11 @@ def _machine_rows(report: Report) -> Rows:
         cores += f", {host.usable_cores} of them usable here"
     if host.gpu_cores:
         cores += f", {host.gpu_cores} GPU cores"
-    device = f"{host.device_name}, {cores}" if host.backend != "cuda" else host.device_name
-    rows = [("device", device), ("backend", {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}[host.backend])]
-    if host.backend == "cuda":
-        rows.append(("cpu", f"{host.cpu}, {cores}"))
+    backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}[host.backend]
+    if host.backend == "cuda":  # a device of its own, next to the CPU
+        rows = [("device", host.device_name), ("backend", backend), ("cpu", f"{host.cpu}, {cores}")]
+    else:
+        rows = [("device", f"{host.device_name}, {cores}"), ("backend", backend)]
     if isa := _isa(host.isa):
         rows.append(("instructions", isa))
     if host.memory_bytes:
@@ -138,7 +150,7 @@ def _machine_rows(report: Report) -> Rows:
 
 def _bandwidth_rows(report: Report) -> Rows:
     rows: Rows = []
-    chip = report.machine.chip if report.machine else None
+    chip = report.chip
     if peak := report.peak:
         when = f"{peak.measured_at[:10]} {peak.measured_at[11:16]} UTC"
         rows.append(("measured", f"{format_rate(peak.bytes_per_second)}  ({peak.method}; {when})"))
@@ -159,8 +171,8 @@ def _bandwidth_rows(report: Report) -> Rows:
 def _software_rows(report: Report) -> Rows:
     named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
     headrace = report.versions.get("headrace") or NOT_INSTALLED
-    rest = [text for text in named if not text.startswith("headrace ")]
-    return [("headrace", headrace), ("runs on", ", ".join(rest[:3])), ("with", ", ".join(rest[3:]))]
+    others = [text for text in named if not text.startswith("headrace ")]
+    return [("headrace", headrace), ("runs on", ", ".join(others[:3])), ("with", ", ".join(others[3:]))]
 
 
 def _place_rows(report: Report) -> Rows:
@@ -214,12 +226,11 @@ def _isa(flags: frozenset[str]) -> str:
 
 
 def _shorten(path: object) -> str:
-    text, home = str(path), os.path.expanduser("~")  # noqa: PTH111
-    return f"~{text[len(home) :]}" if home != "/" and text.startswith(f"{home}/") else text
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    text = str(path)
+    home = os.path.expanduser("~")  # noqa: PTH111
+    if home == "/" or not text.startswith(f"{home}/"):
+        return text
+    return f"~{text.removeprefix(home)}"
 
 
 def doctor_hosts(hosts: str, model: str | None, *, as_json: bool) -> None:
@@ -278,9 +289,9 @@ def draw_finding(finding: Finding) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    style = "bold red" if finding.severity == "broken" else "bold yellow"
+    mark = Text("✗", "bold red") if finding.severity == "broken" else Text("!", "bold yellow")
     table = Table.grid(padding=(0, 1))
-    table.add_row(Text("✗" if finding.severity == "broken" else "!", style=style), Text(finding.what))
+    table.add_row(mark, Text(finding.what))
     table.add_row("", Text(f"→ {finding.do}", style="dim"))
     Console(highlight=False).print(table)
 

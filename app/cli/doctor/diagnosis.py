@@ -18,6 +18,7 @@ from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime.config import environment, paths
 from headrace.runtime.errors import CheckpointError, HeadraceError
 from headrace.runtime.machine import address_space, hardware, memory
+from headrace.runtime.machine.chips import Chip
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
@@ -63,7 +64,24 @@ class DefaultModel:
 
 @dataclass(frozen=True)
 class Report:
-    """All facts; None means unknown or not applicable."""
+    """All facts; None means unknown or not applicable.
+
+    machine: None if MLX does not work.
+    budget: memory for a model.
+    peak: measured memory bandwidth.
+    power: mains or battery, heat.
+    swap_used: bytes.
+    system: macOS sysctl facts, empty elsewhere.
+    kernels: names of the operations in use, and the reason for them.
+    versions: of Python and packages; None for missing ones.
+    places: headrace's folders.
+    default_model: the model of a bare `headrace run`.
+    compiler: name of a C++ compiler on the path.
+    nvidia_driver: True if there is one.
+    failures: problems met while gathering.
+    energy_parts: parts of the machine whose energy can be read; None if no counter can.
+    user_files: a line each about settings, sessions and models.
+    """
 
     machine: Machine | None
     budget: Budget | None
@@ -71,7 +89,6 @@ class Report:
     power: PowerState
     swap_used: int | None
     system: dict[str, str]
-    """macOS sysctl facts, empty elsewhere."""
     kernels: dict[str, str]
     versions: dict[str, str | None]
     places: list[Place]
@@ -79,17 +96,22 @@ class Report:
     compiler: str | None
     nvidia_driver: bool
     failures: list[Finding] = field(default_factory=list)
-    """Failures while gathering."""
     energy_parts: str | None = None
-    """Parts of the machine whose energy can be read; None if no counter can."""
     user_files: dict[str, str] = field(default_factory=dict)
-    """A line each about settings, sessions and models."""
+
+    @property
+    def chip(self) -> Chip | None:
+        """The machine's row of the chip table."""
+        return self.machine.chip if self.machine else None
 
     @property
     def os_name(self) -> str:
-        kernel = self.machine.os if self.machine else f"{platform.system()} {platform.release()} {platform.machine()}"
-        version = self.system.get("kern.osproductversion")
-        return f"macOS {version} {kernel.split()[-1]}" if version else kernel
+        kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
+        if self.machine:
+            kernel = self.machine.os
+        if version := self.system.get("kern.osproductversion"):
+            return f"macOS {version} {kernel.split()[-1]}"
+        return kernel
 
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
@@ -223,13 +245,16 @@ def _speed(report: Report) -> list[Finding]:
     if report.power.throttled or report.power.thermal_pressure == "moderate":
         what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
         problems.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
-    nominal = report.machine.nominal_bandwidth if report.machine else None
-    peak = report.peak
-    low = "under half of nominal" if nominal and peak and peak.bytes_per_second < nominal / 2 else ""
-    if peak and (low or peak.busy):
-        low = low or "while other programs used the CPU"
-        what = f"memory bandwidth: {format_rate(peak.bytes_per_second)} measured, {low}"
-        problems.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
+    if peak := report.peak:
+        nominal = report.machine and report.machine.nominal_bandwidth
+        doubt = ""
+        if nominal and peak.bytes_per_second < nominal / 2:
+            doubt = "under half of nominal"
+        elif peak.busy:
+            doubt = "while other programs used the CPU"
+        if doubt:
+            what = f"memory bandwidth: {format_rate(peak.bytes_per_second)} measured, {doubt}"
+            problems.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
     return problems
 
 
@@ -238,7 +263,9 @@ def _memory(report: Report) -> list[Finding]:
     if report.budget and report.budget.usable < _LITTLE_MEMORY:
         what = f"little memory: {format_bytes(report.budget.usable)} free for weights and KV cache"
         do = "close other programs, or raise the container's memory limit"
-        problems.append(Finding("advice", what, address_space.HINT if report.budget.is_address_space else do))
+        if report.budget.is_address_space:
+            do = address_space.HINT
+        problems.append(Finding("advice", what, do))
     if (report.swap_used or 0) > _MUCH_SWAP:
         what = f"{format_bytes(report.swap_used or 0)} of swap in use: weights may be swapped to disk"
         problems.append(Finding("advice", what, "close other programs"))
@@ -300,13 +327,12 @@ def settings_state() -> State:
         return State("invalid", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
     if not path.exists():
         return State("no file: defaults apply")
-    usual = Settings()
-    changed = sum(
-        getattr(getattr(settings, section.name), setting.name) != getattr(getattr(usual, section.name), setting.name)
-        for section in fields(settings)
-        for setting in fields(getattr(settings, section.name))
-    )
-    return State(f"{changed} changed from the defaults")
+    num_changed = 0
+    for section in fields(settings):
+        values = getattr(settings, section.name)
+        defaults = getattr(Settings(), section.name)
+        num_changed += sum(getattr(values, row.name) != getattr(defaults, row.name) for row in fields(values))
+    return State(f"{num_changed} changed from the defaults")
 
 
 def sessions_state() -> State:
@@ -348,8 +374,10 @@ def models_state() -> State:
             problems.append(Finding("broken", str(error), error.hint or "pull it again"))
     if not store.names():
         return State("none yet")
-    doubt = f", {unrecorded} without checksums" if unrecorded else ""
-    return State(f"{len(store.names())} installed{doubt}; `headrace models verify` checks their contents", problems)
+    count = f"{len(store.names())} installed"
+    if unrecorded:
+        count += f", {unrecorded} without checksums"
+    return State(f"{count}; `headrace models verify` checks their contents", problems)
 
 
 def _check_model(store: "Store", name: str) -> bool:
