@@ -1,7 +1,7 @@
 """Sampling of machine load: CPUs, memory and swap from psutil, plus `sensors`.
 
-A sample takes less than a millisecond. The busiest process is searched only under contention, over two samples, since
-that reads every process. Shares and rates refer to the time since the previous sample.
+The busiest process is searched only under contention, over two samples, since that reads every process. Shares and
+rates refer to the time since the previous sample.
 """
 
 import contextlib
@@ -44,7 +44,12 @@ class LoadSampler:
             - getattr(times, "guest", 0.0)
             - getattr(times, "guest_nice", 0.0)
         )
-        seconds = {pid: spent for pid in own_pids if (spent := _spent(pid)) is not None}
+        seconds = {}
+        for pid in own_pids:
+            with contextlib.suppress(psutil.Error):
+                spent = _spent(psutil.Process(pid))
+                if spent is not None:
+                    seconds[pid] = spent
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
         readings = self._sensors()
         last = self._last
@@ -75,24 +80,27 @@ class LoadSampler:
         """Return the other process with the most CPU time since the last call; empty at the first."""
         if self._busiest:
             return self._busiest
-        spent = {
-            process.pid: sum(process.info["cpu_times"][:2])
-            for process in psutil.process_iter(["cpu_times"])
-            if process.info["cpu_times"] is not None and process.pid not in own_pids
-        }
+        grown: dict[psutil.Process, float] = {}  # CPU seconds since the last call
         before = self._all
-        self._all = spent
-        grown = {pid: seconds - before[pid] for pid, seconds in spent.items() if pid in before}
+        self._all = {}
+        # Without names of attributes: `process_iter` takes one and a half times as long with them.
+        for process in psutil.process_iter():
+            seconds = _spent(process)
+            if seconds is None or process.pid in own_pids:
+                continue
+            self._all[process.pid] = seconds
+            if process.pid in before:
+                grown[process] = seconds - before[process.pid]
         if grown:
             with contextlib.suppress(psutil.Error):
-                self._busiest = psutil.Process(max(grown, key=grown.__getitem__)).name()
+                self._busiest = max(grown, key=grown.__getitem__).name()
         return self._busiest
 
 
-def _spent(pid: int) -> float | None:
-    """Return the CPU seconds of a process; None if it is gone."""
+def _spent(process: psutil.Process) -> float | None:
+    """Return the CPU seconds of a process; None if it is gone, or another user's."""
     try:
-        times = psutil.Process(pid).cpu_times()
+        times = process.cpu_times()
     except psutil.Error:
         return None
     return float(times.user + times.system)

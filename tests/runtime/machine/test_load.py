@@ -1,6 +1,8 @@
 """Machine load and contention."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,17 +69,31 @@ class Machine:
     def swap_memory(self) -> Any:
         return SimpleNamespace(used=5)
 
-    def Process(self, pid: int) -> Any:  # noqa: N802 - as psutil has it
+    def Process(self, pid: int) -> "Process":  # noqa: N802 - as psutil has it
         if pid not in self.spent:
             raise self.Error
-        times = SimpleNamespace(user=self.spent[pid], system=0.0)
-        return SimpleNamespace(cpu_times=lambda: times, name=lambda: self.names[pid])
+        return Process(self, pid)
 
-    def process_iter(self, _attributes: list[str]) -> Any:
+    def process_iter(self) -> Iterator["Process"]:
         self.scans += 1
-        for pid, seconds in self.spent.items():
-            yield SimpleNamespace(pid=pid, info={"cpu_times": (seconds, 0.0, 0.0, 0.0)})
-        yield SimpleNamespace(pid=9, info={"cpu_times": None})  # of somebody else
+        yield from (Process(self, pid) for pid in self.spent)
+        yield Process(self, 9)  # of another user
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """Stands in for a process of psutil."""
+
+    machine: Machine
+    pid: int
+
+    def cpu_times(self) -> Any:
+        if self.pid not in self.machine.spent:
+            raise self.machine.Error
+        return SimpleNamespace(user=self.machine.spent[self.pid], system=0.0)
+
+    def name(self) -> str:
+        return self.machine.names[self.pid]
 
 
 @pytest.fixture
