@@ -77,12 +77,13 @@ def machine_facts() -> Facts:
 
     host = machine()
     room = budget(host)
-    peak = cached_peak(host)
-    measured = peak.bytes_per_second if peak else None
+    bandwidth = host.nominal_bandwidth
+    if host.backend != "metal" and (peak := cached_peak(host)):
+        bandwidth = peak.bytes_per_second
     return {
         "device": host.device_name,
         "backend": host.backend,
-        "bandwidth": host.nominal_bandwidth if host.backend == "metal" else measured or host.nominal_bandwidth,
+        "bandwidth": bandwidth,
         "usable_memory": room.usable if room else None,
         "memory": host.memory_bytes,
         "cores": host.physical_cores,

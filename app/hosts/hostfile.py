@@ -53,9 +53,13 @@ class _File(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One rank's machine. ssh: the name that ssh takes. address: its first, over which ranks connect; others in ips.
+    """One rank's machine.
 
-    rdma: its device towards each rank, for JACCL. python: its interpreter; None: the path of this one.
+    rank: from 0, which is this machine.
+    ssh: the name that ssh takes.
+    ips: its addresses; ranks connect over the first.
+    rdma: its device towards each rank, for JACCL.
+    python: its interpreter; None: the path of this one.
     """
 
     rank: int
@@ -136,7 +140,8 @@ def _file(text: str) -> Path | None:
     """Return the hostfile of this name, if there is one."""
     with suppress(OSError, RuntimeError):  # a name that is too long; a ~ of no user
         path = Path(text).expanduser()
-        return path if path.is_file() else None
+        if path.is_file():
+            return path
     return None
 
 
@@ -153,8 +158,10 @@ def _read(text: str) -> _File:
         raise UsageError(f"--hosts: {path} is not JSON: {error}", _FORM) from error
     except OSError as error:
         raise UsageError(f"--hosts: {error}", _FORM) from error
+    if isinstance(document, list):
+        document = {"hosts": document}
     try:
-        return typed(_File, {"hosts": document} if isinstance(document, list) else document)
+        return typed(_File, document)
     except ValueError as error:
         raise UsageError(f"--hosts: {path}: {error}", _FORM) from None
 
@@ -206,8 +213,10 @@ def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
         return
     count = len(hosts)
     for host in hosts:
-        needed = range(count) if backend == JACCL else ((host.rank - 1) % count, (host.rank + 1) % count)
-        if len(host.rdma) != count or any(host.rdma[other] is None for other in needed if other != host.rank):
+        others = {rank for rank in range(count) if rank != host.rank}
+        if backend == JACCL_RING:
+            others &= {(host.rank - 1) % count, (host.rank + 1) % count}
+        if len(host.rdma) != count or any(host.rdma[rank] is None for rank in others):
             raise UsageError(
                 f"--hosts: {host.ssh} has no RDMA device for each other host",
                 "`mlx.distributed_config --backend jaccl --over thunderbolt` writes such a hostfile",
@@ -220,8 +229,11 @@ def _addressed(hosts: list[Host]) -> list[Host]:
     others = [host for host in addressed if not host.local]
     if not others:
         return addressed
-    own_address = _own_address(others[0].address)  # others cannot reach a loopback address
-    return [replace(h, ips=(own_address,)) if ipaddress.ip_address(h.address).is_loopback else h for h in addressed]
+    own_address = _own_address(others[0].address)
+    for index, host in enumerate(addressed):
+        if ipaddress.ip_address(host.address).is_loopback:  # other machines cannot reach it
+            addressed[index] = replace(host, ips=(own_address,))
+    return addressed
 
 
 def _resolved(host: Host) -> str:

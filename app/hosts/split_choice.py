@@ -27,15 +27,21 @@ _UNKNOWN = 50e9  # bytes per second of a machine that has measured none
 def chosen_split(
     asked: str, model: Path, hosts: Hosts, reports: Sequence[Facts], measured: Sequence[Measured]
 ) -> Split:
-    """Return the split of the model in this folder.
+    """Return the split of a model.
 
-    asked: tensor, pipeline or auto. reports: of all ranks. measured: links to the others.
+    asked: tensor, pipeline or auto.
+    model: its folder.
+    hosts: the ranks.
+    reports: of all ranks.
+    measured: links to the others.
     """
     checkpoint = open_checkpoint(model)
     shape = shape_to_run(checkpoint)
     targets = targets_of(hosts, reports)
     layers = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
-    shares = [1.0] * len(targets) if shape.stock else tensor_shares(shape, targets)  # mlx-lm's classes divide evenly
+    shares = tensor_shares(shape, targets)
+    if shape.stock:  # mlx-lm's classes divide evenly
+        shares = [1.0] * len(targets)
     splits = {"tensor": Split("tensor", tuple(shares)), "pipeline": Split("pipeline", tuple(map(float, layers)))}
     if asked != "auto":
         return splits[asked]
@@ -80,7 +86,8 @@ def link_between(hosts: Hosts, measured: Sequence[Measured]) -> Link:
     known = links()
     if hosts.backend != RING:
         return known["tb5-rdma"]
-    is_native = len(hosts.hosts) == 2 and native.status().available  # a connection without MLX's threads
-    latency = max(link.latency_s for link in measured) + (0.0 if is_native else _MLX_S)
+    latency = max(link.latency_s for link in measured)
+    if len(hosts.hosts) > 2 or not native.status().available:  # else a connection without MLX's threads
+        latency += _MLX_S
     bandwidth = min(link.bytes_per_second for link in measured)
     return replace(known["tb5"], name="measured", title="measured", latency=latency, bandwidth=bandwidth, source="")

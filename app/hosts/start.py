@@ -83,9 +83,9 @@ class Ranks:
         try:
             report = process.report(until)
             error = refusal(process.host, report, self.reports[0], model)
-        except HeadraceError as found:
-            report = {"error": str(found), "hint": found.hint}
-            error = found
+        except HeadraceError as failure:
+            report = {"error": str(failure), "hint": failure.hint}
+            error = failure
         if error is not None and not examine:
             raise error
         self.reports.append(report)
@@ -188,7 +188,8 @@ class Ranks:
         at = f"{hosts[0].address}:{free_port(hosts[0])}"
         if backend in (JACCL, JACCL_RING):
             env = [f"MLX_JACCL_COORDINATOR={at}", _FAST_SYNCH]
-            env += ["MLX_JACCL_RING=1"] if backend == JACCL_RING else []
+            if backend == JACCL_RING:
+                env.append("MLX_JACCL_RING=1")
             return env, {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in hosts])}
         if backend == NCCL:
             address, _, port = at.rpartition(":")

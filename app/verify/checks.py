@@ -163,11 +163,10 @@ class Verification:
         if self._stores:
             yield Check("after a restart, K/V from disk", self._few.restarted, alone[:SHARERS])
         sizes = random.Random(seed)
-        single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)
         for name, serving, draw in (
-            ("prompts token by token", self._few, single),
-            ("prompts in chunks of any size", self._some, pieces),
-            ("prompts in one chunk", self._some, whole),
+            ("prompts token by token", self._few, lambda: 1),
+            ("prompts in chunks of any size", self._some, lambda: sizes.randrange(1, 200)),
+            ("prompts in one chunk", self._some, lambda: WHOLE),
         ):
             yield Check(name, partial(serving.together, max_running, FixedPace(draw)), alone[: len(serving.requests)])
         now = native.status().threads

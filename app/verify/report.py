@@ -78,11 +78,15 @@ def show(document: VerifyDocument) -> None:
 def summary(document: VerifyDocument) -> list[str]:
     """Return the summary's lines."""
     checks = document.checks
-    entries = ", K/V entries" if any(check.kv_entries for check in checks) else ""
-    reference = "run" if document.interfaces else "each answer alone"
-    logits = "" if document.interfaces else "all logits, "
-    compared = f"tokens, {logits}log probabilities of the {document.top} most likely tokens{entries}"
-    lines = [f"{document.model}: {document.expectation}", f"compared with {reference}: {compared}"]
+    compared = [f"log probabilities of the {document.top} most likely tokens"]
+    if document.interfaces:
+        reference = "run"
+    else:
+        reference = "each answer alone"
+        compared.insert(0, "all logits")
+    if any(check.kv_entries for check in checks):
+        compared.append("K/V entries")
+    lines = [f"{document.model}: {document.expectation}", f"compared with {reference}: tokens, {', '.join(compared)}"]
     flips = [(check, flip) for check in checks for flip in check.flips]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:
@@ -92,8 +96,8 @@ def summary(document: VerifyDocument) -> list[str]:
     if wrong:
         lines.append(f"NOT equal: {'; '.join(wrong)}")
     elif checks and not document.interrupted:
-        same = all(check.result == "equal" for check in checks)
-        lines.append("all checks: equal bits" if same else "all checks: equal, apart from near-ties")
+        is_equal = all(check.result == "equal" for check in checks)
+        lines.append("all checks: equal bits" if is_equal else "all checks: equal, apart from near-ties")
     if document.interrupted:
         lines.append(f"interrupted after {len(checks)} checks")
     return lines
@@ -113,7 +117,9 @@ def _change_line(check: CheckResult) -> str:
 
 
 def _flip_line(check: CheckResult, flip: Flip) -> str:
-    margin = f"not among the {TOP} most likely" if flip.margin is None else f"less likely by {gap_text(flip.margin)}"
+    margin = f"not among the {TOP} most likely"
+    if flip.margin is not None:
+        margin = f"less likely by {gap_text(flip.margin)}"
     return (
         f"{check.name}: sequence {flip.sequence + 1}, token {flip.position + 1}: {flip.got_text!r} "
         f"instead of {flip.expected_text!r}, {margin}"
