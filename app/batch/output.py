@@ -67,7 +67,7 @@ class ResultFile:
         if foreign and len(foreign) == len(self._kept):
             raise UsageError(
                 f"{self._path.name}: all {len(foreign)} results are of other requests than these",
-                "the input, the model or the options changed: give another -o, or delete it",
+                "the input, the model, its files or the options changed: give another -o, or delete it",
             )
         if foreign:
             self._set_aside(foreign)

@@ -3,6 +3,7 @@
 Results go to standard output or into a file; everything else goes to standard error.
 """
 
+import json
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from headrace.app.cli.load_for_answers import load_draft
 from headrace.app.cli.model_options import LoadArguments, model_options, named_model_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.batch.line import BadLine, Defaults, Line
@@ -159,8 +160,22 @@ def _defaults(
         raw=arguments.raw,
         model=resolved.name,
         names=None if arguments.model is not None else names,
-        identity=f"{resolved.origin}, context {context}",
+        identity=f"{resolved.origin}, context {context}, files {_files(resolved)}",
     )
+
+
+def _files(model: "ResolvedModel") -> str:
+    """Return the identity of the model's files and of its adapter's: a model may be retrained under its name."""
+    from headrace.models.checkpoint.gguf_link import file_facts
+    from headrace.models.registry.checksums import files_identity
+
+    try:
+        identity = files_identity(model.path, model.facts)
+        if model.adapter is not None:
+            identity["adapter"] = file_facts(model.adapter.file)
+    except OSError as error:
+        raise CheckpointError(f"{model.path} cannot be read: {error.strerror}") from error
+    return json.dumps(identity, sort_keys=True)
 
 
 def _raise_known_damage(resolved: "ResolvedModel") -> None:

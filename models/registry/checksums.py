@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.progress import Progress, silent
 
@@ -23,6 +24,7 @@ class FileRecord(TypedDict):
 Files = dict[str, FileRecord]
 
 _CHUNK = 4 << 20
+_MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".gguf"})
 
 
 def checksums(
@@ -76,6 +78,21 @@ def recorded_files(origin: Mapping[str, object]) -> Files | None:
         if not (isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and entry.get("sha256")):
             return None
     return files
+
+
+def files_identity(folder: Path, origin: Mapping[str, object]) -> dict[str, object]:
+    """Return what tells the files of a model from those that may replace them: digests, or sizes and times.
+
+    origin: headrace.json, with digests if the model was installed with them. Raises OSError.
+    """
+    recorded = recorded_files(origin)
+    if recorded is not None:
+        return {name: entry["sha256"] for name, entry in recorded.items()}
+    return {
+        file.name: file_facts(file)
+        for file in sorted(folder.iterdir())
+        if file.suffix in _MODEL_SUFFIXES and file.is_file()
+    }
 
 
 def _size_problem(folder: Path, name: str, entry: FileRecord) -> str | None:

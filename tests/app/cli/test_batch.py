@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -106,6 +107,21 @@ def test_results_of_other_requests_are_refused(model: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="out"):
         invoke(*arguments, "-n", "2")
     assert out.read_bytes() == before
+
+
+def test_a_model_that_was_retrained_in_place_does_not_resume_its_batch(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "chat")
+    source = write(tmp_path / "in", {"prompt": "a"}, {"prompt": "b"})
+    out = str(tmp_path / "out")
+    invoke(source, "-m", str(model), "-n", "2", "-o", out, "-q")
+    first, _ = Path(out).read_text().splitlines()
+    Path(out).write_text(first + "\n")
+    shutil.rmtree(model)
+    write_chat_model(model, seed=1)
+    with pytest.raises(UsageError, match="all 1 results are of other requests") as failed:
+        invoke(source, "-m", str(model), "-n", "2", "-o", out, "-q")
+    assert "its files" in str(failed.value.hint)
+    assert Path(out).read_text() == first + "\n"
 
 
 def test_only_changed_lines_are_answered_anew(model: Path, tmp_path: Path) -> None:
