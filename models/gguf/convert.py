@@ -120,7 +120,7 @@ class ConversionPlan(Layout):
     """Contents of a GGUF's header in Hugging Face terms."""
 
     vocabulary: Vocabulary
-    tokenizer: str  # tokenizer.json
+    tokenizer: bytes  # tokenizer.json
     special: SpecialIds
 
 
@@ -183,7 +183,7 @@ def _write_side_files(
     config["torch_dtype"] = "bfloat16" if "BF16" in written.types else architecture_of(metadata).half
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
-    (target / "tokenizer.json").write_text(plan.tokenizer, encoding="utf-8")
+    (target / "tokenizer.json").write_bytes(plan.tokenizer)
     longest = text_section(config)["max_position_embeddings"]
     tokenizer_facts = tokenizer_config(plan.vocabulary, special, longest)
     _write_json(target / "tokenizer_config.json", tokenizer_facts)
@@ -228,7 +228,7 @@ def layout_of(container: Container) -> Layout:
     """Return the part of `plan_of` that needs no tokenizer. Raises as `convert_gguf`."""
     check_kind(container)
     metadata = Metadata(container.metadata)
-    return _layout(container, metadata, len(metadata.texts("tokenizer.ggml.tokens")))
+    return _layout(container, metadata, metadata.num_texts("tokenizer.ggml.tokens"))
 
 
 def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout:

@@ -7,8 +7,10 @@ trusts its input, is not used.
 Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-endian.
 """
 
+import itertools
 import mmap
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -68,8 +70,25 @@ _INSTEAD = {
 }
 _TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
+class Texts:
+    """Texts of an array, decoded on request: loading weights asks for no vocabulary."""
+
+    def __init__(self, content: bytes, ends: Sequence[int]) -> None:
+        """content: the texts, each after its length in 8 bytes. ends: where each ends in it."""
+        self._content = content
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def decode(self) -> list[str]:
+        """Raises UnicodeDecodeError for texts that are not UTF-8."""
+        content = self._content
+        return [content[start + 8 : end].decode() for start, end in itertools.pairwise((0, *self._ends))]
+
+
 # A metadata value: number, boolean, text, or a flat list of one of them.
-Value = int | float | bool | str | list[Any]
+Value = int | float | bool | str | list[Any] | Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +199,7 @@ class _HeaderReader:
         value: Value = self.scalars(kind, 1, key)[0]
         return value
 
-    def array(self, key: str) -> list[Any]:
+    def array(self, key: str) -> list[Any] | Texts:
         kind = self.number("I")
         length = self.number("Q")
         if kind == _ARRAY:
@@ -254,22 +273,24 @@ class _HeaderReader:
             self.fail(f"{key} has a boolean that is neither 0 nor 1")
         return [bool(value) for value in values]
 
-    def texts(self, count: int, key: str) -> list[str]:
+    def texts(self, count: int, key: str) -> Texts:
         """Return `count` consecutive texts. A vocabulary and its merges have some 500,000: each costs one unpacking."""
         data = self.data
         limit = min(len(data), self.size, MAX_HEADER_BYTES)
-        texts: list[str] = []
-        start = self.position
-        with suppress(struct.error, UnicodeDecodeError):
-            while len(texts) < count:
-                (length,) = _LENGTH.unpack_from(data, start)
-                end = start + _LENGTH.size + length
+        first = self.position
+        end = first
+        ends: list[int] = []
+        with suppress(struct.error):
+            for _ in range(count):
+                (length,) = _LENGTH.unpack_from(data, end)
+                end += length + 8
                 if end > limit or length > _MAX_TEXT_BYTES:
                     break
-                texts.append(data[start + _LENGTH.size : end].decode())
-                start = end
-        self.position = start
-        return texts + [self.text(key) for _ in range(count - len(texts))]  # the first of these is wrong, or cut off
+                ends.append(end - first)
+        self.position = first + ends[-1] if ends else first
+        for _ in range(count - len(ends)):
+            self.text(key)  # refuses the first, which is too long or cut off
+        return Texts(data[first : self.position], ends)
 
     def text(self, key: str) -> str:
         length = self.number("Q")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.models.gguf.header import Value
+from headrace.models.gguf.header import Texts, Value
 from headrace.runtime.errors import CheckpointError
 
 
@@ -60,7 +60,22 @@ class Metadata:
         return value
 
     def texts(self, key: str) -> list[str]:
+        value = self._list_of_texts(key)
+        if isinstance(value, list):
+            return value
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise self._wrong(key, "UTF-8 text", value) from None
+
+    def num_texts(self, key: str) -> int:
+        """Return the length of a list of texts, which are not decoded."""
+        return len(self._list_of_texts(key))
+
+    def _list_of_texts(self, key: str) -> list[str] | Texts:
         value = self._get(key, None)
+        if isinstance(value, Texts):
+            return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, "a list of texts", value)
         return value
@@ -127,7 +142,7 @@ class Metadata:
         return value
 
     def _wrong(self, key: str, expected: str, value: Value) -> CheckpointError:
-        shown = f"a list of {len(value)} items" if isinstance(value, list) else repr(value)[:40]
+        shown = f"a list of {len(value)} items" if isinstance(value, list | Texts) else repr(value)[:40]
         return CheckpointError(f"the GGUF metadata's {self._name(key)} should be {expected}, not {shown}")
 
 

@@ -5,8 +5,7 @@ of characters with merges and byte fallback (Gemma 4, Sarvam). All give llama.cp
 produce a control token, so that plain text cannot become one.
 """
 
-import json
-
+import msgspec
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -28,7 +27,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characters
 
 
-def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[str, SpecialIds]:
+def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, SpecialIds]:
     """Return tokenizer.json of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
     model = metadata.text("tokenizer.ggml.model")
     pre = metadata.text("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
@@ -59,17 +58,18 @@ def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
     return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
 
-def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> str:
+def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> bytes:
     """Return tokenizer.json with the tokens and merges in place of none.
 
     They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
     which load faster than pairs, unless a piece contains a space.
     """
-    document = json.loads(rules.to_str())
+    document = msgspec.json.decode(rules.to_str())
     model = document["model"]
     model["vocab"] = vocabulary.ids()
-    has_spaces = any(" " in piece for pair in merges for piece in pair)
-    model["merges"] = merges if has_spaces else [" ".join(pair) for pair in merges]
+    texts = list(map(" ".join, merges))
+    has_spaces = "".join(texts).count(" ") > len(texts)
+    model["merges"] = merges if has_spaces else texts
     special = set(vocabulary.ids_of(*SPECIAL))
     document["added_tokens"] = [
         {
@@ -83,7 +83,7 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, 
         }
         for index in vocabulary.ids_of(*SPECIAL, USER_DEFINED)
     ]
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return msgspec.json.encode(document)
 
 
 def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length: int) -> dict[str, object]:

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
+
+from headrace.runtime.errors import CheckpointError
 
 NORMAL = 1
 UNKNOWN = 2
@@ -18,6 +22,12 @@ UNUSED = 5
 BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
+_HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+_ID_BITS = 21  # of a token's id and of its rank by score
+_MAX_CHARACTERS = 1 << 23  # of all tokens together, for each of which 100 bytes are needed; Gemma's have 1.4 million
+
+
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -74,20 +84,70 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return every split of a token into two others, best token first, for tokens that plain text may contain."""
-    barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
-    usable = {token: index for index, token in enumerate(vocabulary.tokens) if index not in barred}
-    id_of = usable.get
-    ranked: list[tuple[float, int, int]] = []
-    for token, index in usable.items():
-        rank = -scores[index]
-        for cut in range(1, len(token)):
-            right = id_of(token[cut:])
-            if right is None:  # a third of all cuts, whose left parts are not looked up
-                continue
-            left = id_of(token[:cut])
-            if left is not None:
-                ranked.append((rank, left, right))
-    ranked.sort()
+    """Return every split of a token into two others, best token first, for tokens that plain text may contain.
+
+    Raises CheckpointError for a vocabulary beyond any in use.
+    """
     tokens = vocabulary.tokens
-    return [(tokens[left], tokens[right]) for _, left, right in ranked]
+    barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
+    ids = np.array([index for index in range(len(tokens)) if index not in barred], np.int64)
+    usable = [tokens[index] for index in ids.tolist()]
+    lengths = np.array([len(token) for token in usable], np.int64)
+    if lengths.sum() > _MAX_CHARACTERS:
+        raise CheckpointError(f"the tokens of the vocabulary have {lengths.sum()} characters")
+    text = _HashedText("".join(usable))
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    hashes = text.hashes(starts, ends)
+    by_hash = np.argsort(hashes)
+    sorted_hashes = hashes[by_hash]
+
+    def find(first: Places, last: Places) -> Places:
+        """Return the index in `ids` of the token that each part of the text may be, -1 for none."""
+        wanted = text.hashes(first, last)
+        order = np.argsort(wanted)  # a search in order reads each part of the memory once
+        at = np.empty(len(wanted), np.int64)
+        at[order] = np.searchsorted(sorted_hashes, wanted[order])
+        at = np.minimum(at, len(sorted_hashes) - 1)
+        return np.where(sorted_hashes[at] == wanted, by_hash[at], -1)
+
+    # Every place within a token where it can be cut in two
+    whole = np.repeat(np.arange(len(ids)), lengths)
+    cuts = np.arange(len(whole))
+    is_inside = cuts != starts[whole]
+    cuts = cuts[is_inside]
+    whole = whole[is_inside]
+    right = find(cuts, ends[whole])
+    left = np.full(len(cuts), -1)
+    left[right >= 0] = find(starts[whole][right >= 0], cuts[right >= 0])
+    is_merge = left >= 0
+    # One number for each merge, which sorts faster than three: rank by score, left, right
+    rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1][whole[is_merge]]
+    keys = (rank << 2 * _ID_BITS) | (ids[left[is_merge]] << _ID_BITS) | ids[right[is_merge]]
+    order = np.argsort(keys)
+    mask = (1 << _ID_BITS) - 1
+    parts = zip((keys[order] >> _ID_BITS & mask).tolist(), (keys[order] & mask).tolist(), strict=True)
+    merged = ids[whole[is_merge]][order].tolist()
+    pairs = [(tokens[first], tokens[second]) for first, second in parts]
+    # Different texts may have the same hash
+    return [pair for pair, index in zip(pairs, merged, strict=True) if pair[0] + pair[1] == tokens[index]]
+
+
+class _HashedText:
+    """Hashes of parts of a text: sums of characters times powers of a base, modulo 2^64."""
+
+    def __init__(self, text: str) -> None:
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
+        powers = _powers(_HASH_BASE, len(codes))
+        self._inverses = _powers(pow(_HASH_BASE, -1, 1 << 64), len(codes) + 1)
+        self._sums = np.zeros(len(codes) + 1, np.uint64)
+        np.cumsum((codes + np.uint64(1)) * powers, out=self._sums[1:])
+
+    def hashes(self, starts: Places, ends: Places) -> npt.NDArray[np.uint64]:
+        return (self._sums[ends] - self._sums[starts]) * self._inverses[starts]
+
+
+def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+    factors = np.full(count, base, np.uint64)
+    factors[:1] = 1
+    return np.cumprod(factors)

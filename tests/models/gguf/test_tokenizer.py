@@ -44,7 +44,7 @@ def metadata(vocabulary: str, **changes: Any) -> Metadata:
 def build(vocabulary: str, **changes: Any) -> tuple[Tokenizer, SpecialIds]:
     source = metadata(vocabulary, **changes)
     document, special = build_tokenizer(source, read_vocabulary(source))
-    return Tokenizer.from_str(document), special
+    return Tokenizer.from_buffer(document), special
 
 
 def vocabulary_of(case: str) -> str:

@@ -1,5 +1,6 @@
 """No message content becomes a control token, whatever the template."""
 
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -201,3 +202,11 @@ def test_a_vocabulary_may_have_empty_and_very_many_control_tokens() -> None:
     assert secret.endswith("<|5|>")
     assert "8999" not in secret
     assert controls.find(TemplateText("<|0|><|8999|>")) == [0, 8_999]
+
+
+@given(st.sets(st.text("ab<|", max_size=4), max_size=8), st.text("ab<|", max_size=30))
+def test_control_tokens_are_found_leftmost_and_longest(names: set[str], text: str) -> None:
+    texts = sorted(filter(None, names), key=len, reverse=True)
+    matches = re.finditer("|".join(map(re.escape, texts)), text) if texts else ()
+    controls = ControlTokens({name: index for index, name in enumerate(texts)})
+    assert controls.find(TemplateText(text)) == [texts.index(match[0]) for match in matches]
