@@ -19,11 +19,12 @@ from headrace.models.loading.importance import record_importance
 from headrace.models.loading.measurement_key import measurement_key
 from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.cache_file import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.network import Network
 
 _VERSION = 1  # of the measurement; a change makes stored ones void
+_MAX_MODELS = 32  # whose measurements are kept, about 100 KB each
 _FLOOR = 1e-9  # nats; the least KL of a probe, so that larger errors never look free
 
 
@@ -82,6 +83,7 @@ class Sensitivities:
         self._checkpoint = checkpoint
         key = measurement_key(checkpoint, _VERSION, list(excerpt.fed), FORMATS)
         self._file = cache_dir() / "quantize" / f"{key}.json"
+        touch_cache(self._file, _MAX_MODELS)
         self._measured = read_cache(self._file)
 
     def count(self, parts: Sequence[Part]) -> int:

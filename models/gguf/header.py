@@ -70,6 +70,7 @@ _INSTEAD = {
 }
 _TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
+
 class Texts:
     """Texts of an array, decoded on request: loading weights asks for no vocabulary."""
 

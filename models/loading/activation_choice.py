@@ -28,6 +28,7 @@ _FASTER_WIDTHS: dict[str | None, set[int]] = {"avx512": {2, 4, 8}, "avx2": {2, 4
 """Bits of weights whose products with bytes are faster than those with 16-bit integers, by instruction set."""
 _TOKENS = 256
 _CHARACTERS = 8 * _TOKENS  # of the text: enough for as many tokens
+_MAX_MODELS = 256  # whose divergence is kept, the least recently used first to go
 _VERSION = 1  # of the measurement and of the rounding; a change makes stored values void
 
 
@@ -59,10 +60,14 @@ def choose_activations(
     stored = read_cache(_cache_file())
     kl = stored.get(key)
     note = None
+    is_last = next(reversed(stored), None) == key
     if not isinstance(kl, float):
+        is_last = False
         kl = _measured_kl(network, coarse, ids, lambda: progress("measuring 8-bit activations", 0, None))
-        write_cache(_cache_file(), stored | {key: kl})
         note = f"activations in 8 bits: a measured KL divergence of {kl:.2g} nats, at most {MAX_KL}"
+    if not is_last:
+        others = [(other, value) for other, value in stored.items() if other != key]
+        write_cache(_cache_file(), dict([*others, (key, kl)][-_MAX_MODELS:]))
     if kl <= MAX_KL:
         return coarse, note
     return network, f"activations stay in 16 bits: 8 have a KL divergence of {kl:.2g} nats, over {MAX_KL}"

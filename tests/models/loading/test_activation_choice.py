@@ -14,6 +14,7 @@ from headrace.models.loading import activation_choice
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
+from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.ops import native, reference
 from tests.support.kernels import on_instruction_set
 from tests.support.tiny import quantize_model
@@ -83,6 +84,25 @@ def test_changed_weights_and_broken_measurements_are_measured_again(directory: P
     file.write_text(file.read_text().replace("0.", '"0.').replace("\n}", '"\n}').replace(",\n", '",\n'))
     _loaded(directory)
     assert len(measured) == 3
+
+
+@needs_kernels
+def test_the_divergences_of_models_used_last_are_kept(
+    directory: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation_choice, "_MAX_MODELS", 3)
+    file = activation_choice._cache_file()
+    write_cache(file, {})
+    _loaded(directory)
+    [key] = read_cache(file)
+    write_cache(file, {**read_cache(file), "a": 0.5, "b": 0.5})
+    _loaded(directory)
+    assert list(read_cache(file)) == ["a", "b", key]
+    os.utime(directory / "model.safetensors", ns=(1, 1))
+    _loaded(directory)
+    assert list(read_cache(file))[:2] == ["b", key]
+    assert len(read_cache(file)) == 3
+    assert len(measured) == 2
 
 
 def test_kernels_that_do_not_round_keep_16_bits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
