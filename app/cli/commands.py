@@ -260,6 +260,8 @@ def run_command_line() -> int:
         _complain(f"not installed: {error.name}", "`headrace doctor` says why, and what to do")
         return 1
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes it a RuntimeError within __set_name__
+            return 130
         _debug_traceback()
         _complain(f"internal error: {error!r}", f"{environment.DEBUG}=1 shows where; please report it")
         return 1

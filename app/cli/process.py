@@ -9,7 +9,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
+from typing import Any
 
 _INTERRUPTED = 128 + signal.SIGINT
 _SOON_S = 0.002
@@ -20,6 +23,7 @@ def run_process() -> None:
     """Run the command line and exit with its code."""
     code = _INTERRUPTED
     sys.unraisablehook = _swallowed
+    _let_signals_wait_for_extensions()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
@@ -46,6 +50,36 @@ def _end_soon(code: int) -> None:
     if code > 128:
         # Repeats: a signal does not wake a main thread that just begins to join another.
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S, _PATIENCE_S)
+
+
+def _let_signals_wait_for_extensions() -> None:
+    """Run the handlers of signals after the import of an extension: MLX's would turn their exceptions into others."""
+    for name in ("create_module", "exec_module"):
+        setattr(ExtensionFileLoader, name, _uninterrupted(getattr(ExtensionFileLoader, name)))
+
+
+def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call after which the handlers run of the signals that came during it."""
+
+    def patient(*arguments: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():  # no handler runs there
+            return call(*arguments)
+        received: list[int] = []
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            received.append(number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handlers = {number: signal.signal(number, note) for number in numbers if signal.getsignal(number) is not None}
+        try:
+            return call(*arguments)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for came in received:
+                signal.raise_signal(came)
+
+    return patient
 
 
 def _run() -> int:

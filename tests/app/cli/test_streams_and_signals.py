@@ -77,6 +77,7 @@ def test_a_small_address_space_is_one_line(mebibytes: int, model: Path, tmp_path
         "headrace.app.cli.run.command",
         "headrace.models.loading.load",
         "mlx.core",
+        "mlx.__array_api_info",  # within the extension's own initialization
     ],
 )
 def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path, tmp_path: Path) -> None:
@@ -96,6 +97,34 @@ def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path,
         env={**os.environ, "HEADRACE_HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_an_interrupt_that_python_wraps_is_no_internal_error() -> None:
+    """As Python 3.11 does while it makes a class."""
+    script = (
+        "def work():\n"
+        "    raise RuntimeError('Error calling __set_name__') from KeyboardInterrupt()\n"
+        "import headrace.app.cli.commands as commands; commands.cli.main = lambda **_: work()\n"
+        "from headrace.app.cli.main import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_waits_for_the_import_of_an_extension(number: signal.Signals) -> None:
+    script = (
+        "import os, sys\n"
+        "from importlib.machinery import ExtensionFileLoader\n"
+        "def load(self, module):\n"
+        f"    os.kill(os.getpid(), {int(number)}); [None for _ in range(99)]; print('loaded', flush=True)\n"
+        "def work(): ExtensionFileLoader('a', 'a.so').exec_module(None); print('after')\n"
+        "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
+        "import headrace.app.cli.standard_streams; ExtensionFileLoader.exec_module = load\n"
+        "from headrace.app.cli.main import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"loaded\n", b"")
 
 
 def test_many_interrupts_are_no_traceback(tmp_path: Path) -> None:
