@@ -36,6 +36,7 @@ class Contents(NamedTuple):
     vocab_size: int
     rope_factors: list[float] | None = None  # content of `rope_freqs.weight`
     long_factors: LongFactors | None = None  # content of LongRoPE's two tensors
+    values: Callable[[str], list[float] | None] = lambda _: None  # content of a vector in float32, None if missing
 
     def has(self, tensor: str) -> bool:
         """Return whether a layer has this tensor."""
@@ -138,5 +139,5 @@ class Architecture:
     made: Callable[[Metadata, Config], dict[str, Vector]] = lambda *_: {}  # parameters from metadata
     drafts: DraftLayer | None = None  # the layer that drafts tokens, in files that have one
     ignored: tuple[str, ...] = ()  # tensors of layers that the model does not read
-    rope_tensors: tuple[str, ...] = ()  # tensors that become part of the config
+    config_tensors: tuple[str, ...] = ()  # tensors that become part of the config
     half: str = "bfloat16"  # half precision that its activations fit

@@ -4,7 +4,7 @@ A split model has its metadata in the first file of a set, and tensors in all of
 """
 
 import mmap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -71,10 +71,11 @@ def open_container(path: Path) -> Container:
     return _joined(paths, map(_read, paths))
 
 
-def remote_container(parts: Sequence[RemoteFile], values_of: Collection[str]) -> Container:
-    """Return the container of files of which only headers are read, and the values of the tensors in `values_of`.
+def remote_container(parts: Sequence[RemoteFile], values_of: Callable[[Value | None], Collection[str]]) -> Container:
+    """Return the container of files of which only headers are read, and the values of some tensors.
 
-    The data of other tensors are zeros. Raises as `open_container`, and errors of reading.
+    values_of(architecture): names of these tensors; the data of others are zeros. Raises as `open_container`, and
+    errors of reading.
     """
     return _joined([Path(part.name) for part in parts], (_read_remote(part, values_of) for part in parts))
 
@@ -134,7 +135,7 @@ def _read(path: Path) -> _Content:
     return header.metadata, tensors
 
 
-def _read_remote(file: RemoteFile, values_of: Collection[str]) -> _Content:
+def _read_remote(file: RemoteFile, values_of: Callable[[Value | None], Collection[str]]) -> _Content:
     content = b""
     while True:
         more = min(max(len(content), _LEAST_BYTES), _MOST_BYTES)
@@ -147,9 +148,10 @@ def _read_remote(file: RemoteFile, values_of: Collection[str]) -> _Content:
             if len(content) == wanted == min(MAX_HEADER_BYTES, file.size):
                 raise CheckpointError(f"{file.name}: its header has no end") from None
     tensors = {}
+    wanted_values = values_of(header.metadata.get("general.architecture"))
     for entry in header.tensors:
         data = np.broadcast_to(np.uint8(0), entry.nbytes)  # takes no memory
-        if entry.name in values_of and entry.nbytes <= _MOST_VALUES:
+        if entry.name in wanted_values and entry.nbytes <= _MOST_VALUES:
             data = np.frombuffer(file.read(header.data_start + entry.start, entry.nbytes), np.uint8)
         tensors[entry.name] = _raw(entry, data)
     return header.metadata, tensors

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from gguf.quants import dequantize, quantize
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.gguf.architecture import Contents, Entries, Vector
-from headrace.models.gguf.architectures import architecture_of
+from headrace.models.gguf.architectures import ARCHITECTURES, architecture_of
 from headrace.models.gguf.config import generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
 from headrace.models.gguf.kinds import check_kind
@@ -206,8 +207,10 @@ def _write_templates(metadata: Metadata, target: Path) -> None:
             (folder / f"{name}.jinja").write_text(metadata.text(key), encoding="utf-8", newline="")
 
 
-# Tensors that become part of the config.
-CONFIG_TENSORS = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
+def config_tensors(architecture: object) -> tuple[str, ...]:
+    """Return the names of tensors that become part of the config."""
+    row = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    return (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, *(() if row is None else row.config_tensors))
 
 
 def read_plan(source: Path) -> ConversionPlan:
@@ -247,22 +250,29 @@ def header_config(container: Container, metadata: Metadata, vocab_size: int | No
     if vocab_size is None:
         vocab_size = shapes["token_embd.weight"][0]
     return model_config(
-        metadata, Contents(shapes, vocab_size, _factors(container, ROPE_FACTORS), _long_factors(container))
+        metadata,
+        Contents(
+            shapes,
+            vocab_size,
+            _vector(container, ROPE_FACTORS),
+            _long_factors(container),
+            partial(_vector, container),
+        ),
     )
 
 
 def _long_factors(container: Container) -> LongFactors | None:
-    long, short = (_factors(container, name) for name in (ROPE_LONG, ROPE_SHORT))
+    long, short = (_vector(container, name) for name in (ROPE_LONG, ROPE_SHORT))
     return None if long is None or short is None else LongFactors(long, short)
 
 
-def _factors(container: Container, name: str) -> list[float] | None:
+def _vector(container: Container, name: str) -> list[float] | None:
     tensor = container.tensors.get(name)
     if tensor is None:
         return None
     if tensor.type != "F32" or len(tensor.shape) != 1:
         raise CheckpointError(f"tensor {name} is not a vector of F32")
-    return [float(factor) for factor in to_plain(tensor)[0].view("<f4")]
+    return [float(value) for value in to_plain(tensor)[0].view("<f4")]
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def _is_ignored(row: Architecture, name: str, config: Config) -> bool:
     """Return whether a tensor is part of the config, or of a layer for multi-token prediction, or `ignored`."""
     block, _, key = name.removeprefix("blk.").partition(".")
     if not name.startswith("blk."):
-        return name in row.rope_tensors
+        return name in row.config_tensors
     return key in row.ignored or (block.isdigit() and int(block) >= config["num_hidden_layers"])
 
 

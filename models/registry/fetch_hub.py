@@ -138,11 +138,11 @@ def _cached_header(hub: HubId) -> HubHeader:
 def _gguf_header(hub: HubId, info: ModelInfo, names: Sequence[str]) -> "Container":
     """Return the container of a GGUF's parts without their weights. Raises as `open_container`, and FetchError."""
     from headrace.models.gguf.container import remote_container  # late: numpy
-    from headrace.models.gguf.convert import CONFIG_TENSORS
+    from headrace.models.gguf.convert import config_tensors
 
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     files = [HubFile(hub.repo, check_commit(info.sha), name, sizes[name]) for name in names]
-    return remote_container(files, CONFIG_TENSORS)
+    return remote_container(files, config_tensors)
 
 
 def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None:

@@ -134,5 +134,5 @@ def equal_layers(model_class: str, model_type: str, layer: Parts, **more: Any) -
     return Architecture(
         model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
         constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,
-        rope_tensors=(ROPE_FACTORS, ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
+        config_tensors=(ROPE_FACTORS, ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
     )  # fmt: skip

@@ -88,6 +88,6 @@ ROWS = {
     "deci": Architecture(
         "DeciLMForCausalLM", "nemotron-nas", _Groups(linear=_LINEAR), tables(), keys=(), entries=_deci,
         constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None}, head_counts=True,
-        scales_rope=True, rope_tensors=(ROPE_FACTORS,), whole_heads=True, kinds=_kinds,
+        scales_rope=True, config_tensors=(ROPE_FACTORS,), whole_heads=True, kinds=_kinds,
     ),
 }  # fmt: skip

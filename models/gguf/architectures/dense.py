@@ -11,10 +11,12 @@ from headrace.models.gguf.architectures.blocks import (
     LATENTS,
     NORMS,
     POST_NORMS,
+    SANDWICH_NORMS,
     WIDE_NORMS,
     attention,
     equal_layers,
     head_norms,
+    minus_one,
     mlp,
     tables,
     ungated_mlp,
@@ -122,6 +124,22 @@ def _nanbeige(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
     }
 
 
+_QUERY_NORM = "blk.0.attn_q_norm.weight"
+_KEY_NORM = "blk.0.attn_k_norm.weight"
+
+
+def _muse(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the factors of Muse. The converter makes norms of heads from that of queries."""
+    queries = set(file.values(_QUERY_NORM) or ())
+    if len(queries) != 1 or set(file.values(_KEY_NORM) or ()) != {1.0}:
+        raise UnsupportedModelError("a Muse with weights of its norms of heads is not supported")
+    return {
+        "qk_scale_factor": round(queries.pop(), 6), "output_multiplier": metadata.positive("{arch}.logit_scale"),
+        "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping"),
+        "rope_parameters": {"rope_theta": config["rope_theta"]},
+    }  # fmt: skip
+
+
 def _spark(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     """Return the rotations of both kinds of layers."""
     theta = config.pop("rope_theta")
@@ -176,6 +194,17 @@ ROWS: dict[str, Architecture] = {
     ),
     "nanbeige": equal_layers(
         "NanbeigeForCausalLM", "nanbeige", PERMUTED, constants=_NO_BIASES, entries=_nanbeige, half="bfloat16",
+    ),
+    "muse-glimmer": Architecture(
+        "MuseGlimmerForCausalLM", "muse_glimmer",
+        {
+            "layer": {
+                **minus_one(SANDWICH_NORMS), **attention(permuted=True), **mlp(),
+                "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
+            },
+        },
+        tables(), entries=_muse, window_period=4, ignored=("attn_q_norm.weight", "attn_k_norm.weight"),
+        config_tensors=(_QUERY_NORM, _KEY_NORM), constants={"post_norm_eps": 1e-8, "hidden_activation": "silu"},
     ),
     "spark2_5": Architecture(
         "Spark2_5ForCausalLM", "spark2_5",
@@ -252,14 +281,14 @@ ROWS: dict[str, Architecture] = {
                 **attention(), **head_norms(), **ungated_mlp(),
             },
         },
-        tables(), made=_xielu, scales_rope=True, rope_tensors=(ROPE_FACTORS,), whole_heads=True,
+        tables(), made=_xielu, scales_rope=True, config_tensors=(ROPE_FACTORS,), whole_heads=True,
         constants={
             **_NO_BIASES, "rope_scaling": None, "post_norm": False, "qk_norm": True, "hidden_act": "xielu",
         },
     ),
     "arcee": Architecture(
         "ArceeForCausalLM", "arcee", {"layer": {**NORMS, **attention(permuted=True), **ungated_mlp()}}, tables(),
-        scales_rope=True, rope_tensors=(ROPE_FACTORS,),
+        scales_rope=True, config_tensors=(ROPE_FACTORS,),
         constants={**_NO_BIASES, "rope_scaling": None, "hidden_act": "relu2"},
     ),
 }  # fmt: skip

@@ -265,7 +265,7 @@ ROWS: dict[str, Architecture] = {
         {**tables(), **_input_tables("model", optional=True)}, keys=("sliding_window",), entries=_gemma4,
         constants={"hidden_activation": "gelu_pytorch_tanh"}, head_counts=True, kinds=_gemma4_kinds,
         sizes=_gemma4_sizes, ignored=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
-        rope_tensors=(ROPE_FACTORS,),
+        config_tensors=(ROPE_FACTORS,),
     ),
     "gemma3n": Architecture(
         "Gemma3nForCausalLM", "gemma3n_text",

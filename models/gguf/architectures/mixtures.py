@@ -451,7 +451,7 @@ ROWS: dict[str, Architecture] = {
             "attention_bias": False, "attention_chunk_size": _CHUNK, "attn_temperature_tuning": 4,
             "floor_scale": _CHUNK, "attn_scale": 0.1, "rope_scaling": None,
         },
-        entries=_llama4, scales_rope=True, rope_tensors=(ROPE_FACTORS,), wrapped="llama4",
+        entries=_llama4, scales_rope=True, config_tensors=(ROPE_FACTORS,), wrapped="llama4",
         sizes=lambda config: {"shared": config["intermediate_size"]},
     ),
     "olmoe": Architecture(
@@ -461,7 +461,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "dots1": _DOTS1,
     "hy_v3": replace(  # the same layers
-        _DOTS1, entries=_hunyuan3, rope_tensors=(ROPE_FACTORS,),
+        _DOTS1, entries=_hunyuan3, config_tensors=(ROPE_FACTORS,),
         keys=("norm_topk_prob", "routed_scaling_factor", "intermediate_size"),
         constants={**_DOTS1.constants, "n_group": 1, "topk_group": 1},
         groups={
@@ -483,7 +483,7 @@ ROWS: dict[str, Architecture] = {
         {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE}, tables(),
         keys=(*GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
         experts=_NAMED, constants={"scoring_func": "sigmoid", "rope_scaling": None}, entries=_exaone, sigmoid=True,
-        window_period=4, scales_rope=True, rope_tensors=(ROPE_FACTORS,),
+        window_period=4, scales_rope=True, config_tensors=(ROPE_FACTORS,),
     ),
     "bailingmoe2": Architecture(
         "BailingMoeV2ForCausalLM", "bailing_moe",
@@ -564,7 +564,7 @@ ROWS: dict[str, Architecture] = {
         # the model's own code does; llama.cpp applies the first ones.
         constants={"yarn_only_types": ["full_attention"], "rope_scaling": None},
         by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
-        scales_rope=True, rope_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
+        scales_rope=True, config_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
     ),
     "mimo2": Architecture(
         "MiMoV2FlashForCausalLM", "mimo_v2_flash",

@@ -769,6 +769,19 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             tied=True,
         ),
     ),
+    "muse-glimmer": (
+        "muse-glimmer",
+        {
+            **_ATTENTION_KEYS, "attention.sliding_window": 12, "rope.freq_base": 5e5, "logit_scale": 0.2,
+            "attention.sliding_window_pattern": [True, True, True, False], "final_logit_softcapping": 20.0,
+        },
+        _layers(
+            *({
+                **_norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), **_attention(),
+                **_head_norms(), "attn_gate.weight": (64, HIDDEN), **_mlp(),
+            },) * 4,
+        ),
+    ),
     "orion": (
         "orion", {**_ATTENTION_KEYS, **_EPSILON},
         _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_mlp()},) * 2, output_norm__bias=(HIDDEN,)),
@@ -809,6 +822,9 @@ def tensors_of(variant: str, seed: int = 0) -> Weights:
     made = {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
     if variant == "bailingmoe3":
         made = {name: -values if name.endswith("ssm_a") else values for name, values in made.items()}
+    if variant == "muse-glimmer":  # the converter makes them from a factor of queries
+        made |= {name: np.full_like(values, 3.87) for name, values in made.items() if "attn_q_norm" in name}
+        made |= {name: np.ones_like(values) for name, values in made.items() if "attn_k_norm" in name}
     if variant == "deci":
         made["rope_freqs.weight"] = llama3_factors(8.0, 16)
     for name in made:

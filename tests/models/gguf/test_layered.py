@@ -14,7 +14,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_gguf
 from headrace.models.gguf import convert_gguf
 from headrace.models.gguf.architectures import ARCHITECTURES
-from headrace.models.gguf.container import open_container
+from headrace.models.gguf.container import open_container, remote_container
+from headrace.models.gguf.convert import config_tensors, plan_of
 from headrace.models.gguf.rope import llama3_factor
 from headrace.models.loading.load import load_model
 from headrace.models.mlx_lm.load import load
@@ -131,6 +132,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "hy_v3",
         "jais2",
         "mimo2",
+        "muse-glimmer",
         "bailingmoe3",
     ],
 )
@@ -190,6 +192,7 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
         "nanbeige",
         "spark2_5",
         "mimo2",
+        "muse-glimmer",
         "bailingmoe3",
     ],
 )
@@ -223,6 +226,29 @@ def test_step_3_5_has_the_rope_scaling_of_its_checkpoint(tmp_path: Path) -> None
     (plain / "config.json").write_text(json.dumps(config))
     prompt = RECORDED["prompt"]
     assert np.array_equal(logits_of(directory, prompt), logits_of(plain, prompt))
+
+
+class FilePart:
+    """A file that is read in parts, as from a hub."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._content = path.read_bytes()
+        self.size = len(self._content)
+
+    def read(self, start: int, count: int) -> bytes:
+        return self._content[start : start + count]
+
+
+def test_a_factor_of_muses_queries_is_read_from_a_norm(tmp_path: Path) -> None:
+    path = write_layered(tmp_path / "m.gguf", "muse-glimmer")
+    remote = remote_container([FilePart(path)], config_tensors)
+    for container in (open_container(path), remote):
+        assert plan_of(container).config["qk_scale_factor"] == 3.87
+    tensors = tensors_of("muse-glimmer")
+    tensors["blk.0.attn_q_norm.weight"][3] = 4
+    with pytest.raises(UnsupportedModelError, match="norms of heads"):
+        convert(write_layered(tmp_path / "other.gguf", "muse-glimmer", tensors=tensors))
 
 
 def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
@@ -302,6 +328,7 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "nanbeige",
         "spark2_5",
         "mimo2",
+        "muse-glimmer",
         "bailingmoe3",
     ],
 )
