@@ -15,6 +15,7 @@ from headrace.models.gguf.architectures.blocks import (
     POST_NORMS,
     WIDE_NORMS,
     attention,
+    biases,
     equal_layers,
     experts,
     head_norms,
@@ -58,6 +59,19 @@ def _gpt_oss(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if "rope_scaling" in config:
         config["rope_scaling"]["truncate"] = False
     return {}
+
+
+# Amplitude of Phi-3.5-MoE's LongRoPE, which its file does not have
+_PHI_AMPLITUDE = 1.243163121016122
+
+
+def _phimoe(_metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    scaling = config.setdefault("rope_scaling", None)
+    if scaling is None:
+        return {}
+    if scaling["rope_type"] != "longrope":
+        raise UnsupportedModelError(f"a Phi-3.5-MoE with {scaling['rope_type']} RoPE scaling is not supported")
+    return {"rope_scaling": {**scaling, "short_mscale": _PHI_AMPLITUDE, "long_mscale": _PHI_AMPLITUDE}}
 
 
 def _deepseek2(metadata: Metadata, file: Contents, config: Entries) -> Entries:
@@ -390,6 +404,13 @@ ROWS: dict[str, Architecture] = {
         "GraniteMoeForCausalLM", "granitemoe",
         _mixture(experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"), permuted=True), keys=GRANITE_KEYS,
         experts=_LOCAL, constants={"attention_bias": False, "mlp_bias": False}, entries=granite, whole_heads=True,
+    ),
+    # llama.cpp takes RMSNorm for LayerNorm, and weighs experts by softmax; the class is true to the model.
+    "phimoe": equal_layers(
+        "PhiMoEForCausalLM", "phimoe",
+        {**biases({**NORMS, **attention()}), **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp")},
+        tables=biases(tables(), "output_norm", "output"), keys=(), experts=_LOCAL, entries=_phimoe, whole_heads=True,
+        untied=True, half="bfloat16", constants={"router_jitter_noise": 0.01},
     ),
     "qwen2moe": equal_layers(
         "Qwen2MoeForCausalLM", "qwen2_moe",

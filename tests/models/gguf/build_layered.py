@@ -520,6 +520,18 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         },
         _layers(*({**_LFM_NORMS, **_attention(4, 4), **_norms("attn_q_norm", "attn_k_norm"), **_experts()},) * 2),
     ),
+    "phimoe": (
+        "phimoe",
+        {
+            **_ATTENTION_KEYS, "feed_forward_length": 32, "expert_count": 4, "expert_used_count": 2,
+            "rope.dimension_count": 16, "rope.scaling.original_context_length": 64,
+        },
+        _layers(
+            *({**_BOTH_LAYER_NORMS, **_biased(_attention(), *_PROJECTIONS), **_experts()},) * 2,
+            output_norm__bias=(HIDDEN,), output__bias=(VOCAB,), rope_factors_long__weight=(8,),
+            rope_factors_short__weight=(8,),
+        ),
+    ),
     "command-r": (
         "command-r", {**_ATTENTION_KEYS, **_EPSILON, "logit_scale": 0.25, "rope.scaling.type": "none"},
         _layers(*({**_norms("attn_norm"), **_attention(), **_mlp()},) * 2, tied=True),

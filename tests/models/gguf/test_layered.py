@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ TOLERANCE = {
 
 # Text models of multimodal families, with the tensors of `qwen2`, `qwen3` and `qwen3moe`.
 TEXT_PARTS = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
+# llama.cpp takes RMSNorm for PhiMoE's LayerNorm, and weighs its experts by softmax.
+UNLIKE_LLAMA_CPP = {"phimoe"}
 LONGEST_SUM = 256
 """Terms of a product with these models' widest matrix, at most."""
 
@@ -73,7 +76,7 @@ def test_every_architecture_is_covered() -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("variant", LAYERED)
+@pytest.mark.parametrize("variant", [variant for variant in LAYERED if variant not in UNLIKE_LLAMA_CPP])
 def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a prompt; then first turn, second turn and an edited first turn of one conversation."""
     monkeypatch.setenv("HEADRACE_EXACT", "1")
@@ -133,6 +136,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "jais2",
         "mimo2",
         "muse-glimmer",
+        "phimoe",
         "bailingmoe3",
     ],
 )
@@ -193,6 +197,7 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
         "spark2_5",
         "mimo2",
         "muse-glimmer",
+        "phimoe",
         "bailingmoe3",
     ],
 )
@@ -226,6 +231,33 @@ def test_step_3_5_has_the_rope_scaling_of_its_checkpoint(tmp_path: Path) -> None
     (plain / "config.json").write_text(json.dumps(config))
     prompt = RECORDED["prompt"]
     assert np.array_equal(logits_of(directory, prompt), logits_of(plain, prompt))
+
+
+def test_phi_moe_is_its_checkpoint_under_the_names_of_transformers(tmp_path: Path) -> None:
+    names = {
+        "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+        "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3",
+    }  # fmt: skip
+    directory = convert(write_layered(tmp_path / "m.gguf", "phimoe"))
+    stored = {}
+    for name, values in tensors_of("phimoe").items():
+        *block, kind, leaf = name.split(".")
+        if kind.startswith("rope_factors"):
+            continue
+        at = f"model.layers.{block[1]}." if block else ""
+        if kind.endswith("_exps"):
+            experts = f"{at}block_sparse_moe.experts"
+            stored |= {f"{experts}.{number}.{names[kind]}.{leaf}": each for number, each in enumerate(values)}
+        else:
+            stored[f"{at}{names[kind]}.{leaf}"] = values
+    other = tmp_path / "safetensors"
+    shutil.copytree(directory, other)
+    mx.save_safetensors(str(other / "model.safetensors"), {name: mx.array(values) for name, values in stored.items()})
+    config = json.loads((directory / "config.json").read_text())
+    assert config["rope_scaling"]["long_mscale"] == 1.243163121016122
+    assert np.array_equal(logits_of(directory, RECORDED["prompt"]), logits_of(other, RECORDED["prompt"]))
 
 
 class FilePart:
@@ -329,6 +361,7 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "spark2_5",
         "mimo2",
         "muse-glimmer",
+        "phimoe",
         "bailingmoe3",
     ],
 )
