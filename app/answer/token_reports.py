@@ -1,5 +1,6 @@
 """Log probabilities of tokens: the request for them, and OpenAI's forms of the reports."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,13 @@ def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
     """Return the `logprobs` object of a chat completion."""
     return {
         "content": [
-            {**_report(token.text, token.logprob), "top_logprobs": [_report(*pair) for pair in token.top]}
+            {
+                **_report(token.text, token.logprob, token.data),
+                "top_logprobs": [
+                    _report(text, logprob, data)
+                    for (text, logprob), data in itertools.zip_longest(token.top, token.top_data)
+                ],
+            }
             for token in tokens
         ],
         "refusal": None,
@@ -47,6 +54,8 @@ def text_logprobs(tokens: Sequence[TokenReport], position: int = 0) -> dict[str,
     }
 
 
-def _report(text: str, logprob: float) -> dict[str, object]:
-    part = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
-    return {"token": text, "logprob": max(logprob, LEAST), "bytes": part}
+def _report(text: str, logprob: float, data: bytes | None) -> dict[str, object]:
+    """Return a token's report. data: its bytes if they are not those of the text."""
+    if data is None and "\ufffd" not in text:
+        data = text.encode("utf-8", "surrogatepass")
+    return {"token": text, "logprob": max(logprob, LEAST), "bytes": None if data is None else list(data)}

@@ -113,11 +113,21 @@ class AnswerText:
         return self._splitter.by_kind(section, content) if self._has_kinds else ("", "", "", text)
 
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
-        text_of = self._tokenizer.token_text
-        return tuple(
-            TokenReport(text_of(token), logprobs.chosen, [(text_of(other), value) for other, value in logprobs.top])
-            for token, logprobs in zip(step.tokens, step.logprobs or (), strict=False)
-        )
+        reports = []
+        for token, logprobs in zip(step.tokens, step.logprobs or (), strict=False):
+            text = self._tokenizer.token_text(token)
+            top = [(self._tokenizer.token_text(other), value) for other, value in logprobs.top]
+            data = self._part_of_character(token, text)
+            top_data = [
+                self._part_of_character(other, described)
+                for (other, _), (described, _) in zip(logprobs.top, top, strict=True)
+            ]
+            reports.append(TokenReport(text, logprobs.chosen, top, data, top_data))
+        return tuple(reports)
+
+    def _part_of_character(self, token: int, text: str) -> bytes | None:
+        """Return the bytes of a token whose text lacks some of them; None for other tokens, and if they are unknown."""
+        return self._tokenizer.detokenizers.bytes_of(token) if "\ufffd" in text else None
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:
         return self._tools.take_deltas() if self._tools is not None else ()

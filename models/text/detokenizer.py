@@ -16,6 +16,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.models.text.tokenizers_library import library_errors
@@ -81,13 +82,22 @@ class DetokenizerFactory:
 
     def token_bytes(self, vocab_size: int) -> list[bytes] | None:
         """Return the bytes that each token id below `vocab_size` adds within a text; None if these are not fixed."""
+        bytes_of = self._bytes_of_text
         text_of = self._tokenizer.id_to_token
-        ids = range(vocab_size)
+        return None if bytes_of is None else [bytes_of(text_of(index) or "") for index in range(vocab_size)]
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token adds within a text; None if these are not fixed."""
+        bytes_of = self._bytes_of_text
+        return None if bytes_of is None else bytes_of(self._tokenizer.id_to_token(token_id) or "")
+
+    @cached_property
+    def _bytes_of_text(self) -> Callable[[str], bytes] | None:
+        """Return the conversion of a vocabulary's text to bytes; None if these depend on other tokens."""
         if [step["type"] for step in self._steps] == ["ByteLevel"]:
-            return [_spelled(text_of(index) or "") for index in ids]
-        if (rules := _SentencePieceRules.read(self._steps)) is not None:
-            return [rules.bytes_of(text_of(index) or "") for index in ids]
-        return None
+            return _spelled
+        rules = _SentencePieceRules.read(self._steps)
+        return None if rules is None else rules.bytes_of
 
 
 def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:

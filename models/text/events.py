@@ -15,11 +15,20 @@ from headrace.runtime.metrics.telemetry import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """A token's text and log probability, and the best tokens of its step in order."""
+    """A token and its log probability, and the best tokens of its step in order.
+
+    text: U+FFFD stands for bytes of a part of a character.
+    logprob: under the model's own distribution.
+    top: text and log probability of each of the best tokens.
+    data: the token's bytes if its text has U+FFFD, and they are known; None: those of the text.
+    top_data: likewise of each of the best tokens; empty if all are None.
+    """
 
     text: str
     logprob: float
     top: Sequence[tuple[str, float]]
+    data: bytes | None = None
+    top_data: Sequence[bytes | None] = ()
 
 
 @dataclass(slots=True)  # not frozen, as `StepRecord`

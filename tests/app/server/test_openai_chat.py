@@ -338,12 +338,16 @@ def test_the_texts_and_finish_reasons_of_choices_are_separate() -> None:
 
 
 def test_log_probabilities_are_in_chunks_and_the_document() -> None:
-    tokens = [TokenReport("é", -0.5, [("é", -0.5), ("\ufffd", -2.0)])]
+    top = [("é", -0.5), ("\ufffd", -2.0), ("\ufffd", -3.0)]
+    tokens = [TokenReport("é", -0.5, top, top_data=[None, None, b"\xc3"])]
     one = form(logprobs=True, top_logprobs=2)
     (chunk,) = chunks(one.take(0, delta(1, "", [record(0, 9)], reports=tokens)))  # its text is held back
     (report,) = chunk["choices"][0]["logprobs"]["content"]
     assert (report["token"], report["logprob"], report["bytes"]) == ("é", -0.5, [0xC3, 0xA9])
-    assert report["top_logprobs"][1] == {"token": "\ufffd", "logprob": -2.0, "bytes": None}
+    assert report["top_logprobs"][1:] == [
+        {"token": "\ufffd", "logprob": -2.0, "bytes": None},
+        {"token": "\ufffd", "logprob": -3.0, "bytes": [0xC3]},
+    ]
     one.take(0, done())
     assert one.document()["choices"][0]["logprobs"]["content"] == [report]
 

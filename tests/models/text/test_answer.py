@@ -1,6 +1,7 @@
 """Answers as text for steps of several tokens: they end at the same token as with single tokens."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import read_tags
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine.request import Finished, FinishReason, Request, Step, TokenLogprobs
 from headrace.runtime.metrics.telemetry import StepRecord
+from tests.support.tiny_chat import write_chat_model
 
 
 class Letters:
@@ -43,6 +46,15 @@ def test_a_step_of_several_tokens_is_one_chunk() -> None:
     assert (part.text, part.step) == ("abc", said)
     assert (part.pieces, part.rejected) == (("a", "b", "c"), ())
     assert [(report.text, report.logprob) for report in part.reports] == [("a", 0.0), ("b", -1.0), ("c", -2.0)]
+
+
+def test_a_token_within_a_character_is_reported_with_its_bytes(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_chat_model(tmp_path / "tiny"))
+    tokens = tokenizer.encode("é!")
+    record = StepRecord(0, 9, 0.1, 1, 1, 1, 1, 1, 1, 1)
+    top = [(tokens[1], -1.0), (tokens[2], -2.0)]
+    reports = AnswerText(tokenizer, Request([1])).step(Step((tokens[0],), record, (TokenLogprobs(-0.5, top),))).reports
+    assert [(report.text, report.data, report.top_data) for report in reports] == [("\ufffd", b"\xc3", [b"\xa9", None])]
 
 
 def test_a_chunk_has_the_texts_of_rejected_draft_tokens() -> None:
