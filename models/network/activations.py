@@ -34,7 +34,9 @@ def unsupported(network: Network) -> str | None:
         return "HEADRACE_EXACT asks for float32 throughout"
     if long_rope(network.config) is not None:
         return "LongRoPE has two sets of layers"
-    return None if rounded_widths(network) else "no layer of this model runs whole, with 2-, 4- or 8-bit weights"
+    if not rounded_widths(network):
+        return "no layer of this model runs whole, with 2-, 4- or 8-bit weights"
+    return None
 
 
 def rounded_widths(network: Decoder) -> set[int]:

@@ -59,7 +59,10 @@ class Changes:
                 raise _wrong_base(adapter, f"changes {name}, which the model does not have")
             a = arrays[stated.a]
             b = arrays[stated.b].astype(mx.float32) * stated.scale
-            self._left[module] = Change(mx.contiguous(a.T), mx.contiguous(b.T)) if stated.transposed else Change(a, b)
+            if stated.transposed:
+                a = mx.contiguous(a.T)
+                b = mx.contiguous(b.T)
+            self._left[module] = Change(a, b)
         factors = [factor for change in self._left.values() for factor in change]
         if not mx.all(mx.stack([mx.isfinite(factor).all() for factor in factors])).item():
             raise CheckpointError(f"the adapter {adapter.path.name} has factors that are infinite or no numbers")
@@ -108,7 +111,9 @@ def module_names(stored: Mapping[str, str]) -> dict[str, str]:
 def _below_the_model(name: str) -> str:
     """Return the name of a text layer's module from `layers` on; other names as they are."""
     match = _IN_LAYERS.fullmatch(name)
-    return name if match is None else match[1]
+    if match is None:
+        return name
+    return match[1]
 
 
 def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | None:
@@ -123,8 +128,10 @@ def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | No
     parts = []
     start = 0
     for change, count in zip(changes, rows, strict=True):
-        rank = 0 if change is None else change.a.shape[0]
-        part = mx.zeros((count, 0)) if change is None else change.b
+        part = mx.zeros((count, 0))  # (rows of the module, its rank)
+        if change is not None:
+            part = change.b
+        rank = part.shape[1]
         parts.append(mx.pad(part, [(0, 0), (start, ranks - start - rank)]))
         start += rank
     return Change(mx.concatenate([change.a for change in present]), mx.concatenate(parts))
@@ -177,7 +184,9 @@ class AdaptedOps:
     def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
         if w not in self._factors:
             return self._ops.norm_linear(x, norm, eps, w)
-        return self.linear(x if norm is None else self._ops.rms_norm(x, norm, eps), w)
+        if norm is not None:
+            x = self._ops.rms_norm(x, norm, eps)
+        return self.linear(x, w)
 
     def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
         if w not in self._factors:

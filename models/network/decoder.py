@@ -70,13 +70,18 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
-        norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
-        bias = parameters.vector("model.norm.bias", width) if config.family.norm_bias else None
+        self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
+        self._norm_bias = None
+        if config.family.norm_bias:
+            self._norm_bias = parameters.vector("model.norm.bias", width)
         scale = config.logit_scale  # of every logit, and so of what the last norm returns
-        self._norm = norm if scale == 1.0 else norm * scale
-        self._norm_bias = bias if bias is None or scale == 1.0 else bias * scale
-        tied = config.tied_embeddings or "lm_head.weight" not in parameters
-        self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
+        if scale != 1.0:
+            self._norm = self._norm * scale
+            if self._norm_bias is not None:
+                self._norm_bias = self._norm_bias * scale
+        self._head = self._table
+        if not config.tied_embeddings and "lm_head.weight" in parameters:
+            self._head = parameters.matrix("lm_head", config.vocab_size, width)
         self.vocab_size = config.vocab_size
 
     @property
@@ -128,50 +133,62 @@ class Decoder:
             weights["model.embed_tokens"] = self._head
         for index, layer in enumerate(self._layers):
             prefix = f"model.layers.{index}"
-            inputs = {
-                "self_attn.qkv": layer.qkv[0] if layer.attention is not None else None,
-                "self_attn.o_proj": layer.output if layer.attention is not None else None,
-                "mlp.gate_up": layer.gate_up[0] if layer.gate_up else None,
-                "mlp.down_proj": layer.down,
-            }
-            weights |= {f"{prefix}.{name}": weight for name, weight in inputs.items() if weight is not None}
+            if layer.attention is not None:
+                weights[f"{prefix}.self_attn.qkv"] = layer.qkv[0]
+                weights[f"{prefix}.self_attn.o_proj"] = layer.output
+            if layer.gate_up:
+                weights[f"{prefix}.mlp.gate_up"] = layer.gate_up[0]
+            if layer.down is not None:
+                weights[f"{prefix}.mlp.down_proj"] = layer.down
         return weights
 
     def with_rope(self, rope: Rope) -> "Decoder":
         """Return a decoder with the same weights and `rope` in all layers with rotation."""
         twin = copy(self)
-        twin._layers = [
-            replace(layer, attention=layer.attention and replace(layer.attention, rope=layer.attention.rope and rope))
-            for layer in self._layers
-        ]
+        twin._layers = list(self._layers)
+        for index, layer in enumerate(self._layers):
+            spec = layer.attention
+            if spec is not None and spec.rope is not None:
+                twin._layers[index] = replace(layer, attention=replace(spec, rope=rope))
         twin._layer_groups = twin._fuse(self._ops)
         return twin
 
     @property
     def arrays(self) -> list[mx.array]:
         """Return every array of the network, to evaluate before the first step."""
-        return self._arrays if self.draft_head is None else [*self._arrays, *self.draft_head.arrays]
+        if self.draft_head is None:
+            return self._arrays
+        return [*self._arrays, *self.draft_head.arrays]
 
     @property
     def _arrays(self) -> list[mx.array]:
         """All but the draft head's."""
         arrays = [*self._table.arrays, self._norm, *self._head.arrays]
-        arrays += [] if self._norm_bias is None else [self._norm_bias]
+        if self._norm_bias is not None:
+            arrays.append(self._norm_bias)
         for layer in self._layers:
-            stacks = layer.mixture.stacks if layer.mixture else ()
-            for weight in (*layer.matrices, *stacks):
+            weights = layer.matrices
+            if layer.mixture is not None:
+                weights += layer.mixture.stacks
+            for weight in weights:
                 arrays += weight.arrays
             arrays += layer.vectors
         if self._inputs is not None:
             arrays += [*self._inputs.arrays, *self._inputs.table.arrays]
-        return arrays + [array for pair in self._adapter for factor in pair for array in factor.arrays]
+        for factors in self._adapter:
+            arrays += [*factors.a.arrays, *factors.b.arrays]
+        return arrays
 
     @property
     def cost(self) -> StepCost:
         """Return bytes and FLOPs of a step, from the arrays that it reads."""
         read = {id(array): array for array in self._arrays}
-        looked_up = [] if self._head is self._table else [*self._table.arrays]  # an untied table is not read
-        for array in looked_up if self._inputs is None else [*looked_up, *self._inputs.table.arrays]:
+        looked_up: list[mx.array] = []  # of tables, of which a step reads single rows
+        if self._head is not self._table:
+            looked_up += self._table.arrays
+        if self._inputs is not None:
+            looked_up += self._inputs.table.arrays
+        for array in looked_up:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
         sizes = module_bytes(self._prepared)
@@ -213,10 +230,13 @@ class Decoder:
         """Embed tokens (B, T) to (B, T, E), followed by all layers' own inputs, if they have some."""
         x = self._look_up(tokens)
         scale = self.config.embedding_scale
-        if scale != 1.0:
-            rounded = self.config.embedding_scale_in_bfloat16
-            x = x * (mx.array(scale, mx.bfloat16).astype(self._dtype) if rounded else scale)
-        return x if self._inputs is None else mx.concatenate([x, self._inputs.of(self._ops, tokens, x)], axis=-1)
+        if scale != 1.0 and self.config.embedding_scale_in_bfloat16:
+            x = x * mx.array(scale, mx.bfloat16).astype(self._dtype)
+        elif scale != 1.0:
+            x = x * scale
+        if self._inputs is not None:
+            x = mx.concatenate([x, self._inputs.of(self._ops, tokens, x)], axis=-1)
+        return x
 
     def _look_up(self, tokens: mx.array) -> mx.array:
         return self._ops.embed(tokens, self._table, self._dtype)
@@ -232,7 +252,9 @@ class Decoder:
         With a draft head, the last norm, too.
         """
         x = self._run_layers(x, kv)
-        return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
+        if self.draft_head is not None:
+            x = self._ops.rms_norm(x, self._norm, self.config.norm_eps)
+        return x
 
     def _run_layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers on x (B, T, E + L * P), as one node for each group of them if the operations can."""
@@ -240,7 +262,8 @@ class Decoder:
         residual = Residual(x)
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
-                residual = Residual(kv.run_fused(layers, self._with_inputs(residual.x, embedded, layers), node))
+                x = self._with_inputs(residual.x, embedded, layers)
+                residual = Residual(kv.run_fused(layers, x, node))
                 if residual.x.shape[1] == 0:  # no row is wanted, and later layers append nothing
                     break
                 continue
@@ -250,7 +273,9 @@ class Decoder:
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
-        return self.all_logits(x if x.shape[1] == 1 else x[:, -1:])[:, 0]  # adds no node for T = 1
+        if x.shape[1] > 1:
+            x = x[:, -1:]
+        return self.all_logits(x)[:, 0]
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
@@ -259,24 +284,34 @@ class Decoder:
         residual = self._normed(Residual(x), self._norm, self._norm_bias)
         logits = stacked(project(self._ops, residual, self._norm, self.config.norm_eps, [self._head]))
         cap = self.config.logit_softcap
-        return logits if cap is None else mx.tanh(logits / cap) * cap
+        if cap is not None:
+            logits = mx.tanh(logits / cap) * cap
+        return logits
 
     def _fuse(self, ops: Ops, **more: Any) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node, or one by one if that is not possible.
 
         Layers after the last that appends K/V are a group of their own: a pass without logits leaves them out.
         """
-        eps = self.config.norm_eps
-        act = self.config.family.activation
+        family = self.config.family
+        count = len(self._layers)
+        one_by_one = [slice(index, index + 1) for index in range(count)]
+        if family.norm != "rms" or family.parallel:  # no node computes these
+            return [(layers, None) for layers in one_by_one]
+
+        def node(layers: slice) -> LayersNode | None:
+            return ops.fuse(
+                self._layers[layers], self.config.norm_eps, family.activation, rounding=self.activations, **more
+            )
+
         appends = self.config.appending
-        plain = self.config.family.norm == "rms" and not self.config.family.parallel
-        bits = self.activations
-        parts = [slice(0, appends), slice(appends, len(self._layers))][: 1 if appends == len(self._layers) else 2]
-        nodes = [ops.fuse(self._layers[part], eps, act, rounding=bits, **more) if plain else None for part in parts]
-        if None not in nodes:
-            return list(zip(parts, nodes, strict=True))
-        one_by_one = [ops.fuse([layer], eps, act, rounding=bits, **more) if plain else None for layer in self._layers]
-        return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
+        groups = [slice(0, appends)]
+        if appends < count:
+            groups.append(slice(appends, count))
+        fused = [(layers, node(layers)) for layers in groups]
+        if all(group_node is not None for _, group_node in fused):
+            return fused
+        return [(layers, node(layers)) for layers in one_by_one]
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
         """Return x (B, T, E), or what `embed` returned, followed by the inputs of these layers."""
@@ -310,8 +345,9 @@ class Decoder:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
         family = self.config.family
         after = index + 1
-        last = family.norm == "layer" or family.parallel or after == len(self._layers)
-        return None if last else self._layers[after].input_norm
+        if family.norm == "layer" or family.parallel or after == len(self._layers):
+            return None
+        return self._layers[after].input_norm
 
     def _block(self, residual: Residual, kv: KVPass, index: int, epilogue: Epilogue) -> Residual:
         """Run norm, attention or mixer, residual, norm, feed-forward or mixture, residual."""
@@ -333,7 +369,9 @@ class Decoder:
 
         # x (B, T, E) + down(activation(gate_up(norm(x))))
         if layer.mixture is not None:
-            dense = self._feed_forward(residual, layer) if layer.down is not None else None
+            dense = None
+            if layer.down is not None:
+                dense = self._feed_forward(residual, layer)
             return self._add_experts(residual, layer, dense, epilogue)
         fed = self._feed_forward(residual, layer)  # (B, T, F)
         return self._add(residual.x, [fed], layer.mlp_post_norm, epilogue)
@@ -346,13 +384,14 @@ class Decoder:
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = self._mix_tokens(kv, index, qkv)
         if layer.gate is not None:
-            gate = stacked(project(ops, residual, layer.input_norm, eps, [layer.gate]))
+            gate = stacked(project(ops, residual, layer.input_norm, eps, [layer.gate]))  # (B, T, H * D) or (B, T, H)
             heads = gated_heads(ops, gate, heads, self.config.family.gates)
         products = [Product(heads, layer.output)]
         if layer.mixer_ends is not None and layer.mixer is not None:
             into_mixer, out_of_mixer = layer.mixer_ends
-            projected = project(ops, residual, layer.input_norm, eps, [into_mixer])
-            products.append(Product(kv.mix(index, stacked(projected), layer.mixer), out_of_mixer))
+            projected = stacked(project(ops, residual, layer.input_norm, eps, [into_mixer]))
+            mixed = kv.mix(index, projected, layer.mixer)  # (B, T, Hv * Dv)
+            products.append(Product(mixed, out_of_mixer))
         return products
 
     def _mix_tokens(self, kv: KVPass, index: int, projected: Projections) -> mx.array:
@@ -366,7 +405,8 @@ class Decoder:
         if latent is None:
             return kv.attend(index, projected, spec)
         rows = absorbed(self._ops, projected, latent, spec.heads)
-        return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
+        attended = kv.attend(index, rows, spec)  # (1, N, H * (R + L)): sums of latents
+        return values_of(self._ops, attended, latent, spec.heads)
 
     def _feed_forward(self, residual: Residual, layer: LayerWeights) -> Product:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""
@@ -382,7 +422,9 @@ class Decoder:
                 norm = None
             return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], activation), layer.down)
         projected = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
-        gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
+        if len(projected) == 1:
+            projected = list(mx.split(projected[0], 2, axis=-1))
+        gate, up = projected
         assert not isinstance(activation, Xielu)  # it has no gate
         return Product(ops.glu(gate, up, activation), layer.down)
 

@@ -47,8 +47,10 @@ class HeadDecoder(Decoder):
             self._ops.rms_norm(embedded, self._embedding_norm, eps),
             self._ops.rms_norm(before, self._hidden_norm, eps),
         ]
-        joined = mx.concatenate(parts[::-1] if self._hidden_first else parts, axis=-1)  # (1, T, 2E)
-        return self._ops.rms_norm(self.layers(self._ops.linear(joined, self._head), kv), self._norm, eps)
+        if self._hidden_first:
+            parts.reverse()
+        x = self._ops.linear(mx.concatenate(parts, axis=-1), self._head)  # (1, T, 2E) -> (1, T, E)
+        return self._ops.rms_norm(self.layers(x, kv), self._norm, eps)
 
     def logits(self, x: mx.array) -> mx.array:
         """See `DraftHead`: (1, T, E) -> (1, V)."""
@@ -59,11 +61,13 @@ class HeadDecoder(Decoder):
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
         projection = head_projection(config)
-        self._table = self._head = parameters.matrix(projection.name, projection.rows, projection.columns)  # as if tied
+        self._table = parameters.matrix(projection.name, projection.rows, projection.columns)
+        self._head = self._table  # as if tied
         self._norm, self._embedding_norm, self._hidden_norm = (
             parameters.vector(norm.name, norm.size, config.norm_weight_offset) for norm in head_norms(config)
         )
-        self._inputs, self.vocab_size = None, config.vocab_size
+        self._inputs = None
+        self.vocab_size = config.vocab_size
 
     @property
     def _arrays(self) -> list[mx.array]:
@@ -81,7 +85,8 @@ class TensorHead(HeadDecoder, TensorDecoder):
     def _inputs_of(self, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
         assert isinstance(self._network, TensorDecoder)
         rows = self._network.own_rows(self._group.all_sum(tokens))
-        embedded, hidden = mx.split(self._group.all_sum(mx.concatenate([rows, hidden], axis=-1)), 2, axis=-1)
+        sums = self._group.all_sum(mx.concatenate([rows, hidden], axis=-1))  # (1, T, 2E)
+        embedded, hidden = mx.split(sums, 2, axis=-1)
         return embedded, hidden
 
 
@@ -105,7 +110,8 @@ def head_parameters(
     config = text_config(tensors.checkpoint.config)
     stored = {headrace_name(ours, config): theirs for theirs, ours in tensors.renamed.items()}
     infos = {ours: checkpoint.tensors[theirs] for ours, theirs in stored.items()}
-    if (section := quantization_section(checkpoint.config)) is not None:
+    section = quantization_section(checkpoint.config)
+    if section is not None:
         modules = {theirs.rpartition(".")[0]: ours.rpartition(".")[0] for ours, theirs in stored.items()}
         renamed = {modules.get(name, name): entry for name, entry in section.items()}
         config = {**config, "quantization": renamed}

@@ -29,13 +29,19 @@ def read_latent(
     query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
     entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])
     rows = queries[0].rows
-    order = mx.concatenate([mx.arange(rows) if latent.queries else query, rows + entry])
+    stored = mx.arange(rows) if latent.queries else query
+    order = mx.concatenate([stored, rows + entry])
+    q_norm = None
+    q = None
+    if latent.queries:
+        q_norm = parameters.vector(f"{at}.q_a_layernorm.weight", latent.queries)
+        [q] = parameters.fused(prefix, queries[1:], query)
     joined = latent_heads(config, latent)
     embed, unembed = parameters.halves_of_heads(prefix, joined, embed_q, unembed_out, heads)
     of_indexer, indexer = _read_indexer(config, parameters, prefix, latent, layer)
     weights = LatentWeights(
-        q_norm=parameters.vector(f"{at}.q_a_layernorm.weight", latent.queries) if latent.queries else None,
-        q=parameters.fused(prefix, queries[1:], query)[0] if latent.queries else None,
+        q_norm=q_norm,
+        q=q,
         norm=parameters.vector(f"{at}.kv_a_layernorm.weight", latent.size),
         embed=embed,
         unembed=unembed,
@@ -76,10 +82,13 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
         *projected, weights, index_key = projected
         index_key = ops.layer_norm(index_key, latent.indexer.norm, latent.indexer.norm_bias, _INDEX_EPS)
         of_indexer = [weights, index_key]
-    whole = projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
+    whole = mx.concatenate(projected, axis=-1)
     size = latent.latent
     other = latent.embed.columns
-    rotated = latent.q.rows // heads - other if latent.q is not None else _rotated(whole, latent, heads)
+    if latent.q is not None:
+        rotated = latent.q.rows // heads - other
+    else:  # queries are projected at once: rows are of H * (N + R) + R + L
+        rotated = (int(whole.shape[-1]) - size - heads * other) // (heads + 1)
     entry = size + rotated
     q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)
     if latent.q is not None and latent.q_norm is not None:
@@ -100,11 +109,6 @@ def values_of(ops: Ops, attended: mx.array, latent: LatentWeights, heads: int) -
     rows = attended.shape[1]
     inner = attended.reshape(rows * heads, -1)[:, -latent.latent :]
     return ops.expert_linear(inner, _heads(rows, heads), latent.unembed, heads).reshape(1, rows, -1)
-
-
-def _rotated(projected: mx.array, latent: LatentWeights, heads: int) -> int:
-    """Return R of queries that are projected at once, with rows of H * (N + R) + R + L."""
-    return (int(projected.shape[-1]) - latent.latent - heads * latent.embed.columns) // (heads + 1)
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,8 @@ class LayerInputs:
     """Weights of all layers' inputs. arrays: those that every step reads, all but the table."""
 
     def __init__(self, config: DecoderConfig, parameters: Parameters) -> None:
-        self._size, width = config.input_size, config.hidden_size
+        self._size = config.input_size
+        width = config.hidden_size
         wide = len(config.layers) * self._size
         self.table = parameters.matrix("model.embed_tokens_per_layer", config.input_vocab, wide)
         self.projection = parameters.matrix("model.per_layer_model_projection", wide, width)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig, MixerConfig
+from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig, MixerConfig, RopeConfig
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.parameters import Parameters
@@ -58,13 +58,15 @@ def read_mixer(
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
         max_beta = mixer.most_beta
         spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=max_beta, norm=norm, norm_eps=mixer.eps)
-        order = _by_key_head(sizes) if mixer.by_key_head else None
-        return spec, parameters.fused(prefix, inputs, order), output
+        stored_order = _by_key_head(sizes) if mixer.by_key_head else None
+        return spec, parameters.fused(prefix, inputs, stored_order), output
     order = _as_queries(sizes)
+    if bias is not None:
+        bias = bias[order]
     spec = MixerSpec(
         sizes,
         taps=taps[:, order],
-        tap_bias=None if bias is None else bias[order],
+        tap_bias=bias,
         rate=rate,
         step_bias=step_bias,
         steps=mixer.steps,
@@ -81,7 +83,10 @@ def read_mixer(
 def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight, Weight] | None:
     """Return the second products to gates and decays, if they have two; see `LayerWeights.mixer_gates`."""
     gates = [parameters.tensor(prefix, tensor) for tensor in mixer_gates(mixer)]
-    return (gates[0], gates[1]) if gates else None
+    if not gates:
+        return None
+    gate, decay = gates
+    return gate, decay
 
 
 def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:
@@ -99,7 +104,9 @@ def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | N
     if not mixer.norm_parts:
         return None
     weight = parameters.vector(name, mixer.sizes.inner)
-    return weight if mixer.norm_parts == 1 else weight.reshape(mixer.norm_parts, -1)
+    if mixer.norm_parts > 1:
+        weight = weight.reshape(mixer.norm_parts, -1)
+    return weight
 
 
 def _as_queries(sizes: MixerSizes) -> mx.array:
@@ -124,36 +131,39 @@ def read_layers(
 ) -> list[LayerWeights]:
     """Return the weights of the layers in `indices` (None: all); layers of one kind share one rotation."""
     config = _without_lost_corrections(config, parameters)
-    ropes = {
-        layer.rope: make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
-        for layer in config.layers
-        if layer.rope is not None
-    }
-    layers = [(index, config.layers[index]) for index in (range(len(config.layers)) if indices is None else indices)]
-    return [
-        _layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope] if layer.rope else None)
-        for index, layer in layers
-    ]
+    ropes: dict[RopeConfig | None, Rope | None] = {None: None}
+    for layer in config.layers:
+        if layer.rope is not None and layer.rope not in ropes:
+            ropes[layer.rope] = make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
+    if indices is None:
+        indices = range(len(config.layers))
+    layers = [(index, config.layers[index]) for index in indices]
+    return [_layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope]) for index, layer in layers]
 
 
 def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> DecoderConfig:
     """Return the config without corrections of routers, if the checkpoint has none and its conversion may lack them."""
-    mixtures = {i: layer.experts for i, layer in enumerate(config.layers) if layer.experts is not None}
-    names = [f"model.layers.{i}.mlp.{each.correction}" for i, each in mixtures.items() if each.correction_lost]
+    names = []
+    layers = list(config.layers)
+    for index, layer in enumerate(config.layers):
+        if layer.experts is None:
+            continue
+        layers[index] = replace(layer, experts=replace(layer.experts, correction=None))
+        if layer.experts.correction_lost:
+            names.append(f"model.layers.{index}.mlp.{layer.experts.correction}")
     if not names or any(name in parameters for name in names):
         return config
-    layers = (
-        layer if layer.experts is None else replace(layer, experts=replace(layer.experts, correction=None))
-        for layer in config.layers
-    )
     return replace(config, layers=tuple(layers))
 
 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     """Return the shape of the layers' K/V and recurrent state."""
     indexers = {i: layer.own_indexer for i, layer in enumerate(config.layers) if layer.own_indexer is not None}
-    sources = [i if layer.source is None else layer.source for i, layer in enumerate(config.layers)]
     count = len(layers) + len(indexers)
+    sources = list(range(count))
+    for index, layer in enumerate(config.layers):
+        if layer.source is not None:
+            sources[index] = layer.source
     mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
     return KVShape(
         count,
@@ -168,7 +178,7 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
             *(config.stored_heads(layer) for layer in config.layers),
             *((1, sizes.head_dim // 2) for sizes in indexers.values()),
         ),
-        sources=(*sources, *range(len(layers), count)),
+        sources=tuple(sources),
         indexed=tuple(indexers),
     )
 
@@ -181,9 +191,11 @@ def _layer(
     norms: dict[str, mx.array] = {}
 
     def norm(name: str | None) -> mx.array | None:
-        if name is not None and name not in norms:
+        if name is None:
+            return None
+        if name not in norms:  # a parallel layer has one norm for both halves
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
-        return None if name is None else norms[name]
+        return norms[name]
 
     def norm_bias(name: str | None) -> mx.array | None:
         if name is None or not config.family.norm_bias:
@@ -193,11 +205,15 @@ def _layer(
             norms[bias] = parameters.vector(bias, width)
         return norms[bias]
 
-    names = config.family.norms_of(layer.attends)
+    family = config.family
+    names = family.norms_of(layer.attends)
+    if not layer.feeds:
+        names = replace(names, mlp=None)
+    spec = None
+    latent = None
     gate = None
-    down_gate = None
+    mixer = None
     ends = None
-    spec = mixer = latent = None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:
@@ -209,20 +225,31 @@ def _layer(
         if layer.mixer is not None:
             mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
             ends = into, out
+    mixer_gate_weights = None
+    if layer.mixer is not None:
+        mixer_gate_weights = read_gates(parameters, prefix, layer.mixer)
     gate_up = list[Weight]()
     down = None
+    down_gate = None
     mixture = None
     branches = None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, prefix, layer.experts)
-        if (shared := shared_gate(config, layer.experts)) is not None:
+        shared = shared_gate(config, layer.experts)
+        if shared is not None:
             down_gate = parameters.router(prefix, shared)
         if layer.experts.branch:
             branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in BRANCH_NORMS))
-    if dense := feed_forward(config, layer):
+    dense = feed_forward(config, layer)
+    if dense:
         gate_up = parameters.fused(prefix, dense[:-1])
         down = parameters.tensor(prefix, dense[-1])
-    scaled = config.family.scaled and f"{prefix}.layer_scalar" in parameters
+    own_input = None
+    if config.input_size:
+        own_input = read_input(config, parameters, prefix)
+    scalar = None
+    if family.scaled and f"{prefix}.layer_scalar" in parameters:
+        scalar = parameters.vector(f"{prefix}.layer_scalar", 1)
     return LayerWeights(
         attention=spec,
         input_norm=norm(names.attention),
@@ -230,8 +257,8 @@ def _layer(
         qkv=qkv,
         output=output,
         attention_post_norm=norm(names.after_attention),
-        mlp_norm=norm(names.mlp) if layer.feeds else None,
-        mlp_norm_bias=norm_bias(names.mlp) if layer.feeds else None,
+        mlp_norm=norm(names.mlp),
+        mlp_norm_bias=norm_bias(names.mlp),
         gate_up=gate_up,
         down=down,
         mlp_post_norm=norm(names.after_mlp),
@@ -242,9 +269,9 @@ def _layer(
         latent=latent,
         mixer_ends=ends,
         branches=branches,
-        own_input=read_input(config, parameters, prefix) if config.input_size else None,
-        mixer_gates=read_gates(parameters, prefix, layer.mixer) if layer.mixer is not None else None,
-        scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
+        own_input=own_input,
+        mixer_gates=mixer_gate_weights,
+        scalar=scalar,
         curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer),
     )
 
@@ -253,7 +280,9 @@ def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerC
     """Return a layer's activation, if it has numbers of its own."""
     if config.family.activation == "xielu":
         return _xielu(parameters, at)
-    return BoundedSilu(layer.limit) if layer.limit else None
+    if layer.limit:
+        return BoundedSilu(layer.limit)
+    return None
 
 
 def _xielu(parameters: Parameters, at: str) -> Xielu:
@@ -284,34 +313,48 @@ def _attention(
     together = config.family.qk_norm == "heads"
     heads = config.query_heads(layer)
     kv_heads, head_dim = config.heads_of(layer)
-    turns = head_order(head_dim, rope) if config.family.interleaved else None
+    turns = None
+    if config.family.interleaved:
+        turns = head_order(head_dim, rope)
 
-    def head_norm(name: str, heads: int) -> mx.array | None:
-        if config.family.qk_norm in (None, "unit"):
-            return None
-        size = head_dim * (heads if together else 1)
+    def head_norm(name: str, heads: int) -> mx.array:
+        size = head_dim * heads if together else head_dim
         weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
-        return weight if turns is None else weight.reshape(-1, head_dim)[:, turns].flatten()
+        if turns is not None:
+            weight = weight.reshape(-1, head_dim)[:, turns].flatten()
+        return weight
 
+    q_norm = None
+    k_norm = None
+    if config.family.qk_norm not in (None, "unit"):
+        q_norm = head_norm("q_norm", heads)
+        if "k" in layer.projects:
+            k_norm = head_norm("k_norm", kv_heads)
+    sinks = None
+    if config.sinks:
+        sinks = parameters.vector(f"{prefix}.sinks", heads)
+    chosen = None
+    if layer.indexer is not None:
+        chosen = layer.indexer.chosen
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=config.attention_scale,
         rope=rope,
-        q_norm=head_norm("q_norm", heads),
-        k_norm=head_norm("k_norm", kv_heads) if "k" in layer.projects else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
         norm_eps=config.norm_eps,
         window=layer.window,
         softcap=config.attention_softcap,
-        sinks=parameters.vector(f"{prefix}.sinks", heads) if config.sinks else None,
+        sinks=sinks,
         norm_last=config.family.norm_last,
         growth=layer.growth,
         v_norm=config.family.v_norm,
         projects=layer.projects,
         chunked=layer.chunked,
         unit_norms=config.family.qk_norm == "unit" and rope is not None,
-        chosen=None if layer.indexer is None else layer.indexer.chosen,
+        chosen=chosen,
     )
 
 
@@ -328,7 +371,9 @@ def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:
 
 def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
     """Return the rows of the stacked projections in that order, ((H + 2 Hkv) * D,); None: as stored."""
-    order = head_order(config.head_dim, rope) if config.family.interleaved else None
+    if not config.family.interleaved:
+        return None
+    order = head_order(config.head_dim, rope)
     if order is None:
         return None
     heads = mx.arange(config.heads + config.kv_heads)[:, None] * config.head_dim + order
@@ -341,11 +386,20 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
 def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
     width = config.hidden_size
     mlp = f"{prefix}.mlp"
-    norm = None
-    scale = None
     *before, after = expert_stacks(config, experts)
     inputs = [parameters.stack(prefix, tensor) for tensor in before]
-    gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])
+    gate: Weight | None = None
+    up: Weight | None = inputs[-1]
+    if len(inputs) > 1:
+        gate, up = parameters.ops.join_experts(*inputs)
+    correction = None
+    if experts.correction is not None:
+        correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
+    curve = None
+    if experts.limit:
+        curve = BoundedSilu(experts.limit)
+    norm = None
+    scale = None
     if experts.branch:
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
@@ -357,9 +411,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         active=experts.active,
         normalized=experts.normalized,
         sigmoid=experts.sigmoid,
-        correction=None
-        if experts.correction is None
-        else parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32),
+        correction=correction,
         scale=experts.scale,
         groups=experts.groups,
         router_norm=norm,
@@ -367,5 +419,5 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         residual=not experts.branch and config.family.norms.after_mlp is None,
         best=experts.best,
         shares_first=experts.shares_first,
-        curve=BoundedSilu(experts.limit) if experts.limit else None,
+        curve=curve,
     )

@@ -38,6 +38,6 @@ def first_tokens(pieces: list[mx.array], length: int) -> list[mx.array]:
     for piece in pieces:
         if length <= 0:
             break
-        tokens_of_rows.append(piece if piece.shape[1] <= length else piece[:, :length])
+        tokens_of_rows.append(piece[:, :length])
         length -= piece.shape[1]
     return tokens_of_rows

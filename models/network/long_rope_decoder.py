@@ -1,7 +1,5 @@
 """The decoder with LongRoPE (arXiv:2402.13753). See `models.network.long_rope`."""
 
-from typing import TYPE_CHECKING
-
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, RopeConfig
@@ -14,9 +12,6 @@ from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
 
-if TYPE_CHECKING:
-    pass
-
 
 def make_decoder(
     config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
@@ -25,7 +20,8 @@ def make_decoder(
 
     Raises CheckpointError for tensors that do not fit.
     """
-    if rope := long_rope(config):
+    rope = long_rope(config)
+    if rope is not None:
         return LongRopeDecoder(config, parameters, ops, dtype, rope)
     return Decoder(config, parameters, ops, dtype, kv)
 
@@ -83,4 +79,5 @@ class LongRopeDecoder(Decoder):
         return self._run(x, kv, long)
 
     def _run(self, tokens: mx.array, kv: KVPass, long: bool) -> mx.array:
-        return Decoder.layers(self._long if long else self, super().embed(tokens), kv)
+        network = self._long if long else self
+        return Decoder.layers(network, super().embed(tokens), kv)

@@ -56,8 +56,10 @@ def module_bytes(prepared: Iterable[PreparedModules]) -> Counter[str]:
 
 
 class Parameters:
-    """Tensors of the text part by module path. requantize: quantization of plain matrices.
+    """Tensors of the text part by module path.
 
+    ops, dtype: that the weights are prepared for.
+    requantize: quantization of plain matrices; None to leave them plain.
     take: returns a rank's part of tensors.
     read: reads the checkpoint's; parts of files are read one after the other.
     part: of the checkpoint, if not its text.
@@ -73,8 +75,10 @@ class Parameters:
         read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
         part: TextPart | None = None,
     ) -> None:
-        adapter = checkpoint.adapter if part is None else None
-        part = part or text_part(checkpoint)
+        adapter = None  # it changes the text only
+        if part is None:
+            part = text_part(checkpoint)
+            adapter = checkpoint.adapter
         arrays = read(checkpoint)
         self._at_once = read is not weight_arrays or bool(checkpoint.gguf)
         self._quantization = part.quantization
@@ -88,7 +92,9 @@ class Parameters:
         self.prepared: list[PreparedModules] = []  # all weights that were returned
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
-        self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
+        self._whole_norms = any(shape[-1] == 1 for shape in taps)
+        if part.whole_norms is not None:
+            self._whole_norms = part.whole_norms
         multiply = architecture_of(part.config).multiply
         if multiply is not None:
             if adapter is not None:
@@ -100,7 +106,9 @@ class Parameters:
     @property
     def ops(self) -> Ops:
         """The operations; with an adapter those that add its products."""
-        return AdaptedOps(self._ops, self._factors) if self._changes.exist else self._ops
+        if not self._changes.exist:
+            return self._ops
+        return AdaptedOps(self._ops, self._factors)
 
     def check_adapter(self) -> list[Factors]:
         """Return the factors that were not merged. Raises UnsupportedModelError if a change was left out."""
@@ -138,9 +146,9 @@ class Parameters:
             part = self._stored(module, rows, columns)
             change = self._changes.take(module, rows, columns)
             if order is not None:
-                own_order = order[start : start + rows] - start
-                part = _reordered(part, own_order)
-                change = change and change.rows(own_order)
+                module_order = order[start : start + rows] - start
+                part = _reordered(part, module_order)
+                change = change and change.rows(module_order)
             parts.append(part)
             changes.append(change)
             start += rows
@@ -190,8 +198,7 @@ class Parameters:
             def cut(array: mx.array) -> mx.array:
                 return mx.contiguous(array.reshape(heads, whole.rows // heads, -1)[:, rows])
 
-            scales, biases = (None if array is None else cut(array) for array in (stored.scales, stored.biases))
-            return replace(stored, data=cut(stored.data), scales=scales, biases=biases)
+            return _mapped(stored, cut)
 
         first = part(slice(above.columns))
         second = part(slice(above.columns, None))
@@ -237,26 +244,35 @@ class Parameters:
 
         It may be stored with axes of one (Kimi Linear).
         """
-        vector = self._arrays.get(name)
-        array = self._pop(name, (size,) if vector is None or vector.size != size else tuple(vector.shape)).flatten()
-        offset = 0.0 if self._whole_norms else offset
-        array = array.astype(mx.float32) + offset if offset else array
+        stored = self._arrays.get(name)
+        shape: tuple[int, ...] = (size,)
+        if stored is not None and stored.size == size:
+            shape = tuple(stored.shape)
+        array = self._pop(name, shape).flatten()
+        if offset and not self._whole_norms:
+            array = array.astype(mx.float32) + offset
         return array.astype(dtype or self._dtype)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a parameter that is one number."""
         if name not in self and default is not None:
             return default
-        array = self._pop(name, tuple(self._arrays[name].shape)) if name in self else None
-        value: Any = array.astype(mx.float32).item() if array is not None and array.size == 1 else math.nan
+        value: Any = math.nan
+        if name in self:
+            array = self._pop(name, tuple(self._arrays[name].shape))
+            if array.size == 1:
+                value = array.astype(mx.float32).item()
         if not math.isfinite(value):
             raise CheckpointError(f"the checkpoint has no number {name}, which its config.json requires")
         return float(value)
 
     def taps(self, module: str, channels: int, width: int) -> tuple[mx.array, mx.array | None]:
         """Return the weight (width, channels) and the bias, if any, of a convolution of each channel by itself."""
-        array = self._pop(f"{module}.weight", (channels, width, 1) if self._whole_norms else (channels, 1, width))
-        bias = self.vector(f"{module}.bias", channels) if f"{module}.bias" in self else None
+        shape = (channels, width, 1) if self._whole_norms else (channels, 1, width)
+        array = self._pop(f"{module}.weight", shape)
+        bias = None
+        if f"{module}.bias" in self:
+            bias = self.vector(f"{module}.bias", channels)
         return mx.contiguous(array.reshape(channels, width).T).astype(self._dtype), bias
 
     def __contains__(self, name: str) -> bool:
@@ -288,14 +304,11 @@ class Parameters:
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
         if module in self._taken:
             return self._taken.pop(module)
-        bias = self._pop(f"{module}.bias", (*stack, rows)) if f"{module}.bias" in self else None
+        bias = None
+        if f"{module}.bias" in self:
+            bias = self._pop(f"{module}.bias", (*stack, rows))
         if f"{module}.scales" not in self:
-            data = self._pop(f"{module}.weight", (*stack, rows, columns))
-            if not mx.issubdtype(data.dtype, mx.floating):
-                raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
-            if not stack and (change := self._changes.take(module, rows, columns)) is not None:
-                sum_in_float = data.astype(mx.float32) + change.b @ change.a.astype(mx.float32)
-                data = sum_in_float.astype(data.dtype)
+            data = self._plain(module, rows, columns, stack)
             if self._requantize is not None and self._requantize.fits(columns):
                 return self._requantize.apply(data, bias)
             return Weight(data, bias=bias)
@@ -304,12 +317,27 @@ class Parameters:
         data = self._pop(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
         scales = self._pop(f"{module}.scales", groups)
         affine = kind.mode == "affine"
-        biases = self._pop(f"{module}.biases", groups) if affine else None
+        biases = None
+        if affine:
+            biases = self._pop(f"{module}.biases", groups)
         if data.dtype != mx.uint32 or (scales.dtype == mx.uint8) == affine:
             raise CheckpointError(f"{module} is quantized, but not stored as {kind.mode} is: U32, and scales as fit it")
         if f"{module}.global_scale" in self:
             raise UnsupportedModelError(f"{module} has one more scale for all of it, which headrace does not read")
         return Weight(data, scales, biases, kind.bits, kind.group_size, bias, kind.mode)
+
+    def _plain(self, module: str, rows: int, columns: int, stack: tuple[int, ...]) -> mx.array:
+        """Return a matrix (rows, columns), or a stack of them, that is not quantized, with an adapter's change."""
+        data = self._pop(f"{module}.weight", (*stack, rows, columns))
+        if not mx.issubdtype(data.dtype, mx.floating):
+            raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
+        if stack:
+            return data
+        change = self._changes.take(module, rows, columns)
+        if change is None:
+            return data
+        changed = data.astype(mx.float32) + change.b @ change.a.astype(mx.float32)
+        return changed.astype(data.dtype)
 
     def _pop(self, name: str, shape: tuple[int, ...]) -> mx.array:
         array = self._arrays.pop(name, None)  # released once it is prepared
@@ -326,13 +354,15 @@ def _kind(weight: Weight) -> tuple[object, ...]:
 
 
 def _reordered(weight: Weight, order: mx.array) -> Weight:
-    def rows(array: mx.array | None) -> mx.array | None:
-        return None if array is None else array[order]
+    """Return a weight with its rows in this order."""
+    return _mapped(weight, lambda array: array[order])
 
-    scales = rows(weight.scales)
-    biases = rows(weight.biases)
-    bias = rows(weight.bias)
-    return replace(weight, data=weight.data[order], scales=scales, biases=biases, bias=bias)
+
+def _mapped(weight: Weight, change: Callable[[mx.array], mx.array]) -> Weight:
+    """Return a weight with all its arrays changed."""
+    arrays: dict[str, Any] = {name: getattr(weight, name) for name in ("data", "scales", "biases", "bias")}
+    changed: dict[str, Any] = {name: change(array) for name, array in arrays.items() if array is not None}
+    return replace(weight, **changed)
 
 
 def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
@@ -340,7 +370,9 @@ def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:
 
     def joined(arrays: list[mx.array | None]) -> mx.array | None:
         present = [array for array in arrays if array is not None]
-        return join(present, axis=0) if present else None
+        if not present:
+            return None
+        return join(present, axis=0)
 
     data = joined([part.data for part in parts])
     assert data is not None

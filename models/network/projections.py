@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
 def stacked(projected: Projections) -> mx.array:
     """Return projections as one array."""
-    return projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
+    return mx.concatenate(projected, axis=-1)
 
 
 def project(ops: Ops, residual: Residual, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
@@ -41,10 +41,10 @@ def project(ops: Ops, residual: Residual, norm: mx.array | None, eps: float, wei
         x = residual.normed
         norm = None
     if len(weights) == 1 and norm is not None:
-        return ops.norm_linear(x, norm, eps, weights[0])
-    x = x if norm is None else ops.rms_norm(x, norm, eps)
-    projected = [ops.linear(x, weight) for weight in weights]
-    return projected if len(projected) > 1 else projected[0]
+        return [ops.norm_linear(x, norm, eps, weights[0])]
+    if norm is not None:
+        x = ops.rms_norm(x, norm, eps)
+    return [ops.linear(x, weight) for weight in weights]
 
 
 def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
@@ -100,15 +100,23 @@ def add_experts(
     if branches is None or dense is None:
         x = ops.experts(residual.x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
         if layer.mlp_post_norm is not None:  # of the experts' output, which the shared expert's is a part of
-            x = x if dense is None else ops.linear_add(dense.x, dense.weight, x)
+            if dense is not None:
+                x = ops.linear_add(dense.x, dense.weight, x)
             return Residual(*ops.add_norms(x, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
         if dense is None:
-            return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
+            return scaled(x, epilogue)
         return add_products(ops, x, [dense], None, eps, epilogue)
     expert_output = ops.experts(residual.x, branches.before_experts, eps, layer.mixture, activation)
     expert_output = ops.rms_norm(expert_output, branches.after_experts, eps)
     both = add_products(ops, expert_output, [dense], branches.after_dense, eps, Epilogue()).x
     return Residual(*ops.add_norms(both, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
+
+
+def scaled(x: mx.array, epilogue: Epilogue) -> Residual:
+    """Return a sum times its factor, if it has one. The norm that follows is left to the next projection."""
+    if epilogue.scalar is not None:
+        x = x * epilogue.scalar
+    return Residual(x)
 
 
 def gated(ops: Ops, residual: Residual, layer: LayerWeights, dense: Product, eps: float) -> Product:

@@ -66,7 +66,9 @@ def _longrope(
         raise ValueError("its factors are not one for each pair of a head")
     trained = float(scaling["original_max_position_embeddings"])
     stretch = float(scaling.get("factor") or context_length / trained)
-    amplitude = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+    amplitude = 1.0
+    if stretch > 1:
+        amplitude = math.sqrt(1 + math.log(stretch) / math.log(trained))
     periods = [float(factor) * period for factor, period in zip(factors, base, strict=True)]
     return periods, float(scaling.get("attention_factor") or amplitude)
 
@@ -114,11 +116,12 @@ def _yarn(
         return 1 / (keep / period + (1 - keep) / (period * factor))
 
     def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
 
+    amplitude = magnitude(1.0)
     mscale = scaling.get("mscale")
     all_dims = scaling.get("mscale_all_dim")
-    amplitude = magnitude(float(mscale)) / magnitude(float(all_dims)) if mscale and all_dims else magnitude(1.0)
-    return [blend(pair, period) for pair, period in enumerate(base)], float(
-        scaling.get("attention_factor") or amplitude
-    )
+    if mscale and all_dims:
+        amplitude = magnitude(float(mscale)) / magnitude(float(all_dims))
+    amplitude = float(scaling.get("attention_factor") or amplitude)
+    return [blend(pair, period) for pair, period in enumerate(base)], amplitude

@@ -20,7 +20,9 @@ class SharedNorms:
     """Norms of queries, keys and Mamba heads that span ranks. layers: the given ones, without them."""
 
     def __init__(self, part: TensorPart, group: Group, layers: Sequence[LayerWeights]) -> None:
-        self._part, self._group, self.layers = part, group, list(layers)
+        self._part = part
+        self._group = group
+        self.layers = list(layers)
         self._heads: dict[int, list[mx.array]] = {}  # by layer: weights of queries (H * D,) and keys (Hkv * D,)
         self._inner: dict[int, mx.array] = {}  # by layer: (H * Dv,)
         for index, (layer, whole) in enumerate(zip(layers, part.whole.layers, strict=True)):
@@ -28,7 +30,8 @@ class SharedNorms:
             mixer = layer.mixer
             if part.whole.family.qk_norm == "heads" and spec is not None:
                 self._heads[index] = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
-                self.layers[index] = layer = replace(layer, attention=replace(spec, q_norm=None, k_norm=None))
+                layer = replace(layer, attention=replace(spec, q_norm=None, k_norm=None))
+                self.layers[index] = layer
             joint = whole.mixer is not None and whole.mixer.sizes.kind == "ssm" and whole.mixer.norm_parts == 1
             if joint and mixer is not None and mixer.norm is not None:
                 self._inner[index] = mixer.norm
@@ -40,7 +43,9 @@ class SharedNorms:
 
     def around(self, kv: KVPass) -> KVPass:
         """Return a pass that normalizes what it attends to, and what it mixes."""
-        return _NormedPass(kv, self) if self._heads or self._inner else kv
+        if not self._heads and not self._inner:
+            return kv
+        return _NormedPass(kv, self)
 
     def of_heads(self, index: int, projected: Projections) -> Projections:
         """Normalize the queries and keys of projections (B, T, (H + 2 Hkv) * D), if they have such norms."""
@@ -60,7 +65,7 @@ class SharedNorms:
             (x.astype(mx.float32) * scales[..., i : i + 1]).astype(rows.dtype) * norm
             for i, (x, norm) in enumerate(zip(parts, self._heads[index], strict=False))
         ]
-        return mx.concatenate([*normed, parts[2]], axis=-1)
+        return [mx.concatenate([*normed, parts[2]], axis=-1)]
 
     def of_mixer(self, index: int, x: mx.array, eps: float) -> mx.array:
         """Normalize a mixer's output (B, T, H * Dv), if all its heads have one norm."""

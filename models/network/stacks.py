@@ -21,6 +21,7 @@ from headrace.runtime.errors import CheckpointError
 
 _GPT_OSS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
+_MODULES = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
 _LLAMA4 = re.compile(r"(.*\.switch_mlp)\.(gate_up_proj|down_proj)")
 _JOINED = ".switch_mlp.input_linear."
 
@@ -29,14 +30,14 @@ def stacks_of(name: str) -> list[str]:
     """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is in none of these layouts."""
     if _JOINED in name:
         return [name.replace("input_linear", half) for half in ("gate_proj", "up_proj")]
-    if (match := _LLAMA4.fullmatch(name)) is not None:
-        halves = ["down_proj"] if match[2] == "down_proj" else ["gate_proj", "up_proj"]
-        return [f"{match[1]}.{half}.weight" for half in halves]
-    if (match := _GPT_OSS.fullmatch(name)) is None:
+    match = _LLAMA4.fullmatch(name)
+    if match is not None:
+        return [f"{match[1]}.{module}.weight" for module in _MODULES[match[2]]]
+    match = _GPT_OSS.fullmatch(name)
+    if match is None:
         return []
     experts, stored, part = match.groups()
-    modules = ["gate_proj", "up_proj"] if stored == "gate_up_proj" else [stored]
-    return [f"{experts}.{module}.{_PARTS[part]}" for module in modules]
+    return [f"{experts}.{module}.{_PARTS[part]}" for module in _MODULES[stored]]
 
 
 def inputs_first(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -44,7 +45,8 @@ def inputs_first(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
 
     shapes: of all tensors. Qwen 3 VL's are stored either way: gates and ups are twice the inputs of `down_proj`..
     """
-    if (match := _LLAMA4.fullmatch(name)) is None:
+    match = _LLAMA4.fullmatch(name)
+    if match is None:
         return False
     gate_up = shapes.get(f"{match[1]}.gate_up_proj")
     down = shapes.get(f"{match[1]}.down_proj")
@@ -66,7 +68,9 @@ def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
             rows = _gpt_oss_rows(name, array)
             result |= {stack: rows[:, i :: len(stacks)] for i, stack in enumerate(stacks)}
         else:
-            rows = array.swapaxes(1, 2) if inputs_first(name, shapes) else array
+            rows = array
+            if inputs_first(name, shapes):
+                rows = array.swapaxes(1, 2)
             size, rest = divmod(rows.shape[1], len(stacks))
             if rest:
                 raise CheckpointError(f"tensor {name} has no two halves of {rows.shape[1]} rows")
@@ -80,7 +84,9 @@ def _gpt_oss_rows(name: str, array: Any) -> Any:
 
     if name.endswith("_blocks"):  # eight weights in a word
         array = array.reshape(*array.shape[:2], -1)
-        return array.view(mx.uint32) if isinstance(array, mx.array) else array.words()
+        if isinstance(array, mx.array):
+            return array.view(mx.uint32)
+        return array.words()
     if name.endswith(("_scales", "_bias")):
         return array
     return array.swapaxes(1, 2)

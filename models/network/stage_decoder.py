@@ -27,7 +27,12 @@ _LAYERS = "model.layers."
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The layers of one rank. config: of these layers alone."""
+    """The layers of one rank.
+
+    whole, config: of the model, and of these layers alone.
+    layers: their indices in the model.
+    rank: 0 has the embedding and the head, too.
+    """
 
     whole: DecoderConfig
     config: DecoderConfig
@@ -54,11 +59,11 @@ def stage(config: DecoderConfig, split: Split, rank: int) -> Stage:
     Layers that read the K/V of an earlier one, or share its choice of entries, are on its rank.
     """
     own_layers = stage_ranges(config, split)[rank]
-    layers = tuple(
-        replace(layer, source=None if layer.source is None else layer.source - own_layers.start)
-        for layer in config.layers[own_layers.start : own_layers.stop]
-    )
-    return Stage(config, replace(config, layers=layers), own_layers, rank)
+    layers = list(config.layers[own_layers.start : own_layers.stop])
+    for index, layer in enumerate(layers):
+        if layer.source is not None:
+            layers[index] = replace(layer, source=layer.source - own_layers.start)
+    return Stage(config, replace(config, layers=tuple(layers)), own_layers, rank)
 
 
 def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
@@ -91,23 +96,30 @@ class StageDecoder(Decoder):
         x = self._group.receive((1, sum(row.count for row in kv.rows), width), self.dtype, self._group.rank - 1)
         sent = self._run(x, kv)
         kv.advance()
-        return kv.arrays if sent is None else [sent]
+        if sent is None:
+            return kv.arrays
+        return [sent]
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers of all ranks; see `Decoder`."""
         sent = self._run(x, kv)
         assert sent is not None
         mx.async_eval(sent)  # also if no row is wanted: the other ranks append
-        if not (wanted := _wanted(kv.rows)):
+        wanted = _wanted(kv.rows)
+        if not wanted:
             return x[:, :0, : self.config.hidden_size]  # (1, 0, E)
         received = self._group.receive((1, wanted, self.config.hidden_size), self.dtype, self._group.size - 1)
         mx.async_eval(received)  # in the order of passes, whichever is chosen from first
-        return received if self.draft_head is None else self._ops.rms_norm(received, self._norm, self.config.norm_eps)
+        if self.draft_head is not None:
+            received = self._ops.rms_norm(received, self._norm, self.config.norm_eps)
+        return received
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """See `Decoder`. All but the last rank want the output of every row."""
         backend = super().kv_backend(options)
-        return backend if self._last else _AllOutput(backend)
+        if self._last:
+            return backend
+        return _AllOutput(backend)
 
     @property
     def _first(self) -> int:
@@ -121,11 +133,13 @@ class StageDecoder(Decoder):
         """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
         group = self._group
         own_width = self.config.hidden_size + self.config.input_size * len(self._layers)
-        out = self._run_layers(x[..., :own_width] if x.shape[-1] > own_width else x, kv)
+        out = self._run_layers(x[..., :own_width], kv)
         if self._last:
             wanted = _wanted(kv.rows)
-            return group.send(out[:, :wanted], 0) if wanted else None
-        if x.shape[-1] > own_width:
+            if not wanted:
+                return None
+            return group.send(out[:, :wanted], 0)
+        if x.shape[-1] > own_width:  # inputs of the layers on later ranks
             out = mx.concatenate([out, x[..., own_width:]], axis=-1)
         return group.send(out, group.rank + 1)
 
@@ -134,7 +148,9 @@ class StageDecoder(Decoder):
             super()._read_ends(replace(config, layers=self._stage.whole.layers), parameters)
             return
         self._table = self._head = Weight(mx.zeros((1, 1), self.dtype))
-        self._norm, self._inputs, self.vocab_size = mx.zeros((1,), self.dtype), None, config.vocab_size
+        self._norm = mx.zeros((1,), self.dtype)
+        self._inputs = None
+        self.vocab_size = config.vocab_size
 
 
 class _AllOutput:

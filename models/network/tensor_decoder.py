@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import Epilogue, Product, Residual, gated
+from headrace.models.network.projections import Epilogue, Product, Residual, gated, scaled
 from headrace.models.network.shared_norms import SharedNorms
 from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
@@ -41,16 +41,19 @@ class TensorDecoder(Decoder):
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what it evaluates."""
-        x = self.layers(self.embed(mx.zeros((1, sum(row.count for row in kv.rows)), mx.uint32)), kv)
+        num_tokens = sum(row.count for row in kv.rows)
+        x = self.layers(self.embed(mx.zeros((1, num_tokens), mx.uint32)), kv)  # (1, N, E)
         kv.advance()
-        ends = 0
-        chosen = list[int]()
+        end = 0
+        chosen = list[int]()  # rows with logits
         for row in kv.rows:
-            ends += row.count
-            chosen += range(ends - row.logits, ends)
+            end += row.count
+            chosen += range(end - row.logits, end)
         if not chosen:
             return [x] if any(row.hidden for row in kv.rows) else kv.arrays
-        rows = x[0] if chosen == list(range(x.shape[1])) else x[0, mx.array(chosen)]
+        rows = x[0]
+        if chosen != list(range(x.shape[1])):
+            rows = rows[mx.array(chosen)]
         return [self.logits(rows[:, None])]
 
     def all_logits(self, x: mx.array) -> mx.array:
@@ -62,8 +65,9 @@ class TensorDecoder(Decoder):
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         out = super().layers(x, self._norms.around(kv))
         rows = kv.rows
-        drafts = any(row.hidden for row in rows) and not any(row.logits for row in rows)
-        return self._at_once(out) if drafts else out
+        if any(row.hidden for row in rows) and not any(row.logits for row in rows):
+            return self._at_once(out)
+        return out
 
     def _at_once(self, x: mx.array) -> mx.array:
         """Hand x to the device, with a draft head: passes of a step are evaluated in their order on every rank."""
@@ -76,7 +80,9 @@ class TensorDecoder(Decoder):
         return [*super()._arrays, *self._norms.arrays]
 
     def _own(self, mixture: Mixture | None) -> Mixture | None:
-        return mixture if mixture is None or self._first else replace(mixture, residual=False)
+        if mixture is None or self._first:
+            return mixture
+        return replace(mixture, residual=False)
 
     def _fuse(self, ops: Ops, **_: object) -> list[tuple[slice, LayersNode | None]]:
         if self._peer is None:
@@ -99,14 +105,16 @@ class TensorDecoder(Decoder):
         """See `Decoder`: this rank's products, then the sum of all ranks'. Rank 0 has x in its part."""
         ops = self._ops
         (result, weight), *others = products
-        adds = self._first and post_norm is None  # a norm of the sum comes before x
-        partial = ops.linear_add(result, weight, x) if adds else ops.linear(result, weight)
+        if self._first and post_norm is None:  # else a norm of the sum comes before x
+            partial = ops.linear_add(result, weight, x)
+        else:
+            partial = ops.linear(result, weight)
         for product in others:
             partial = ops.linear_add(product.x, product.weight, partial)
         total = self._group.all_sum(partial)
         if post_norm is not None:
             total = x + ops.rms_norm(total, post_norm, self.config.norm_eps)
-        return _scaled(total, epilogue)
+        return scaled(total, epilogue)
 
     def _add_experts(
         self, residual: Residual, layer: LayerWeights, dense: Product | None, epilogue: Epilogue
@@ -128,15 +136,10 @@ class TensorDecoder(Decoder):
             total = self._group.all_sum(partial)
             if layer.mlp_post_norm is not None:
                 total = x + ops.rms_norm(total, layer.mlp_post_norm, eps)
-            return _scaled(total, epilogue)
+            return scaled(total, epilogue)
         assert layer.mlp_post_norm is not None
         expert_output = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
         parts = mx.concatenate([ops.linear(dense.x, dense.weight), expert_output])
         of_dense, of_experts = mx.split(self._group.all_sum(parts), 2)
         both = ops.rms_norm(of_dense, branches.after_dense, eps) + ops.rms_norm(of_experts, branches.after_experts, eps)
-        return _scaled(x + ops.rms_norm(both, layer.mlp_post_norm, eps), epilogue)
-
-
-def _scaled(x: mx.array, epilogue: Epilogue) -> Residual:
-    """Return the sum of all ranks. The norm that follows is left to the next projection."""
-    return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
+        return scaled(x + ops.rms_norm(both, layer.mlp_post_norm, eps), epilogue)

@@ -24,14 +24,20 @@ _NUMBER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """The part of one rank. config: of its part. unit: columns that a quantized group may have."""
+    """The part of one rank.
+
+    whole, config: of the model, and of this part.
+    split, rank: the division of the model, and the part of it.
+    unit: columns that a quantized group may have.
+    heads: query heads of this rank.
+    """
 
     whole: DecoderConfig
     config: DecoderConfig
     split: Split
     rank: int
     unit: int
-    heads: range  # query heads
+    heads: range
 
     def own(self, size: int) -> range:
         """Return this rank's range of an inner size or the vocabulary, in whole groups of quantized columns."""
@@ -54,8 +60,11 @@ class TensorPart:
         taken: dict[str, Any] = {}
         for name, array in arrays.items():
             part = self._taken(name, array, modules, vectors)
-            if part is not None:
-                taken[name] = mx.contiguous(part) if isinstance(part, mx.array) and part is not array else part
+            if part is None:
+                continue
+            if isinstance(part, mx.array) and part is not array:  # else a view keeps the whole array in memory
+                part = mx.contiguous(part)
+            taken[name] = part
         return taken
 
     def _taken(
@@ -77,7 +86,9 @@ class TensorPart:
         tensors = modules[int(match[1])].get(_NUMBER.sub(".{}.", path))
         if tensors is None:
             segments = vectors[int(match[1])].get(f"{path}.{kind}", ())
-            return _numbers(array, self._ranges(segments, layer)) if segments else array
+            if not segments:
+                return array
+            return _numbers(array, self._ranges(segments, layer))
         tensor = tensors[0]
         if tensor.columns_by is not None:
             columns = self._range(tensor.columns_by, tensor.columns, layer)
@@ -85,7 +96,9 @@ class TensorPart:
         if tensor.rows_by == "head_stack":
             return array[self.heads.start : self.heads.stop]
         segments = tuple(chain.from_iterable(part.row_segments for part in tensors))  # one below the other
-        return _rows(array, kind, self._ranges(segments, layer)) if segments else array
+        if not segments:
+            return array
+        return _rows(array, kind, self._ranges(segments, layer))
 
     def _ranges(self, segments: Segments, layer: LayerConfig) -> list[range]:
         """Return this rank's rows of a tensor."""
@@ -112,7 +125,9 @@ class TensorPart:
         own_heads = mixer_ranges(layer.mixer, self.split, self.unit)[self.rank]  # heads, or channels
         if unit == "mixer_keys":
             return _scaled(kv_range(own_heads, sizes.heads, sizes.key_heads), size // sizes.key_heads)
-        return _scaled(own_heads, size // (sizes.inner if sizes.kind == "conv" else sizes.heads))
+        if sizes.kind == "conv":
+            return _scaled(own_heads, size // sizes.inner)
+        return _scaled(own_heads, size // sizes.heads)
 
     def _columns(self, array: Any, kind: str, part: range, total: int, name: str) -> Any:
         """Return columns `part` of `total`, packed or by group. A bias is added by rank 0 alone."""
@@ -133,12 +148,17 @@ def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> Te
     def own(size: int) -> int:
         return len(_in_units(size, split, unit)[rank])
 
-    kv_heads = 1 if config.latent is not None else len(kv_range(heads, config.heads, config.kv_heads))
+    kv_heads = 1  # of latents
+    if config.latent is None:
+        kv_heads = len(kv_range(heads, config.heads, config.kv_heads))
+    inner = config.intermediate_size
+    if inner > 1:  # 1: no layer has a dense feed-forward
+        inner = own(inner)
     part = replace(
         config,
         heads=len(heads),
         kv_heads=kv_heads,
-        intermediate_size=own(config.intermediate_size) if config.intermediate_size > 1 else 1,
+        intermediate_size=inner,
         vocab_size=own(config.vocab_size),
         layers=layers,
     )
@@ -147,8 +167,12 @@ def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> Te
 
 def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
     """Return each rank's query heads: whole groups of a K/V head, or parts of one group that share its K/V head."""
-    value = config.latent.value if config.latent is not None else config.head_dim
-    counts = {1 if config.latent is not None else config.heads_of(layer)[0] for layer in config.layers}
+    if config.latent is not None:
+        value = config.latent.value
+        counts = {1}  # all queries share one K/V head
+    else:
+        value = config.head_dim
+        counts = {config.heads_of(layer)[0] for layer in config.layers}
     ranges = _grouped(config.heads, max(counts), value, split, unit)
     for kv_heads in counts:
         for heads in ranges:
@@ -158,7 +182,9 @@ def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
 
 def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> list[range]:
     """Return each rank's heads of `total`, which read `kv_heads`. dim: columns of a head."""
-    step = total // kv_heads if kv_heads >= len(split.shares) else 1
+    step = 1  # heads that stay together
+    if kv_heads >= len(split.shares):
+        step = total // kv_heads
     while step * dim % unit and total % (step * 2) == 0:
         step *= 2
     if total % step or total // step < len(split.shares):
@@ -201,7 +227,9 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
 
 def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
     def own(size: int) -> int:
-        return len(_in_units(size, split, unit)[rank]) if size else 0
+        if not size:
+            return 0
+        return len(_in_units(size, split, unit)[rank])
 
     experts = layer.experts
     mixer = layer.mixer
@@ -209,9 +237,13 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
         experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
     if mixer is not None:
         mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
-    kv_heads = len(kv_range(heads, config.heads, layer.kv_heads)) if layer.kv_heads else 0
-    own_heads = len(query_range(heads, config.heads, layer.heads)) if layer.heads else 0
-    return replace(layer, experts=experts, mixer=mixer, heads=own_heads, kv_heads=kv_heads, inner=own(layer.inner))
+    kv_heads = layer.kv_heads  # 0: as in the other layers
+    if kv_heads:
+        kv_heads = len(kv_range(heads, config.heads, kv_heads))
+    query_heads = layer.heads
+    if query_heads:
+        query_heads = len(query_range(heads, config.heads, query_heads))
+    return replace(layer, experts=experts, mixer=mixer, heads=query_heads, kv_heads=kv_heads, inner=own(layer.inner))
 
 
 def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:
@@ -219,8 +251,10 @@ def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:
     if sizes.kind == "conv":
         return replace(mixer, sizes=replace(sizes, value_dim=len(heads)))
     groups = len(kv_range(heads, sizes.heads, sizes.key_heads))
-    part = replace(sizes, heads=len(heads), key_heads=groups)
-    return replace(mixer, sizes=part, norm_parts=groups if mixer.norm_parts > 1 else mixer.norm_parts)
+    part = replace(mixer, sizes=replace(sizes, heads=len(heads), key_heads=groups))
+    if mixer.norm_parts > 1:
+        part = replace(part, norm_parts=groups)
+    return part
 
 
 def _modules(config: DecoderConfig, layer: LayerConfig) -> dict[str, list[Tensor]]:
@@ -248,22 +282,24 @@ def _numbers(array: Any, ranges: list[range]) -> Any:
     """Return some of a vector, or channels of a convolution (C, ...). Vectors may be stored with axes of one."""
     if array.shape[0] == 1:
         array = array.reshape(-1)
-    parts = [array[part.start : part.stop] for part in ranges]
-    if len(parts) == 1:
-        return parts[0]
-    return mx.concatenate(parts) if isinstance(array, mx.array) else parts[0].joined(parts[1:], 0)
+    return _joined([array[part.start : part.stop] for part in ranges], 0)
 
 
 def _rows(array: Any, kind: str, ranges: list[range]) -> Any:
     """Return rows of a matrix or of a stack of them, or numbers of a bias."""
     if kind == "bias":
-        parts = [array[..., part.start : part.stop] for part in ranges]
-    else:
-        parts = [array[..., part.start : part.stop, :] for part in ranges]
-    axis = -1 if kind == "bias" else -2
-    if len(parts) == 1:
-        return parts[0]
-    return mx.concatenate(parts, axis=axis) if isinstance(array, mx.array) else parts[0].joined(parts[1:], axis)
+        return _joined([array[..., part.start : part.stop] for part in ranges], -1)
+    return _joined([array[..., part.start : part.stop, :] for part in ranges], -2)
+
+
+def _joined(parts: list[Any], axis: int) -> Any:
+    """Concatenate arrays, or parts of files."""
+    first, *others = parts
+    if not others:
+        return first
+    if isinstance(first, mx.array):
+        return mx.concatenate(parts, axis=axis)
+    return first.joined(others, axis)
 
 
 def _scaled(heads: range, by: int) -> range:

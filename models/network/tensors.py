@@ -55,7 +55,9 @@ class Tensor:
     @property
     def row_segments(self) -> Segments:
         """The rows by their units; empty if ranks have all of them."""
-        return self.segments or (() if self.rows_by is None else ((self.rows_by, self.rows),))
+        if self.rows_by is not None:
+            return ((self.rows_by, self.rows),)
+        return self.segments
 
     @property
     def product(self) -> str:
@@ -103,7 +105,10 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return all matrices of a layer."""
     blocks: list[Sequence[Tensor]] = []
     if layer.attends:
-        blocks.append(attention(config, layer) if config.latent is None else latent(config, config.latent))
+        if config.latent is None:
+            blocks.append(attention(config, layer))
+        else:
+            blocks.append(latent(config, config.latent))
         blocks.append(attention_gate(config, layer))
     if layer.mixer is not None:
         blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
@@ -111,11 +116,12 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     blocks.append(feed_forward(config, layer))
     if layer.experts is not None:
         blocks += [[router(config, layer.experts)], expert_stacks(config, layer.experts)]
-        if (gate := shared_gate(config, layer.experts)) is not None:
+        gate = shared_gate(config, layer.experts)
+        if gate is not None:
             blocks.append([gate])
     blocks.append(layer_input(config))
     tensors = chain.from_iterable(blocks)
-    return [replace(tensor, has_bias=True) if tensor.name in config.biased else tensor for tensor in tensors]
+    return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in tensors]
 
 
 def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
@@ -124,7 +130,9 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     width = config.hidden_size
     queries = config.query_heads(layer) * head_dim
     entries = kv_heads * head_dim
-    rows = {"q": queries * (2 if config.family.gates == "joined" else 1), "k": entries, "v": entries}
+    rows = {"q": queries, "k": entries, "v": entries}
+    if config.family.gates == "joined":  # D rows and then D gates of each head
+        rows["q"] *= 2
     units: dict[str, Unit] = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
     whole = "self_attn.qkv_proj"
     inputs = [
@@ -253,10 +261,12 @@ def feed_forward(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the feed-forward that all tokens use: projections into it, and the one out of it; empty without."""
     experts = layer.experts
     if experts is None or experts.branch:
-        inner = layer.inner or config.intermediate_size
-        return _feed_forward(config, "mlp", inner) if layer.feeds else []
-    at = f"mlp.{experts.shared_at}".rstrip(".")
-    return _feed_forward(config, at, experts.shared, "shared ") if experts.shared else []
+        if not layer.feeds:
+            return []
+        return _feed_forward(config, "mlp", layer.inner or config.intermediate_size)
+    if not experts.shared:
+        return []
+    return _feed_forward(config, f"mlp.{experts.shared_at}".rstrip("."), experts.shared, "shared ")
 
 
 def _feed_forward(config: DecoderConfig, at: str, inner: int, kind: str = "") -> list[Tensor]:
@@ -284,23 +294,23 @@ def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]
     """Return the projections into experts, then the ones out of them."""
     width = config.hidden_size
     inner = experts.size
-    sizes: dict[str, tuple[int, int]] = dict.fromkeys(config.family.inputs, (inner, width))
-    sizes["down_proj"] = (width, inner)
-    return [
-        Tensor(
+
+    def stack(name: str, rows: int, columns: int, *, rows_by: Unit | None, columns_by: Unit | None) -> Tensor:
+        return Tensor(
             f"mlp.{experts.stacked}.{name}",
             rows,
             columns,
-            rows_by=None if name == "down_proj" else "inner",
-            columns_by="inner" if name == "down_proj" else None,
+            rows_by=rows_by,
+            columns_by=columns_by,
             title=f"expert {name}",
             part=_EXPERTS,
             count=experts.count,
             active=experts.active,
             single=f"mlp.{experts.each}.{name}",
         )
-        for name, (rows, columns) in sizes.items()
-    ]
+
+    inputs = [stack(name, inner, width, rows_by="inner", columns_by=None) for name in config.family.inputs]
+    return [*inputs, stack("down_proj", width, inner, rows_by=None, columns_by="inner")]
 
 
 def layer_input(config: DecoderConfig) -> list[Tensor]:
@@ -329,7 +339,9 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     """Return the norms of a layer, and the small tensors of its attention, mixer and experts."""
     width = config.hidden_size
     names = config.family.norms_of(layer.attends)
-    norms = [names.attention, names.after_attention, *([names.mlp, names.after_mlp] if layer.feeds else [])]
+    norms = [names.attention, names.after_attention]
+    if layer.feeds:
+        norms += [names.mlp, names.after_mlp]
     parts = ("weight", "bias") if config.family.norm_bias else ("weight",)
     vectors = [Vector(f"{name}.{part}", width) for name in dict.fromkeys(norms) if name is not None for part in parts]
     if layer.attends:
@@ -366,7 +378,8 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     if config.latent is not None:
         latents = {"q_a_layernorm": config.latent.queries, "kv_a_layernorm": config.latent.size}
         vectors = [Vector(f"{at}.{name}.weight", size) for name, size in latents.items() if size]
-        if (sizes := layer.own_indexer) is not None:
+        sizes = layer.own_indexer
+        if sizes is not None:
             vectors += [Vector(f"{at}.indexer.k_norm.{part}", sizes.head_dim) for part in ("weight", "bias")]
         return vectors
     kv_heads, dim = config.heads_of(layer)
@@ -375,9 +388,11 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     for part, (unit, heads) in units.items():
         if part not in layer.projects or config.family.qk_norm in (None, "unit"):
             continue
-        together = config.family.qk_norm == "heads"
-        size = heads * dim if together else dim
-        vectors.append(Vector(f"{at}.{part}_norm.weight", size, ((unit, size),) if together else ()))
+        name = f"{at}.{part}_norm.weight"
+        if config.family.qk_norm == "heads":  # over all heads together
+            vectors.append(Vector(name, heads * dim, ((unit, heads * dim),)))
+        else:
+            vectors.append(Vector(name, dim))
     if config.sinks:
         heads = config.query_heads(layer)
         vectors.append(Vector(f"{at}.sinks", heads, (("heads", heads),)))

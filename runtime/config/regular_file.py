@@ -13,11 +13,13 @@ def open_regular(path: Path, max_bytes: int) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     opened = os.fdopen(descriptor, "rb")
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
+    is_regular = stat.S_ISREG(status.st_mode)
+    if is_regular and status.st_size <= max_bytes:
         return opened
     opened.close()
-    is_regular = stat.S_ISREG(status.st_mode)
-    raise ValueError(f"it is larger than {max_bytes // _MIB} MiB" if is_regular else "it is not a regular file")
+    if is_regular:
+        raise ValueError(f"it is larger than {max_bytes // _MIB} MiB")
+    raise ValueError("it is not a regular file")
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

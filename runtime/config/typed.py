@@ -6,7 +6,8 @@ Types are msgspec's structs, dataclasses and standard annotations; `msgspec.Meta
 """
 
 import re
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _NOUNS = {
@@ -34,6 +35,20 @@ def typed(kind: type[T], value: object) -> T:
         raise ValueError(_in_our_words(str(error))) from None
     except UnicodeEncodeError:  # of a text in place of a number, which msgspec means to quote
         raise ValueError("half a surrogate pair is no text") from None
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Return a value of parsed JSON if it is an object; else an empty one."""
+    if not isinstance(value, Mapping):
+        return {}
+    return value
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a value of parsed JSON if it is a list; else an empty one."""
+    if not isinstance(value, list):
+        return []
+    return value
 
 
 def _in_our_words(complaint: str) -> str:

@@ -43,7 +43,9 @@ class Number:
         maximum = _figure(self.maximum)
         if self.maximum == math.inf:
             return f"above {least}" if self.above else f"{least} or more"
-        return f"above {least} and at most {maximum}" if self.above else f"from {least} to {maximum}"
+        if self.above:
+            return f"above {least} and at most {maximum}"
+        return f"from {least} to {maximum}"
 
 
 def _figure(number: float) -> str:
@@ -175,7 +177,9 @@ class Texts:
     """Texts that are not empty; a single one may stand for a list."""
 
     def read(self, value: object) -> tuple[str, ...]:
-        texts = (value,) if isinstance(value, str) else value
+        texts = value
+        if isinstance(value, str):
+            texts = (value,)
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a text or a list of texts")
         if not all(texts):
@@ -247,4 +251,6 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool | list | dict):
         with suppress(TypeError, ValueError, RecursionError):  # not a JSON value
             text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    if len(text) > _SHOWN:
+        return f"{text[: _SHOWN - 1]}…"
+    return text

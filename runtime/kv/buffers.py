@@ -249,19 +249,12 @@ class BufferPass:
             self._back = mx.argsort(self._order)
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
-        if self._order is None and len(self._attends) == 1:
-            return self._attends[0](layer, qkv, spec)
-        is_whole = isinstance(qkv, mx.array)
-        parts = [qkv] if isinstance(qkv, mx.array) else list(qkv)
+        """Append and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
         if self._order is not None:
-            parts = [part[:, self._order] for part in parts]
-        groups = zip(*(mx.split(part, self._ends, axis=1) for part in parts), strict=True)  # by attention
-        outs = [
-            attend(layer, group[0] if is_whole else list(group), spec)
-            for attend, group in zip(self._attends, groups, strict=True)
-        ]
-        out = mx.concatenate(outs, axis=1)  # (1, N, H * D)
+            qkv = [projected[:, self._order] for projected in qkv]
+        groups = zip(*(mx.split(projected, self._ends, axis=1) for projected in qkv), strict=True)  # by attention
+        outs = [attend(layer, list(group_qkv), spec) for attend, group_qkv in zip(self._attends, groups, strict=True)]
+        out = mx.concatenate(outs, axis=1)
         if self._back is not None:
             out = out[:, self._back]
         return out

@@ -102,7 +102,7 @@ class KVPass(Protocol):
     """True if `run_fused` is available."""
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec, /) -> mx.array:
-        """Append a layer's K/V and attend. qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
+        """Append a layer's K/V and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
         ...
 
     def mix(self, layer: int, x: mx.array, spec: MixerSpec, /) -> mx.array:

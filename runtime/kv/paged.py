@@ -46,7 +46,7 @@ class PagedPass:
         self._recurrent = self._storage.shape.recurrent
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
+        """Append and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
         out = self._storage.ops.attend_pass(self._order.after(qkv), self._pass, layer, spec)
         if spec.appends:
             self._storage.newest = out

@@ -111,7 +111,7 @@ class SlotCache(ReusableCache):
         self._order = WriteOrder(None)
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        """Append and attend. qkv (1, T, (H + 2 Hkv) * D) or its parts -> (1, T, H * D)."""
+        """Append and attend. qkv: projections of (1, T) tokens -> (1, T, H * D)."""
         layer = self.source(layer)
         keys = self.keys
         values = self.values
@@ -122,9 +122,7 @@ class SlotCache(ReusableCache):
             if index is not None:
                 indexer_kv = (keys[index], values[index])
             layer_kv = (keys[layer], values[layer])
-            return attend_indexed(
-                self._ops, list(qkv), layer_kv, indexer_kv, self._choices, self.length, spec, self.phase
-            )
+            return attend_indexed(self._ops, qkv, layer_kv, indexer_kv, self._choices, self.length, spec, self.phase)
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot

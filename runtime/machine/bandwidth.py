@@ -82,7 +82,8 @@ def read_hourly(source: str, host: Machine | None = None) -> Peak:
     """Return the newest reading of the last hour, of the last minute if other programs slowed it. Else measure now."""
     host = host or machine()
     for peak in reversed(measurements(host)):
-        if peak.source != "decode" and age_s(peak) < (_AGAIN_S if peak.busy else _HOUR_S):
+        max_age_s = _AGAIN_S if peak.busy else _HOUR_S
+        if peak.source != "decode" and age_s(peak) < max_age_s:
             return peak
     return measure_now(source, host)
 
@@ -92,12 +93,12 @@ def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress:
     meter = CPUMeter()
     with ExitStack() as stack:
         readers = [stack.enter_context(open_reader(host)) for open_reader in openers]
-        taken = _repeat([reader.one_pass for reader in readers], seconds, progress)
+        seconds_of_passes = _repeat([reader.one_pass for reader in readers], seconds, progress)
         use = meter.use()
     mx.clear_cache()  # MLX would keep the freed array
     peaks = []
     busy = use is not None and use.contended
-    for reader, passes in zip(readers, taken, strict=True):
+    for reader, passes in zip(readers, seconds_of_passes, strict=True):
         rates = [reader.pass_bytes / pass_s for pass_s in passes]
         peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source, busy=busy))
         store(peaks[-1], host)
@@ -116,7 +117,9 @@ def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
 def _readers(host: Machine) -> list[Opener]:
     if host.backend != "cpu":
         return [_gpu_reader]
-    return [_memcmp_reader, _native_reader] if native.status().available else [_memcmp_reader]
+    if not native.status().available:
+        return [_memcmp_reader]
+    return [_memcmp_reader, _native_reader]
 
 
 def _best_readers(host: Machine) -> list[Opener]:
@@ -126,7 +129,9 @@ def _best_readers(host: Machine) -> list[Opener]:
     if len(openers) == 1 or not known:
         return openers
     fastest = max(known, key=lambda peak: peak.bytes_per_second)
-    return [_memcmp_reader if fastest.method == _memcmp_method(host) else _native_reader]
+    if fastest.method == _memcmp_method(host):
+        return [_memcmp_reader]
+    return [_native_reader]
 
 
 @contextmanager
@@ -195,8 +200,9 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
 
 @contextmanager
 def _gpu_reader(host: Machine) -> Iterator[Reader]:
-    wanted = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
-    size = _affordable(wanted, _GPU_SIZE[0]) if host.backend == "metal" else wanted
+    size = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
+    if host.backend == "metal":  # the GPU's memory is the machine's
+        size = _affordable(size, _GPU_SIZE[0])
     data = mx.arange(size // 4, dtype=mx.float32)
     rows = size // _ROW_BYTES
     matrix = data[: rows * _COLUMNS // 8].view(mx.uint32).reshape(rows, _COLUMNS // 8)  # shares the memory
@@ -228,10 +234,12 @@ def _repeat(passes: Sequence[Callable[[], float]], budget_s: float, progress: Pr
     """Run passes in turn for about `budget_s`; return the seconds of each."""
     seconds: list[list[float]] = [[] for _ in passes]
     began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < budget_s or len(seconds[0]) < _MIN_PASSES:
+    elapsed = 0.0
+    while elapsed < budget_s or len(seconds[0]) < _MIN_PASSES:
         progress(min(1.0, elapsed / budget_s))
-        for one_pass, taken in zip(passes, seconds, strict=True):
-            taken.append(one_pass())
+        for one_pass, pass_seconds in zip(passes, seconds, strict=True):
+            pass_seconds.append(one_pass())
+        elapsed = time.perf_counter() - began
     progress(1.0)
     return seconds
 
@@ -244,4 +252,6 @@ def _cpu_size(threads: int) -> int:
 def _affordable(size: int, least: int) -> int:
     """Return `size` or a quarter of the free memory, whichever is less."""
     free = memory_available()
-    return size if free is None else max(least, min(size, free // 4))
+    if free is None:
+        return size
+    return max(least, min(size, free // 4))

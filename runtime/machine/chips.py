@@ -88,7 +88,9 @@ def load(path: Path) -> tuple[Chip, ...]:
 def _fp16_flops(row: Mapping[str, Any]) -> float | None:
     if "gpu_mhz" in row:
         return float(max(row["gpu_cores"]) * row.get("gpu_flop", _FLOP) * row["gpu_mhz"]) * 1e6
-    return float(row["fp16_tflops"]) * 1e12 if "fp16_tflops" in row else None
+    if "fp16_tflops" in row:
+        return float(row["fp16_tflops"]) * 1e12
+    return None
 
 
 _FLOP = 256  # of an Apple GPU core in a cycle, before the M5

@@ -21,7 +21,8 @@ from headrace.runtime.ops import Weight
 
 ROWS = 512
 FEW_ROWS = 4
-_CPU_SIZE, _GPU_SIZE = 2048, 4096  # rows and columns of the weights
+_CPU_SIZE = 2048  # rows and columns of the weights
+_GPU_SIZE = 4096
 _SECONDS = 0.25
 _SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
 _GROUP = 64
@@ -31,7 +32,9 @@ _BITS = 4
 def cached_compute() -> float | None:
     """Return the best FLOP/s measured on this machine with the active kernels, or None."""
     stored = read_cache(_cache_file()).get(_key())
-    return stored if isinstance(stored, float) and math.isfinite(stored) and stored > 0 else None
+    if not isinstance(stored, float) or not math.isfinite(stored) or stored <= 0:
+        return None
+    return stored
 
 
 def measure_compute(progress: Progress | None = None) -> float:
@@ -43,10 +46,12 @@ def measure_compute(progress: Progress | None = None) -> float:
 
 
 def _measure(progress: Progress) -> float:
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    size = _GPU_SIZE if on_gpu else _CPU_SIZE
+    size = _CPU_SIZE
+    dtype = mx.float32
+    if mx.default_device().type == mx.DeviceType.gpu:
+        size = _GPU_SIZE
+        dtype = mx.float16
     active = ops.select()
-    dtype = mx.float16 if on_gpu else mx.float32
     plain = mx.random.normal((size, size)).astype(dtype)
     weight = active.prepare(Weight(*mx.quantize(plain, _GROUP, _BITS), bits=_BITS, group_size=_GROUP), dtype)
     _seconds(active, weight, FEW_ROWS, dtype)  # compiles kernels, lays out weights

@@ -62,4 +62,6 @@ class _Counts:
 def _spent(stat: str) -> int:
     """Return the ticks of user and system time in a process's stat line; 0 for a process that is gone."""
     fields = stat.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+    if len(fields) < 13:
+        return 0
+    return int(fields[11]) + int(fields[12])

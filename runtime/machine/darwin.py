@@ -83,14 +83,15 @@ class CoreFoundation:
     def number(self, reference: int | None) -> int | None:
         """Return the value of a number; None for other objects and NULL."""
         value = c_int64()
-        if not self._is(reference, "Number"):
+        if not self._is(reference, "Number") or not self._lib.CFNumberGetValue(reference, _SIGNED_64, byref(value)):
             return None
-        return value.value if self._lib.CFNumberGetValue(reference, _SIGNED_64, byref(value)) else None
+        return value.value
 
     def items(self, reference: int | None) -> Iterator[int]:
         """Yield the dictionaries of an array; they live as long as it does."""
-        count = self._lib.CFArrayGetCount(reference) if self._is(reference, "Array") else 0
-        for index in range(count):
+        if not self._is(reference, "Array"):
+            return
+        for index in range(self._lib.CFArrayGetCount(reference)):
             item: int | None = self._lib.CFArrayGetValueAtIndex(reference, index)
             if item and self._is(item, "Dictionary"):
                 yield item
@@ -120,7 +121,8 @@ class EnergyCounters:
 
     def __init__(self, core: CoreFoundation, path: str = LIBRARIES.io_report) -> None:
         """Subscribe to the counters. Raises OSError if there are none."""
-        self._core, self._lib = core, ctypes.CDLL(path)
+        self._core = core
+        self._lib = ctypes.CDLL(path)
         _declare(self._lib, c_void_p, IOReportCopyChannelsInGroup=[c_void_p, c_void_p, c_uint64, c_uint64, c_uint64])
         _declare(
             self._lib,
@@ -149,7 +151,9 @@ class EnergyCounters:
         with self._core.owned(self._lib.IOReportCreateSamples(self._subscription, self._channels, None)) as sample:
             parts = [self._part(item) for item in self._core.items(self._core.value(sample, "IOReportChannels"))]
         known = [part for part in parts if part is not None]
-        return sum(known) if known else None
+        if not known:
+            return None
+        return sum(known)
 
     def _part(self, channel: int) -> float | None:
         name = self._core.text(self._lib.IOReportChannelGetChannelName(channel))
@@ -164,7 +168,8 @@ class GPUStatistics:
     """Load and memory of the GPU, from the I/O registry's `IOAccelerator`."""
 
     def __init__(self, core: CoreFoundation, path: str = LIBRARIES.io_kit) -> None:
-        self._core, self._lib = core, ctypes.CDLL(path)
+        self._core = core
+        self._lib = ctypes.CDLL(path)
         _declare(self._lib, c_void_p, IOServiceMatching=[c_char_p])
         _declare(self._lib, c_uint32, IOServiceGetMatchingService=[c_uint32, c_void_p])
         _declare(self._lib, c_void_p, IORegistryEntryCreateCFProperty=[c_uint32, c_void_p, c_void_p, c_uint32])
@@ -173,7 +178,9 @@ class GPUStatistics:
     def read(self) -> tuple[float | None, int | None]:
         """Return (share of time that the GPU worked, bytes in use by all programs); None if unknown."""
         matching = self._lib.IOServiceMatching(b"IOAccelerator")  # consumed by the next call
-        service = self._lib.IOServiceGetMatchingService(0, matching) if matching else 0
+        if not matching:
+            return None, None
+        service = self._lib.IOServiceGetMatchingService(0, matching)
         if not service:
             return None, None
         try:
@@ -185,7 +192,9 @@ class GPUStatistics:
                 used = self._core.number(self._core.value(properties, "In use system memory"))
         finally:
             self._lib.IOObjectRelease(service)
-        return None if percent is None else min(1.0, percent / 100), used
+        if percent is None:
+            return None, used
+        return min(1.0, percent / 100), used
 
 
 def notify_state(name: str, path: str = LIBRARIES.system) -> int | None:
@@ -201,6 +210,8 @@ def notify_state(name: str, path: str = LIBRARIES.system) -> int | None:
     if lib.notify_register_check(name.encode(), byref(token)) != 0:
         return None
     try:
-        return state.value if lib.notify_get_state(token, byref(state)) == 0 else None
+        if lib.notify_get_state(token, byref(state)) != 0:
+            return None
+        return state.value
     finally:
         lib.notify_cancel(token)

@@ -42,8 +42,12 @@ class EnergyMeter:
 
     def use(self) -> EnergyUse | None:
         """Return the energy so far; None for spans below LEAST_S, without a counter and after its reset."""
-        (began, before), now, sensors = self._began, self._clock(), self._sensors()
-        return energy_between(before, sensors, now - began) if now - began >= LEAST_S else None
+        began, before = self._began
+        seconds = self._clock() - began
+        after = self._sensors()
+        if seconds < LEAST_S:
+            return None
+        return energy_between(before, after, seconds)
 
 
 def energy_between(before: Readings, after: Readings, seconds: float) -> EnergyUse | None:
@@ -61,12 +65,20 @@ def idle_watts(sensors: Sensors, sleep: Callable[[float], None] = time.sleep) ->
     meter = EnergyMeter(sensors)
     sleep(_IDLE_S)
     use = meter.use()
-    return use.watts if use is not None else None
+    if use is None:
+        return None
+    return use.watts
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEnergy:
-    """Energy per token. joules: net of idle power, None if that is unknown or not below `watts`; whole_joules: all."""
+    """Energy per token.
+
+    joules: net of idle power; None if that is unknown or not below `watts`.
+    whole_joules: with idle power.
+    watts, idle_watts: mean power while the tokens were computed, and before.
+    parts: of the machine, that were measured.
+    """
 
     joules: float | None
     whole_joules: float
@@ -82,5 +94,7 @@ def per_token(uses: Iterable[EnergyUse], tokens: int, idle: float | None) -> Tok
     if not uses or not tokens or seconds <= 0:
         return None
     whole = sum(use.joules for use in uses)
-    net = None if idle is None or idle * seconds >= whole else (whole - idle * seconds) / tokens
+    net = None
+    if idle is not None and idle * seconds < whole:
+        net = (whole - idle * seconds) / tokens
     return TokenEnergy(net, whole / tokens, whole / seconds, idle, uses[0].parts)

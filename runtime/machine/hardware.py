@@ -47,7 +47,9 @@ class Machine:
     @cached_property
     def gpu_cores(self) -> int | None:
         """Cores of an Apple GPU, None elsewhere. Runs `ioreg` once (tens of milliseconds)."""
-        return ask_gpu_cores(run_tool) if self.backend == "metal" else None
+        if self.backend != "metal":
+            return None
+        return ask_gpu_cores(run_tool)
 
     @cached_property
     def chip(self) -> Chip | None:
@@ -57,7 +59,9 @@ class Machine:
     @property
     def nominal_bandwidth(self) -> float | None:
         """The vendor's memory bandwidth in bytes per second."""
-        return self.chip.bandwidth if self.chip else None
+        if self.chip is None:
+            return None
+        return self.chip.bandwidth
 
 
 @lru_cache(maxsize=1)
@@ -83,21 +87,28 @@ def assemble(
     cpu = text.cpuinfo(read("/proc/cpuinfo"))
     # Apple silicon has no cpuinfo and no hyper-threads: every scheduled CPU is a core.
     cores = cpu.physical_cores or scheduled_cpus
-    name = str(device.get("device_name") or cpu.model or uname.machine)
-    is_mac = uname.sysname == "Darwin"
+    device_name = str(device.get("device_name") or cpu.model or uname.machine)
+    system = uname.sysname
+    cpu_name = cpu.model or uname.machine
+    if uname.sysname == "Darwin":  # the chip is CPU and GPU
+        system = "macOS, Darwin"
+        cpu_name = cpu.model or device_name
     ram = text.meminfo(read("/proc/meminfo")).get("MemTotal") or _size(device, "memory_size")
+    device_memory = None
     if backend == "metal":
         device_memory = _size(device, "max_recommended_working_set_size")
+    elif backend == "cuda":
+        device_memory = _size(device, "total_memory")
     else:
-        device_memory = _size(device, "total_memory") if backend == "cuda" else None
+        device_name = cpu.model or device_name
     return Machine(
         backend=backend,
-        device_name=cpu.model or name if backend == "cpu" else name,
+        device_name=device_name,
         architecture=str(device.get("architecture") or uname.machine),
         memory_bytes=_least([ram or _ram_from_sysconf(), *(limit for limit, _ in cgroup_memory(read))]),
         device_memory_bytes=device_memory,
-        os=f"{'macOS, Darwin' if is_mac else uname.sysname} {uname.release} {uname.machine}",
-        cpu=cpu.model or (name if is_mac else uname.machine),
+        os=f"{system} {uname.release} {uname.machine}",
+        cpu=cpu_name,
         physical_cores=cores,
         usable_cores=max(1, min(cores, scheduled_cpus, math.ceil(cgroup_cpus(read) or cores))),
         isa=cpu.flags,
@@ -144,12 +155,14 @@ def power_state(run: RunTool | None = None, state: Callable[[str], int | None] =
     run = run or run_tool
     source = text.power(run("pmset", "-g", "batt"))
     pressure = text.thermal_pressure(state("com.apple.system.thermalpressurelevel"))
-    limited = text.speed_limited(run("pmset", "-g", "therm"))
+    throttled = text.speed_limited(run("pmset", "-g", "therm"))
+    if pressure is not None and not throttled:
+        throttled = pressure == "heavy"
     return PowerState(
         on_battery=source.on_battery,
         battery_percent=source.battery_percent,
         low_power_mode=text.low_power_mode(run("pmset", "-g")),
-        throttled=limited or (pressure == "heavy" if pressure else limited),
+        throttled=throttled,
         thermal_pressure=pressure,
     )
 
@@ -226,8 +239,11 @@ def _upwards(root: str, path: str | None) -> Iterator[str]:
 
 
 def _size(device: Mapping[str, str | int], key: str) -> int | None:
+    """Return a size of MLX's device_info; None if it is unknown or 0."""
     value = device.get(key)
-    return value if isinstance(value, int) and value > 0 else None
+    if not isinstance(value, int) or value <= 0:
+        return None
+    return value
 
 
 def _least(sizes: list[int | None]) -> int | None:
@@ -243,4 +259,6 @@ def _ram_from_sysconf() -> int | None:
 
 def _scheduled_cpus() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if affinity is None:
+        return os.cpu_count() or 1
+    return len(affinity(0))

@@ -107,8 +107,7 @@ def cgroup_bytes(text: str) -> int | None:
 
 def cgroup_stat(text: str, name: str) -> int | None:
     """Parse one line of `memory.stat` (`inactive_file 4096`)."""
-    match = re.search(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text, re.MULTILINE)
-    return int(match[1]) if match else None
+    return _number(rf"^{re.escape(name)} ([0-9]{{1,20}})$", text)
 
 
 def cgroup_cpus(text: str) -> float | None:
@@ -135,8 +134,7 @@ def swap_used(text: str) -> int | None:
 
 def ioreg_gpu_cores(text: str) -> int | None:
     """Parse `"gpu-core-count" = 40` anywhere in `ioreg` output."""
-    match = re.search(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
-    return int(match[1]) if match else None
+    return _number(r'"gpu-core-count"\s*=\s*([0-9]{1,4})\b', text)
 
 
 def system_profiler_gpu_cores(text: str) -> int | None:
@@ -146,28 +144,33 @@ def system_profiler_gpu_cores(text: str) -> int | None:
         counts = [int(gpu["sppci_cores"]) for gpu in displays if "sppci_cores" in gpu]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return counts[0] if counts and counts[0] > 0 else None
+    if not counts or counts[0] <= 0:
+        return None
+    return counts[0]
 
 
 def power(text: str) -> Power:
     """Parse `pmset -g batt`: power source, and battery charge (none on desktop Macs)."""
     source = re.search(r"Now drawing from '([^'\n]*)'", text)
-    charge = re.search(r"InternalBattery[^\n]*?\t?([0-9]{1,3})%", text)
-    return Power(
-        on_battery=source[1] == "Battery Power" if source else None,
-        battery_percent=int(charge[1]) if charge else None,
-    )
+    on_battery = None
+    if source is not None:
+        on_battery = source[1] == "Battery Power"
+    return Power(on_battery, battery_percent=_number(r"InternalBattery[^\n]*?\t?([0-9]{1,3})%", text))
 
 
 def low_power_mode(text: str) -> bool | None:
     """Parse `lowpowermode 1` of `pmset -g`; on newer Macs `powermode`: 0 automatic, 1 low, 2 high power."""
-    match = re.search(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text, re.MULTILINE)
-    return match[1] == "1" if match else None
+    mode = _number(r"^\s*(?:lowpowermode|powermode)\s+([012])\s*$", text)
+    if mode is None:
+        return None
+    return mode == 1
 
 
 def thermal_pressure(level: int | None) -> ThermalPressure | None:
     """Return the name of a level of com.apple.system.thermalpressurelevel, 0 (nominal) to 4 (sleeping)."""
-    return None if level is None else ("nominal", "moderate", "heavy")[min(level, 2)]
+    if level is None:
+        return None
+    return ("nominal", "moderate", "heavy")[min(level, 2)]
 
 
 def speed_limited(text: str) -> bool | None:
@@ -175,11 +178,11 @@ def speed_limited(text: str) -> bool | None:
 
     None if nothing is reported, as always on Apple silicon.
     """
-    limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
-    level = re.search(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
-    if limit or level:
-        return bool(limit and int(limit[1]) < 100) or bool(level and int(level[1]) > 0)
-    return None
+    limit = _number(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
+    level = _number(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
+    if limit is None and level is None:
+        return None
+    return (limit is not None and limit < 100) or (level is not None and level > 0)
 
 
 def core_kinds(facts: dict[str, str]) -> dict[str, int]:
@@ -193,7 +196,9 @@ def core_kinds(facts: dict[str, str]) -> dict[str, int]:
         count = facts.get(f"hw.perflevel{level}.physicalcpu", "")
         if re.fullmatch(r"[0-9]{1,4}", count):
             kinds[facts.get(f"hw.perflevel{level}.name") or usual[level]] = int(count)
-    return kinds if len(kinds) > 1 else {}
+    if len(kinds) < 2:
+        return {}
+    return kinds
 
 
 def vm_stat_available(text: str) -> int | None:
@@ -203,6 +208,14 @@ def vm_stat_available(text: str) -> int | None:
     if not size or "free" not in pages:
         return None
     return int(size[1]) * sum(pages.get(kind, 0) for kind in ("free", "inactive", "speculative", "purgeable"))
+
+
+def _number(pattern: str, text: str) -> int | None:
+    """Return the number in the first group of the first match, also within a line; None without a match."""
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def _fields(block: str) -> dict[str, str]:

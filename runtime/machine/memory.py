@@ -72,12 +72,14 @@ def budget(
         free = free_ram
         source = "available RAM"
     ram = Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
-    space = limited() if host.backend == "cpu" else None
+    if host.backend != "cpu":
+        return ram
+    space = limited()
     if space is None:
         return ram
     size, used = space
     limit = Budget(size, max(0, size - used), threads_need(host.usable_cores), _ADDRESS_SPACE)
-    return limit if limit.usable < ram.usable else ram
+    return min(ram, limit, key=lambda budget: budget.usable)
 
 
 def check_fits(
@@ -91,18 +93,24 @@ def check_fits(
 ) -> None:
     """Raise NotEnoughMemoryError with the figures, unless everything fits or the budget is unknown.
 
-    `kv_bytes` is the KV cache at `context` tokens, `overhead_bytes` activations and scratch. `fitting`, for the hint,
-    is the longest context that would fit (0: unknown).
+    weight_bytes: of the network.
+    kv_bytes: of the KV cache at `context` tokens.
+    overhead_bytes: activations and scratch.
+    limit: None if unknown.
+    context: None if the KV cache is of no stated length.
+    fitting: the longest context that would fit, for the hint; 0 if unknown.
     """
     needed = weight_bytes + kv_bytes + overhead_bytes
     if limit is None or needed <= limit.usable:
         return
     if limit.is_address_space:
         raise too_small(limit.total, limit.total - limit.free + limit.reserve + needed)
-    asked = f"KV cache for {context:,} tokens" if context else "KV cache"
+    kv_cache = "KV cache"
+    if context:
+        kv_cache = f"KV cache for {context:,} tokens"
     raise NotEnoughMemoryError(
         f"not enough memory: needs {format_bytes(needed)} (weights {format_bytes(weight_bytes)}, "
-        f"{asked} {format_bytes(kv_bytes)}, working memory {format_bytes(overhead_bytes)}), "
+        f"{kv_cache} {format_bytes(kv_bytes)}, working memory {format_bytes(overhead_bytes)}), "
         f"but {format_bytes(limit.usable)} may be used "
         f"({limit.source} {format_bytes(limit.free)} less {format_bytes(limit.reserve)} reserve)",
         _fit_hint(limit.usable - weight_bytes - overhead_bytes, fitting),
@@ -139,7 +147,9 @@ def release_unused() -> None:
 
 def _trim_heap() -> None:
     """Return the C allocator's free memory to the system, where it can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
@@ -210,4 +220,6 @@ def _free_on_card(total: int) -> int:
     import mlx.core as mx
 
     free = mx.device_info(mx.gpu).get("free_memory")
-    return free if isinstance(free, int) else total
+    if not isinstance(free, int):
+        return total
+    return free

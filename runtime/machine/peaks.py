@@ -146,7 +146,9 @@ def _read(entry: object) -> Peak | None:
         peak = typed(Peak, entry)
     except ValueError:
         return None
-    return peak if peak.valid else None
+    if not peak.valid:
+        return None
+    return peak
 
 
 def _key(host: Machine) -> str:

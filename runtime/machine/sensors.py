@@ -53,8 +53,10 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
     """
     if not environment.sensors():
         return Readings
-    if backend == "cuda" and (nvidia := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
-        return _until_it_fails(nvidia)
+    if backend == "cuda":
+        nvidia = _attempt(lambda: _nvidia(importlib.import_module("pynvml")))
+        if nvidia is not None:
+            return _until_it_fails(nvidia)
     if sys.platform == "darwin":
         return apple(clock)
     return linux(_HWMON, _RAPL, clock)
@@ -69,10 +71,12 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
     parts = "CPU and memory" if "dram" in kinds else "CPU"
 
     def read_all() -> Readings:
-        celsius = [int(text) / 1e3 for path in thermometers if (text := read(str(path)).strip()).lstrip("-").isdigit()]
-        texts = [read(str(path)).strip() for _, path in counters]
-        known = bool(texts) and all(text.isdigit() for text in texts)
-        joules = sum(map(int, texts)) / 1e6 if known else None
+        temperatures = [read(str(path)).strip() for path in thermometers]
+        celsius = [int(text) / 1e3 for text in temperatures if text.lstrip("-").isdigit()]
+        microjoules = [read(str(path)).strip() for _, path in counters]
+        joules = None
+        if microjoules and all(text.isdigit() for text in microjoules):
+            joules = sum(map(int, microjoules)) / 1e6
         return Readings(
             power_w=power.of(joules), temperature_c=max(celsius, default=None), joules=joules, energy_parts=parts
         )
@@ -83,13 +87,21 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
 def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES) -> Sensors:
     """Return sensors for the energy of the chip and its memory, and for the load and memory of the GPU."""
     core = _attempt(lambda: darwin.CoreFoundation(paths.core_foundation))
-    counters = core and _attempt(lambda: darwin.EnergyCounters(core, paths.io_report))
-    statistics = core and _attempt(lambda: darwin.GPUStatistics(core, paths.io_kit))
+    counters: darwin.EnergyCounters | None = None
+    statistics: darwin.GPUStatistics | None = None
+    if core is not None:
+        counters = _attempt(lambda: darwin.EnergyCounters(core, paths.io_report))
+        statistics = _attempt(lambda: darwin.GPUStatistics(core, paths.io_kit))
     power = _Rate(clock)
 
     def read_all() -> Readings:
-        joules = counters.joules() if counters else None
-        share, used = statistics.read() if statistics else (None, None)
+        joules = None
+        share = None
+        used = None
+        if counters is not None:
+            joules = counters.joules()
+        if statistics is not None:
+            share, used = statistics.read()
         return Readings(
             power_w=power.of(joules),
             gpu_share=share,
@@ -113,13 +125,16 @@ def _nvidia(nvml: ModuleType) -> Sensors:
 
     def read_all() -> Readings:
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        joules = None
+        if counts:
+            joules = nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3
         return Readings(
             power_w=nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
             temperature_c=float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
             gpu_share=nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
             gpu_memory_used=int(memory.used),
             gpu_memory_total=int(memory.total),
-            joules=nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3 if counts else None,
+            joules=joules,
             energy_parts="GPU",
         )
 
@@ -137,7 +152,9 @@ class _Rate:
         """Return watts since the last call; None at the first, and after a counter reset."""
         now = self._clock()
         last = self._last
-        self._last = (now, joules) if joules is not None else None
+        self._last = None
+        if joules is not None:
+            self._last = (now, joules)
         if joules is None or last is None or joules < last[1] or now <= last[0]:
             return None
         return (joules - last[1]) / (now - last[0])
@@ -147,7 +164,9 @@ def _thermometers(hwmon: Path, read: ReadFile) -> list[Path]:
     """Return the temperature inputs of the best chip."""
     chips = {read(str(folder / "name")).strip(): folder for folder in sorted(hwmon.glob("hwmon*"))}
     best = next((chips[name] for name in _CPU_CHIPS if name in chips), None)
-    return sorted(best.glob("temp*_input")) if best is not None else []
+    if best is None:
+        return []
+    return sorted(best.glob("temp*_input"))
 
 
 def _rapl_counters(rapl: Path, read: ReadFile) -> list[tuple[str, Path]]:

@@ -40,7 +40,9 @@ class LayerKV:
         """Return the number of `entries` positions that the query at the last one sees."""
         if self.chunked and self.window is not None and entries:
             return (entries - 1) % self.window + 1
-        return visible(entries, self.window if self.chosen is None else self.chosen)
+        if self.chosen is not None:
+            return visible(entries, self.chosen)
+        return visible(entries, self.window)
 
     def read_by_all(self, entries: int, rows: int) -> int:
         """Return the number of positions that successive queries read, the first at the last of `entries` positions."""
@@ -55,14 +57,21 @@ class LayerKV:
             return self.visible(entries)
         if self.window is None or not self.chunked:
             return visible_by_all(entries, rows, self.window)
-        whole, rest = divmod(entries - 1 + rows, self.window)
-        seen = whole * self.window * (self.window + 1) + rest * (rest + 1)
-        before = entries - 1
-        return seen // 2 - (self.visible_by_all(1, before) if before else 0)
+        # Queries from the first position on, less those before the first of these.
+        last = entries - 1 + rows
+        return self._visible_in_chunks(self.window, last) - self._visible_in_chunks(self.window, entries - 1)
+
+    @staticmethod
+    def _visible_in_chunks(window: int, entries: int) -> int:
+        """Return the sum of `visible` over queries at the first `entries` positions: 1 + 2 + ... in each chunk."""
+        whole, rest = divmod(entries, window)
+        return (whole * window * (window + 1) + rest * (rest + 1)) // 2
 
     def held_bytes(self, entries: int) -> int:
         """Return the most bytes allocated for `entries` entries; windowed layers drop old ones."""
-        span = None if self.window is None else self.window + BESIDE_WINDOW
+        span = None
+        if self.window is not None:
+            span = self.window + BESIDE_WINDOW
         return self.count * self.bytes_per_token * visible(entries, span)
 
 
@@ -108,8 +117,9 @@ class StepCost:
         return self.weight_bytes + batch * (self.kv_bytes_read(past) + self.kv_bytes_written())
 
     def step_flops(self, past: int, rows: int = 1) -> int:
-        """Return the FLOPs of a step with `past` cache entries. rows: successive tokens of one sequence, attention's
-        included, with draft tokens.
+        """Return the FLOPs of a step with `past` cache entries, attention's included.
+
+        rows: successive tokens of one sequence, with draft tokens.
         """
         return rows * self.weight_flops + sum(
             layer.count * self._entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv
@@ -121,11 +131,15 @@ class StepCost:
         return self.step_flops(past, rows) - rows * self.late_flops - late
 
     def _entry_flops(self, layer: LayerKV) -> int:
-        return self.attention_flops_per_entry if layer.flops is None else layer.flops
+        if layer.flops is not None:
+            return layer.flops
+        return self.attention_flops_per_entry
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a cache of `tokens` entries."""
-        return held_bytes(self.kv, tokens) + (self.state_bytes if tokens else 0)
+        if not tokens:
+            return 0
+        return held_bytes(self.kv, tokens) + self.state_bytes
 
     def longest_context(self, room: int, max_entries: int) -> int:
         """Return the most entries, up to `max_entries`, with a cache of at most `room` bytes."""

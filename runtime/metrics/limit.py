@@ -22,7 +22,9 @@ def step_limit(
     flops_per_second: of the machine; None if unknown: then arithmetic limits nothing.
     """
     reading_s = nbytes / bytes_per_second
-    computing_s = flops / flops_per_second if flops_per_second else 0.0
+    computing_s = 0.0
+    if flops_per_second:
+        computing_s = flops / flops_per_second
     if computing_s > reading_s:
         return StepLimit(computing_s, "arithmetic")
     return StepLimit(reading_s, "memory")

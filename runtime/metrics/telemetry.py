@@ -109,7 +109,9 @@ class StepRecord:
     @property
     def itl_s(self) -> list[float]:
         """Inter-token latency of each token in seconds; none of the first step."""
-        return [self.latency_s / self.tokens] * self.tokens if self.index else []
+        if self.index == 0:
+            return []
+        return [self.latency_s / self.tokens] * self.tokens
 
     @property
     def step_bytes(self) -> int:
@@ -118,7 +120,9 @@ class StepRecord:
     @property
     def achieved_gb_s(self) -> float:
         """Achieved bandwidth in GB/s (1 GB = 1e9 bytes)."""
-        return self.step_bytes / self.latency_s / 1e9 if self.latency_s > 0 else 0.0
+        if self.latency_s <= 0:
+            return 0.0
+        return self.step_bytes / self.latency_s / 1e9
 
 
 _values = attrgetter(*(field.name for field in fields(StepRecord)))
@@ -202,17 +206,22 @@ class Summary:
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
-        fed = self.prefill_tokens
-        return fed / self.prefill_s if fed and self.prefill_s > 0 else None
+        if not self.prefill_tokens or self.prefill_s <= 0:
+            return None
+        return self.prefill_tokens / self.prefill_s
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        return 1 / self.tpot_s if self.tpot_s else None
+        if not self.tpot_s:
+            return None
+        return 1 / self.tpot_s
 
     @property
     def mean_step_bytes(self) -> int:
         """Mean bytes per step without the first; 0 if unknown."""
-        return round(self.achieved_gb_s * 1e9 * self.step_s) if self.achieved_gb_s and self.step_s else 0
+        if not self.achieved_gb_s or not self.step_s:
+            return 0
+        return round(self.achieved_gb_s * 1e9 * self.step_s)
 
     def document(self) -> dict[str, object]:
         """Return all fields and both rates, as they are stored and exported."""
@@ -255,7 +264,10 @@ def mbu(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float
     measured peak is used.
     busy: other programs slowed the steps down.
     """
-    slowed = memory_gb_s is None or memory_gb_s < (achieved_gb_s or 0.0)
-    base = peak_gb_s or memory_gb_s if slowed else memory_gb_s
-    share = achieved_gb_s / base if achieved_gb_s is not None and base and not busy else None
+    base = memory_gb_s
+    if memory_gb_s is None or memory_gb_s < (achieved_gb_s or 0.0):
+        base = peak_gb_s or memory_gb_s
+    share = None
+    if achieved_gb_s is not None and base and not busy:
+        share = achieved_gb_s / base
     return MBU(share, base, base == memory_gb_s)

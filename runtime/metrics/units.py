@@ -9,12 +9,16 @@ _UNKNOWN = "–"
 
 def format_bytes(count: float | None) -> str:
     """Format a memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
-    return _UNKNOWN if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    if count is None:
+        return _UNKNOWN
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def counted(count: int, noun: str) -> str:
     """Format a number of things: `1 token`, `2,048 tokens`. noun: in the singular."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def format_rate(bytes_per_second: float) -> str:
@@ -32,7 +36,9 @@ def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
         if abs(value) < 999.5 or unit == units[-1]:
             break
         value /= base
-    return f"{value:.0f} {unit}" if unit == units[0] else f"{three_digits(value)} {unit}"
+    if unit == units[0]:  # whole bytes
+        return f"{value:.0f} {unit}"
+    return f"{three_digits(value)} {unit}"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -41,14 +47,18 @@ def format_seconds(seconds: float | None) -> str:
         return _UNKNOWN
     if seconds >= 0.9995:
         return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
+    if seconds >= 0.09995:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def format_milliseconds(seconds: float) -> str:
     """Format a duration in milliseconds, without the unit, with three digits or fewer: `9.84`, `51.3`, `510`."""
     if seconds < 0.00995:
         return f"{seconds * 1e3:.2f}"
-    return f"{seconds * 1e3:.1f}" if seconds < 0.0995 else f"{seconds * 1e3:.0f}"
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.1f}"
+    return f"{seconds * 1e3:.0f}"
 
 
 def format_long(seconds: float) -> str:
@@ -57,29 +67,39 @@ def format_long(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    if minutes:
+        return f"{minutes} min {rest:02d} s"
+    return f"{rest} s"
 
 
 def format_roughly(seconds: float, hour_digits: int = 0) -> str:
     """Format an estimated duration in one unit: `40 s`, `3 min`, `2 h`; with one hour digit `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.{hour_digits}f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.{hour_digits}f} h"
 
 
 def format_joules(joules: float) -> str:
     """Format an energy with three significant digits: `1.20 J`, `96.1 mJ`."""
-    return f"{three_digits(joules)} J" if joules >= 0.9995 else f"{three_digits(joules * 1e3)} mJ"
+    if joules >= 0.9995:
+        return f"{three_digits(joules)} J"
+    return f"{three_digits(joules * 1e3)} mJ"
 
 
 def three_digits(value: float | None) -> str:
     """Format with three significant digits, at most two decimals and all whole digits: `9.84`, `96.1`, `2754`."""
-    return _UNKNOWN if value is None else f"{value:.{_decimals_of_three(value)}f}"
+    if value is None:
+        return _UNKNOWN
+    return f"{value:.{_decimals_of_three(value)}f}"
 
 
 def speed_text(value: float | None) -> str:
     """Format a figure of a table like `three_digits`, with commas: `9.84`, `2,754`."""
-    return "" if value is None else f"{value:,.{_decimals_of_three(value)}f}"
+    if value is None:
+        return ""
+    return f"{value:,.{_decimals_of_three(value)}f}"
 
 
 def _decimals_of_three(value: float) -> int:
@@ -93,7 +113,9 @@ def _decimals_of_three(value: float) -> int:
 
 def decimals(value: float | None, digits: int = 2) -> str:
     """Format a figure of a table with a fixed number of decimals."""
-    return "" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 0, *, is_signed: bool = False) -> str:
@@ -113,9 +135,13 @@ def report_seconds(seconds: float | None) -> str:
     """Format a duration for a report: `1.203 s`, `51.34 ms`."""
     if seconds is None:
         return "unknown"
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
+    if seconds >= 0.1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def report_rate(value: float | None, unit: str) -> str:
     """Format a speed for a report: `96.1 tok/s`, `54.0 GB/s`."""
-    return "unknown" if value is None else f"{value:.1f} {unit}"
+    if value is None:
+        return "unknown"
+    return f"{value:.1f} {unit}"

@@ -7,6 +7,7 @@ B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value 
 
 import math
 from functools import lru_cache
+from typing import Literal
 
 import mlx.core as mx
 
@@ -23,24 +24,26 @@ _VECTOR_SIZES = frozenset({64, 96, 128, 192, 256})  # their head sizes
 
 
 def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """Split (B, T, (H + 2 Hkv) * D), or its parts, into q (B, H, T, D), k and v (B, Hkv, T, D), v normalized.
+    """Split projections into q (B, H, T, D), k and v (B, Hkv, T, D), v normalized.
 
     k and v are None where the layer has none (`AttentionSpec.projects`).
     """
-
     parts = [_heads(part, spec) for part in _parts(qkv, spec)]
     if not spec.appends:
         return parts[0], None, None
-    q, k, v = (*parts, parts[-1])[:3]
-    return q, k, mx.fast.rms_norm(v, None, spec.norm_eps) if spec.v_norm else v
+    q, k = parts[:2]
+    v = parts[-1]  # the keys, where a layer projects no values
+    if spec.v_norm:
+        v = mx.fast.rms_norm(v, None, spec.norm_eps)
+    return q, k, v
 
 
-def _parts(qkv: Projections, spec: AttentionSpec) -> list[mx.array]:
+def _parts(qkv: Projections, spec: AttentionSpec) -> Projections:
     """Return the projections of a layer apart, (B, T, heads * D) each."""
-    if not isinstance(qkv, mx.array):
-        return list(qkv)
-    ends = [spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim][: len(spec.projects) - 1]
-    return list(mx.split(qkv, ends, axis=-1)) if ends else [qkv]
+    if len(qkv) > 1:
+        return qkv
+    ends = [spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim]
+    return list(mx.split(qkv[0], ends[: len(spec.projects) - 1], axis=-1))
 
 
 def _heads(x: mx.array, spec: AttentionSpec) -> mx.array:
@@ -60,34 +63,45 @@ def placed_heads(
 
     Queries and keys of one sequence are rotated together, if they have no norms: one kernel fewer.
     """
-    plain = spec.q_norm is None and spec.k_norm is None and spec.appends and not spec.unit_norms
-    together = isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope is not None and plain
+    no_norms = spec.q_norm is None and spec.k_norm is None and not spec.unit_norms
+    one_sequence = len(qkv) == 1 and qkv[0].shape[0] == 1
+    together = one_sequence and no_norms and spec.rope is not None and spec.appends
     parts = _parts(qkv, spec)
-    given = [*parts, parts[-1]][: 1 + spec.appends + spec.v_norm] if spec.appends else parts
-    if not spec.unit_norms and metal.places_heads(given, spec, together=together):
-        q, *others = metal.place_heads(given, _position(offset) if isinstance(offset, int) else offset, spec)
+    placed = parts
+    if spec.appends:  # values only if they have a norm; they may be the keys
+        placed = [*parts, parts[-1]][: 2 + spec.v_norm]
+    if not spec.unit_norms and metal.places_heads(placed, spec, together=together):
+        positions = _position(offset) if isinstance(offset, int) else offset
+        q, *others = metal.place_heads(placed, positions, spec)
+        q = _grown(q, offset, spec)
+        if not others:
+            return q, None, None
         if len(others) == 1:
             others.append(_heads(parts[-1], spec))
-        return _grown(q, offset, spec), *(others or (None, None))
+        return q, others[0], others[1]
     q, k, v = split_heads(parts, spec)
-    if isinstance(qkv, mx.array) and together:
-        both = qkv[..., : (spec.heads + spec.kv_heads) * spec.head_dim]
-        both = both.reshape(*both.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
+    if together:
+        both = _heads(qkv[0][..., : (spec.heads + spec.kv_heads) * spec.head_dim], spec)
         q, k = mx.split(_rotated(both, offset, spec), [spec.heads], axis=1)
     else:
         q = _norm_and_rotate(q, spec.q_norm, offset, spec)
-        k = None if k is None else _norm_and_rotate(k, spec.k_norm, offset, spec)
+        if k is not None:
+            k = _norm_and_rotate(k, spec.k_norm, offset, spec)
     return _grown(q, offset, spec), k, v
 
 
 def _grown(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
+    """Multiply queries (B, H, T, D) by the factors of their positions, see `AttentionSpec.growth`."""
     if spec.growth is None:
         return q
     if isinstance(offset, int):
-        known = _growth(spec.growth, offset, q.shape[2], q.dtype)
-        return q if known is None else q * known
-    (beta, length, ahead), begin = spec.growth, offset[:, None]
-    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin + ahead) / length))  # (B, T)
+        factors = _growth(spec.growth, offset, q.shape[2], q.dtype)
+        if factors is None:
+            return q
+        return q * factors
+    beta, length, ahead = spec.growth
+    positions = mx.arange(q.shape[2]) + offset[:, None]  # (B, T)
+    factor = 1 + beta * mx.log(1 + mx.floor((positions + ahead) / length))
     return q * factor[:, None, :, None].astype(q.dtype)
 
 
@@ -96,14 +110,18 @@ def _growth(growth: tuple[float, int, int], first: int, count: int, dtype: mx.Dt
     """Return the factors of positions from `first`, (count, 1): one array for all layers; None if all are 1."""
     beta, length, ahead = growth
     steps = [(at + ahead) // length for at in range(first, first + count)]
-    return mx.array([[1 + beta * math.log1p(step)] for step in steps], dtype) if any(steps) else None
+    if not any(steps):
+        return None
+    return mx.array([[1 + beta * math.log1p(step)] for step in steps], dtype)
 
 
 def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     """Apply norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
     if spec.norm_last:
         x = _rotated(x, offset, spec)
-        return x if norm is None and not spec.unit_norms else mx.fast.rms_norm(x, norm, spec.norm_eps)
+        if norm is not None or spec.unit_norms:
+            x = mx.fast.rms_norm(x, norm, spec.norm_eps)
+        return x
     if norm is not None and norm.size == spec.head_dim:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
     elif norm is not None:  # over all heads
@@ -113,7 +131,9 @@ def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array,
 
 
 def _rotated(x: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
-    return x if spec.rope is None else rotate_heads(x, spec.rope, offset)
+    if spec.rope is None:
+        return x
+    return rotate_heads(x, spec.rope, offset)
 
 
 def sdpa_mask(queries: int, keys: int, spec: AttentionSpec, begin: int) -> mx.array | str | None:
@@ -123,18 +143,23 @@ def sdpa_mask(queries: int, keys: int, spec: AttentionSpec, begin: int) -> mx.ar
     window = spec.window
     if window is None or spec.first_seen(begin + keys - 1) <= begin:
         return "causal"
-    q = mx.arange(keys - queries, keys)[:, None]
-    k = mx.arange(keys)[None]
-    same = (k + begin) // window == (q + begin) // window if spec.chunked else k > q - window
-    return (k <= q) & same
+    q = mx.arange(keys - queries, keys)[:, None]  # indices of keys, of the queries themselves (T, 1)
+    k = mx.arange(keys)[None]  # (1, S)
+    if spec.chunked:
+        in_window = (k + begin) // window == (q + begin) // window
+    else:
+        in_window = k > q - window
+    return (k <= q) & in_window
 
 
 def apply_mask(scores: mx.array, masked: mx.array | str | None) -> mx.array:
     """Set masked scores (..., T, S) to the least finite value. masked: a mask of SDPA."""
-    length, entries = scores.shape[-2:]
+    if masked is None:
+        return scores
     if isinstance(masked, str):
+        length, entries = scores.shape[-2:]
         masked = mx.arange(entries - length, entries)[:, None] >= mx.arange(entries)[None]
-    return scores if masked is None else mx.where(masked, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    return mx.where(masked, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
 
 
 def _softcapped_attention(
@@ -159,12 +184,14 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
     length = q.shape[2]
     entries = keys.shape[2]
     masked = sdpa_mask(length, entries, spec, begin)
-    if 1 < (size := _few(length, spec)) < length:
+    size = _few(length, spec)
+    if 1 < size < length:
         return _attention_in_pieces(q, keys, values, spec, begin, size)
-    if length > _VECTOR and (forced := _bounds_scores(q, entries, masked, spec)) is not None:
-        if not forced:
-            size = max(1, length * SCORES[mx.default_device().type] // _score_bytes(q, entries))
-            return _attention_in_pieces(q, keys, values, spec, begin, size, wait=True)
+    kernel = _kernel(q, entries, masked, spec)
+    if kernel == "pieces":
+        size = max(1, length * SCORES[mx.default_device().type] // _score_bytes(q, entries))
+        return _attention_in_pieces(q, keys, values, spec, begin, size, wait=True)
+    if kernel == "forced":
         return mx.fast.scaled_dot_product_attention(
             q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks, force_fused=True
         )
@@ -178,10 +205,12 @@ def _few(length: int, spec: AttentionSpec) -> int:
 
     Draft tokens are verified by them: kernels for many queries do not divide the entries among threadgroups.
     """
+    if length > _VECTOR_ROWS or spec.softcap is not None or spec.head_dim not in _VECTOR_SIZES:
+        return length
+    if mx.default_device().type == mx.DeviceType.cpu or not mx.metal.is_available():
+        return length
     few = min(_VECTOR, _VECTOR_ROWS * spec.kv_heads // spec.heads)
-    fits = length <= _VECTOR_ROWS and spec.softcap is None and spec.head_dim in _VECTOR_SIZES
-    metal = fits and mx.default_device().type != mx.DeviceType.cpu and mx.metal.is_available()
-    return few if metal and few > 1 else length
+    return few if few > 1 else length
 
 
 def _score_bytes(q: mx.array, entries: int) -> int:
@@ -189,17 +218,23 @@ def _score_bytes(q: mx.array, entries: int) -> int:
     return batch * heads * length * entries * q.itemsize
 
 
-def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec) -> bool | None:
-    """Return None if scores stay within SCORES or are not kept; else whether a fused kernel can be forced."""
-    dim = q.shape[3]
+def _kernel(
+    q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec
+) -> Literal["usual", "forced", "pieces"]:
+    """Return the kernel that bounds scores by SCORES: MLX's choice, a fused one by force, or any on a few queries."""
+    length, dim = q.shape[2:]
     device = mx.default_device().type
-    if _score_bytes(q, entries) <= SCORES[device]:
-        return None
+    if length <= _VECTOR or _score_bytes(q, entries) <= SCORES[device]:
+        return "usual"
     if device == mx.DeviceType.cpu or spec.softcap is not None:
-        return False
+        return "pieces"
     if mx.metal.is_available():
-        return None if dim in FUSED else dim in FORCED
-    return None if dim <= max(FUSED) and not isinstance(masked, mx.array) else False
+        if dim in FUSED:  # keeps no scores
+            return "usual"
+        return "forced" if dim in FORCED else "pieces"
+    if dim <= max(FUSED) and not isinstance(masked, mx.array):
+        return "usual"
+    return "pieces"
 
 
 def _attention_in_pieces(
@@ -227,8 +262,10 @@ def _attention_in_pieces(
 def rotate_heads(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
     """Rotate heads (B, heads, T, D) at positions [offset, offset + T). offset: one, or one per row (B,)."""
     if rope.amplitude != 1.0:
-        rotated = x[..., : rope.dims] * rope.amplitude
-        x = rotated if rope.dims == x.shape[-1] else mx.concatenate([rotated, x[..., rope.dims :]], axis=-1)
+        scaled = [x[..., : rope.dims] * rope.amplitude]
+        if rope.dims < x.shape[-1]:
+            scaled.append(x[..., rope.dims :])
+        x = mx.concatenate(scaled, axis=-1)
     return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 

@@ -33,10 +33,12 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
         return greedy(logits)
     size = logits.shape[-1]
     top_ks = {rule.top_k if 0 < rule.top_k < size else 0 for rule in sampled}
-    narrow = len(top_ks) == 1 and max(top_ks) <= NARROW
+    top_k = 0
+    if len(top_ks) == 1 and max(top_ks) <= NARROW:
+        [top_k] = top_ks
     plan = _Plan(
-        top_k=max(top_ks) if narrow else 0,
-        ranks=not narrow and top_ks != {0},
+        top_k=top_k,
+        ranks=top_k == 0 and top_ks != {0},
         top_p=any(rule.top_p < 1 for rule in sampled),
         min_p=any(rule.min_p for rule in sampled),
         greedy=len(sampled) < len(rules),
@@ -64,10 +66,13 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
             mass = mx.where(mass < min_p * mass.max(axis=-1, keepdims=True), 0.0, mass)
         reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)
         index = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1, keepdims=True)
-        token = index if ids is None else mx.take_along_axis(ids, index, axis=-1)
-        finite = mx.abs(highest) < mx.inf  # false for NaN
-        keep = finite & (is_greedy == 0) if plan.greedy else finite
-        return mx.where(keep, token, best)[:, 0]
+        token = index
+        if ids is not None:
+            token = mx.take_along_axis(ids, index, axis=-1)
+        use_sampled = mx.abs(highest) < mx.inf  # false for NaN
+        if plan.greedy:
+            use_sampled = use_sampled & (is_greedy == 0)
+        return mx.where(use_sampled, token, best)[:, 0]
 
     return mx.compile(chosen)
 

@@ -9,14 +9,13 @@ its own (`KVShape.indexed`).
 T = new tokens, H = query heads, D = size of an entry, I = index heads, J = size of an index key, k = chosen entries.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from headrace.runtime.ops.attention import SCORES
 from headrace.runtime.ops.passes import BLOCK, Phase
-from headrace.runtime.ops.weights import AttentionSpec, Weight
+from headrace.runtime.ops.weights import AttentionSpec, Projections, Weight
 
 if TYPE_CHECKING:
     from headrace.runtime.ops import Ops
@@ -34,7 +33,7 @@ class Choice(NamedTuple):
 
 def attend_indexed(
     ops: "Ops",
-    rows: Sequence[mx.array],
+    rows: Projections,
     entries: Halves,
     index_keys: Halves | None,
     choices: list[Choice],
@@ -86,7 +85,7 @@ def attend_indexed(
         alone = queries[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
         out = ops.attend_heads(alone, read, read, spec.scale, None, None, "decode")
         outs.append(out.transpose(2, 1, 0, 3))
-    out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+    out = mx.concatenate(outs, axis=2)  # (1, H, T, D)
     return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
 
 
@@ -126,7 +125,9 @@ def _heads(x: mx.array, heads: int) -> mx.array:
 
 def _rotated(ops: "Ops", x: mx.array, offset: int, spec: AttentionSpec) -> mx.array:
     """Rotate the first numbers of heads (1, heads, T, size)."""
-    return x if spec.rope is None else ops.rotate_heads(x, spec.rope, offset)
+    if spec.rope is None:
+        return x
+    return ops.rotate_heads(x, spec.rope, offset)
 
 
 def _append(halves: Halves, rows: mx.array, offset: int) -> None:

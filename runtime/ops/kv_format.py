@@ -69,7 +69,9 @@ class KVFormat:
 
     def part_shape(self, block_shape: tuple[int, ...], entries: int) -> tuple[int, ...]:
         """Return the shape of a block's first `entries`; packed blocks are stored whole."""
-        return block_shape if self.packed else (*block_shape[:-2], entries, block_shape[-1])
+        if self.packed:
+            return block_shape
+        return (*block_shape[:-2], entries, block_shape[-1])
 
     @property
     def dtype(self) -> "mx.Dtype":

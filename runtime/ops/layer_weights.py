@@ -46,13 +46,17 @@ class LatentWeights:
 
     @property
     def matrices(self) -> list[Weight]:
-        of_indexer = None if self.indexer is None else self.indexer.queries
-        return [weight for weight in (self.q, self.embed, self.unembed, of_indexer) if weight is not None]
+        weights = [self.q, self.embed, self.unembed]
+        if self.indexer is not None:
+            weights.append(self.indexer.queries)
+        return [weight for weight in weights if weight is not None]
 
     @property
     def vectors(self) -> list[mx.array]:
-        of_indexer = [] if self.indexer is None else [self.indexer.norm, self.indexer.norm_bias]
-        return [*([] if self.q_norm is None else [self.q_norm]), self.norm, *of_indexer]
+        vectors = [self.q_norm, self.norm]
+        if self.indexer is not None:
+            vectors += [self.indexer.norm, self.indexer.norm_bias]
+        return [vector for vector in vectors if vector is not None]
 
 
 class LayerInput(NamedTuple):
@@ -111,26 +115,36 @@ class LayerWeights:
     @property
     def vectors(self) -> list[mx.array]:
         """All weights that are no matrices."""
-        spec = self.attention
-        every = [self.input_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm, self.scalar]
-        every += [self.input_norm_bias, self.mlp_norm_bias]
-        every += [] if spec is None else [spec.q_norm, spec.k_norm, spec.sinks]
-        every += [] if self.mixer is None else self.mixer.vectors
-        every += [] if self.mixture is None else self.mixture.vectors
-        every += self.latent.vectors if self.latent else []
-        every += [*(self.branches or ()), *([] if self.own_input is None else [self.own_input.norm])]
-        return list({id(vector): vector for vector in every if vector is not None}.values())
+        vectors = [self.input_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm, self.scalar]
+        vectors += [self.input_norm_bias, self.mlp_norm_bias]
+        if self.attention is not None:
+            vectors += [self.attention.q_norm, self.attention.k_norm, self.attention.sinks]
+        for part in (self.mixer, self.mixture, self.latent):
+            if part is not None:
+                vectors += part.vectors
+        if self.branches is not None:
+            vectors += self.branches
+        if self.own_input is not None:
+            vectors.append(self.own_input.norm)
+        # Two fields may have one array: a parallel layer's halves have one norm.
+        return list({id(vector): vector for vector in vectors if vector is not None}.values())
 
     @property
     def matrices(self) -> list[Weight]:
         """Weights that every token reads whole."""
-        feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
-        gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
-        router = [self.mixture.router] if self.mixture else []
-        latent = self.latent.matrices if self.latent else []
-        own_input = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
-        of_mixer = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
-        return [*self.qkv, *gates, *latent, self.output, *of_mixer, *router, *feed_forward, *own_input]
+        matrices = [*self.qkv, self.gate, self.down_gate]
+        if self.latent is not None:
+            matrices += self.latent.matrices
+        matrices.append(self.output)
+        for pair in (self.mixer_ends, self.mixer_gates):
+            if pair is not None:
+                matrices += pair
+        if self.mixture is not None:
+            matrices.append(self.mixture.router)
+        matrices += [*self.gate_up, self.down]
+        if self.own_input is not None:
+            matrices += [self.own_input.gate, self.own_input.projection]
+        return [matrix for matrix in matrices if matrix is not None]
 
 
 class LayersNode(Protocol):

@@ -109,9 +109,14 @@ def add_norms_twin(
 
     x, residual (B, T, E), post_norm, norm (E,), scalar (1,).
     """
-    total = residual + (x if post_norm is None else mx.fast.rms_norm(x, post_norm, eps))
-    total = total if scalar is None else total * scalar
-    return total, None if norm is None else mx.fast.rms_norm(total, norm, eps)
+    if post_norm is not None:
+        x = mx.fast.rms_norm(x, post_norm, eps)
+    total = residual + x
+    if scalar is not None:
+        total = total * scalar
+    if norm is None:
+        return total, None
+    return total, mx.fast.rms_norm(total, norm, eps)
 
 
 def add_norms(
@@ -133,16 +138,17 @@ def add_norms(
     if len(inputs) == 2 or not alike or width > _MAX_WIDTH or not runs():
         return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
     threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)
-    outputs = launch(
+    names = ["total"] if norm is None else ["total", "normed"]
+    total, *normed = launch(
         "_".join(["headrace_add_norms", *list(inputs)[2:]]),
         add_norms_source(post_norm is not None, scalar is not None, norm is not None),
         inputs,
-        dict.fromkeys(["total"] if norm is None else ["total", "normed"], (x.shape, x.dtype)),
+        dict.fromkeys(names, (x.shape, x.dtype)),
         grid=(threads, x.size // width, 1),
         threadgroup=(threads, 1, 1),
         template=[("T", x.dtype), ("WIDTH", width), ("THREADS", threads), ("EPS", bits_of(eps))],
     )
-    return outputs[0], None if norm is None else outputs[1]
+    return total, next(iter(normed), None)
 
 
 def places_heads(parts: Sequence[mx.array], spec: AttentionSpec, *, together: bool) -> bool:
@@ -155,7 +161,8 @@ def places_heads(parts: Sequence[mx.array], spec: AttentionSpec, *, together: bo
     launches = len(norms) + spec.v_norm
     fits = spec.head_dim % _LANES == 0 and spec.head_dim <= _MAX_HEAD
     if rope is not None:
-        launches += (1 if together else min(2, len(parts))) * (1 + (rope.amplitude != 1.0))
+        rotations = 1 if together else min(2, len(parts))  # of queries, and of keys
+        launches += rotations * (1 + (rope.amplitude != 1.0))
         fits = fits and rope.dims % (2 * _LANES) == 0 and rope.periods.dtype == mx.float32
     alike = all(norm.size == spec.head_dim and norm.dtype == parts[0].dtype for norm in norms)
     return fits and alike and launches > 1 and runs()
@@ -171,13 +178,17 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
     names = ("q", "k", "v")[: len(parts)]
     rope = spec.rope
     heads = {name: part.shape[-1] // spec.head_dim for name, part in zip(names, parts, strict=True)}
-    norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm if len(parts) > 1 else None}
-    inputs = dict(zip(names, parts, strict=True)) | {name: norm for name, norm in norms.items() if norm is not None}
+    inputs = dict(zip(names, parts, strict=True))
+    if spec.q_norm is not None:
+        inputs["q_norm"] = spec.q_norm
+    if spec.k_norm is not None and len(parts) > 1:
+        inputs["k_norm"] = spec.k_norm
     if rope is not None:
         inputs |= {"periods": rope.periods, "offset": offset}
     template: list[tuple[str, object]] = [("T", parts[0].dtype), ("D", spec.head_dim), ("EPS", bits_of(spec.norm_eps))]
     template += [(f"{name.upper()}_HEADS", heads.get(name, 0)) for name in "qkv"]
-    template += [("DIMS", rope.dims), ("AMPLITUDE", bits_of(rope.amplitude))] if rope is not None else []
+    if rope is not None:
+        template += [("DIMS", rope.dims), ("AMPLITUDE", bits_of(rope.amplitude))]
     normed = tuple(name[0] for name in inputs if name.endswith("norm"))
     return launch(
         "_".join(["headrace_place_heads", *list(inputs), "last" if spec.norm_last else "first"]),

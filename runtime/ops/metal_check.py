@@ -45,7 +45,7 @@ def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
         for spec in specs(dtype):
             heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             qkv = _values((1, _ROWS, heads), dtype, 6)
-            yield "place_heads", *_both(partial(attention.placed_heads, qkv, 5000, spec))
+            yield "place_heads", *_both(partial(attention.placed_heads, [qkv], 5000, spec))
         spec = AttentionSpec(6, 2, 128, 0.09, sinks=_values((6,), dtype, 9))
         for kv in (Q8, Q4):
             yield "attend_codes", *_both(partial(_packed, reference.packed_format(kv, 128), spec, dtype))

@@ -28,7 +28,9 @@ class MixerSizes:
     @property
     def decays(self) -> int:
         """Numbers of a."""
-        return self.heads * (self.key_dim if self.kind == "kda" else 1)
+        if self.kind == "kda":
+            return self.heads * self.key_dim
+        return self.heads
 
     @property
     def inner(self) -> int:
@@ -43,7 +45,9 @@ class MixerSizes:
     def state(self) -> int:
         """Numbers of a sequence's state: (width - 1, C) inputs of the convolution, then (Hv, Dv, Dk)."""
         taps = (self.width - 1) * self.channels
-        return taps if self.kind == "conv" else taps + self.inner * self.key_dim
+        if self.kind == "conv":
+            return taps
+        return taps + self.inner * self.key_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

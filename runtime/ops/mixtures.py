@@ -16,7 +16,9 @@ def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.
     compiled: elementwise operations in a row are one kernel, as in `activations.COMPILED`.
     """
     chosen, shares = _chosen(logits, m, compiled)
-    return chosen, shares if m.expert_scale is None else shares * m.expert_scale[chosen]
+    if m.expert_scale is not None:
+        shares = shares * m.expert_scale[chosen]
+    return chosen, shares
 
 
 def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.array]:
@@ -27,18 +29,23 @@ def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.
             shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
         else:
             shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
-        return chosen, shares if m.scale == 1.0 else shares * m.scale
-    (groups, kept_groups), runs = m.groups, _COMPILED if compiled else _RUNS
+        if m.scale != 1.0:
+            shares = shares * m.scale
+        return chosen, shares
+    groups, chosen_groups = m.groups
+    runs = _COMPILED if compiled else _RUNS
     scores, ranks = _scores(logits, m, runs)
-    if kept_groups < groups:
+    if chosen_groups < groups:
         parts = mx.unflatten(ranks, -1, (groups, -1))
         best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
-        least = mx.sort(best, axis=-1)[..., groups - kept_groups, None]
+        least = mx.sort(best, axis=-1)[..., groups - chosen_groups, None]
         ranks = runs["within"](parts, best[..., None], least[..., None]).flatten(-2)
     chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]
     shares = mx.take_along_axis(scores, chosen, axis=-1)
-    total = [shares.sum(axis=-1, keepdims=True)] if m.normalized and m.active > 1 else []
-    return chosen, _weighing(m.scale, logits.dtype, compiled)(shares, *total)
+    weigh = _weighing(m.scale, logits.dtype, compiled)
+    if m.normalized and m.active > 1:
+        return chosen, weigh(shares, shares.sum(axis=-1, keepdims=True))
+    return chosen, weigh(shares)
 
 
 def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]) -> tuple[mx.array, mx.array]:
@@ -46,11 +53,16 @@ def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]
     if m.sigmoid and m.correction is not None:
         scores, ranks = runs["corrected"](logits, m.correction)
         return scores, ranks
-    wide, scores = runs["sigmoid"](logits) if m.sigmoid else (logits.astype(mx.float32), None)
-    scores = mx.softmax(wide, axis=-1) if scores is None else scores
+    if m.sigmoid:
+        wide, scores = runs["sigmoid"](logits)
+    else:
+        wide = logits.astype(mx.float32)
+        scores = mx.softmax(wide, axis=-1)
     if m.correction is not None:
         return scores, scores + m.correction
-    return scores, wide if m.groups[1] >= m.groups[0] else scores  # logits are without the ties of rounded scores
+    if m.groups[1] < m.groups[0]:  # sums of groups are of scores
+        return scores, scores
+    return scores, wide  # logits are without the ties of rounded scores
 
 
 def _corrected(logits: mx.array, correction: mx.array) -> tuple[mx.array, mx.array]:
@@ -77,7 +89,9 @@ def _weighing(scale: float, dtype: mx.Dtype, compiled: bool) -> Callable[..., mx
     """Return the function from experts' scores, and their sum if there is one, to weights in `dtype`."""
 
     def weigh(shares: mx.array, *total: mx.array) -> mx.array:
-        return ((shares / total[0] if total else shares) * scale).astype(dtype)
+        if total:
+            shares = shares / total[0]
+        return (shares * scale).astype(dtype)
 
     return mx.compile(weigh, shapeless=True) if compiled else weigh
 
@@ -91,8 +105,11 @@ def token_of_pair(pairs: int, active: int) -> mx.array:
 
 
 def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | None) -> mx.array:
-    """Multiply rows of x (M, 1, K) by the stack's matrices at `indices` (pairs,) -> (pairs, 1, N).
+    """Multiply rows of x by matrices of a stack -> (pairs, 1, N).
 
+    x: (M, 1, K).
+    stack: of X matrices (N, K).
+    indices (pairs,): of the matrices.
     rows (pairs,): of x; None: each pair has its own row, and the indices are sorted.
     """
     ordered = rows is None
@@ -112,7 +129,9 @@ def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | Non
             mode=stack.mode,
             sorted_indices=ordered,
         )
-    return y if stack.bias is None else y + stack.bias[indices][:, None]
+    if stack.bias is not None:
+        y = y + stack.bias[indices][:, None]
+    return y
 
 
 def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
@@ -125,7 +144,9 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
         return gate, up
 
     def joined(first: mx.array | None, other: mx.array | None) -> mx.array | None:
-        return None if first is None or other is None else mx.concatenate([first, other], axis=1)
+        if first is None or other is None:
+            return None
+        return mx.concatenate([first, other], axis=1)
 
     data = mx.concatenate([gate.data, up.data], axis=1)
     scales = joined(gate.scales, up.scales)

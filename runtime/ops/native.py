@@ -25,6 +25,7 @@ from headrace.runtime.ops.native_plans import (
     fallbacks,
     kernels,
     layer_plan,
+    matrix_of,
     missing,
     mixer_plan,
     native_pass,
@@ -121,7 +122,9 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
         try:
             scales = _flat(weight.scales)
             biases = _flat(weight.biases)
-            bias = None if weight.bias is None else weight.bias.reshape(-1)
+            bias = weight.bias
+            if bias is not None:
+                bias = bias.reshape(-1)
             data = weight.data.reshape(weight.rows, -1)
             mode = weight.mode
             in_float = exact or environment.exact()
@@ -131,23 +134,20 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
         except ValueError as error:
             fallbacks[f"weight: {error}"] += 1
     shape = (weight.rows, weight.columns)
-    if matrix is not None and waiting is not None:
-        later = PreparedWeight(_NONE, None, None, weight.bits, weight.group_size, None, weight.mode, matrix, shape)
+    bits = weight.bits
+    group = weight.group_size
+    if matrix is None:
+        stock = reference.prepare(weight, dtype)  # its bits and groups may be others
+        return PreparedWeight(
+            stock.data, stock.scales, stock.biases, stock.bits, stock.group_size, stock.bias, weight.mode, None, shape
+        )
+    if waiting is not None:
+        later = PreparedWeight(_NONE, None, None, bits, group, None, weight.mode, matrix, shape)
         waiting.append(later)
         return later
     # The kernels' copies of the arrays, so that those of the file can be freed.
-    prepared = reference.prepare(weight, dtype) if matrix is None else matrix
-    quantized = prepared if isinstance(prepared, Weight) else weight
     return PreparedWeight(
-        prepared.data,
-        prepared.scales,
-        prepared.biases,
-        quantized.bits,
-        quantized.group_size,
-        prepared.bias,
-        weight.mode,
-        matrix,
-        shape,
+        matrix.data, matrix.scales, matrix.biases, bits, group, matrix.bias, weight.mode, matrix, shape
     )
 
 
@@ -173,12 +173,16 @@ def read_together() -> Iterator[None]:
 
 def _flat(stack: mx.array | None) -> mx.array | None:
     """Return a stack (X, N, C) as one matrix (X * N, C)."""
-    return stack if stack is None or stack.ndim == 2 else stack.reshape(-1, stack.shape[-1])
+    if stack is None or stack.ndim == 2:
+        return stack
+    return stack.reshape(-1, stack.shape[-1])
 
 
 def kv_format(compute: mx.Dtype) -> KVFormat:
     """Return float16 unless `exact`: the kernels convert while reading, and memory bounds a step."""
-    return FLOAT16 if compute == mx.float32 and not exact() else plain(compute)
+    if compute == mx.float32 and not exact():
+        return FLOAT16
+    return plain(compute)
 
 
 def supports_packed(head_dim: int) -> bool:
@@ -198,14 +202,18 @@ def grow(buffer: mx.array, capacity: int) -> mx.array:
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
     """Return rows of the embedding table; see the reference. Without `first` those outside the table are NaN."""
-    matrix = table.matrix if isinstance(table, PreparedWeight) else None
-    return reference.embed(tokens, table, dtype, first) if matrix is None else kernels.embed(tokens, matrix, first)
+    matrix = matrix_of(table)
+    if matrix is None:
+        return reference.embed(tokens, table, dtype, first)
+    return kernels.embed(tokens, matrix, first)
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:
     """Return x @ w.T (+ bias). x (B, T, K) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
-    return reference.linear(x, w) if matrix is None else kernels.linear(x, matrix)
+    if matrix is None:
+        return reference.linear(x, w)
+    return kernels.linear(x, matrix)
 
 
 def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
@@ -229,15 +237,21 @@ def linear_add_norm(
     if post_norm is not None:
         return add_norms(linear(x, w), residual, post_norm, None, eps, scalar)
     total = linear_add(x, w, residual)
-    return total if scalar is None else total * scalar, None
+    if scalar is not None:
+        total = total * scalar
+    return total, None
 
 
 def add_norms(
     x: mx.array, residual: mx.array, post_norm: mx.array | None, _norm: Any, eps: float, scalar: mx.array | None = None
 ) -> tuple[mx.array, None]:
     """Return the sum alone, as `linear_add_norm`."""
-    total = residual + (x if post_norm is None else rms_norm(x, post_norm, eps))
-    return total if scalar is None else total * scalar, None
+    if post_norm is not None:
+        x = rms_norm(x, post_norm, eps)
+    total = residual + x
+    if scalar is not None:
+        total = total * scalar
+    return total, None
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -250,13 +264,17 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
     """Apply layer normalisation over the last axis: the root mean square norm of what is centred."""
     normed = rms_norm(x - x.mean(axis=-1, keepdims=True), weight, eps)
-    return normed if bias is None else normed + bias
+    if bias is not None:
+        normed = normed + bias
+    return normed
 
 
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
     """Apply RMSNorm, if there is a norm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
-    return reference.norm_linear(x, norm, eps, w) if matrix is None else kernels.linear(x, matrix, norm, eps)
+    if matrix is None:
+        return reference.norm_linear(x, norm, eps, w)
+    return kernels.linear(x, matrix, norm, eps)
 
 
 def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
@@ -268,7 +286,9 @@ def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array
 
 def activate(x: mx.array, activation: str) -> mx.array:
     """Apply "silu" or "gelu" by itself."""
-    return kernels.gated(x, None, activation) if _floats(x) else reference.activate(x, activation)
+    if not _floats(x):
+        return reference.activate(x, activation)
+    return kernels.gated(x, None, activation)
 
 
 def _floats(*arrays: mx.array | None) -> bool:
@@ -343,10 +363,11 @@ def attend(
 
     Evaluation writes the buffers in place, so nothing else may use them.
     """
-    qkv, plan = _attention(qkv, spec)
+    plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend(qkv, keys, values, offset, spec, first)
-    return kernels.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
+    joined = mx.concatenate(qkv, axis=-1)
+    return kernels.attend(joined, keys, values, offset, plan, first, phase == "prefill"), keys, values
 
 
 def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:
@@ -370,18 +391,21 @@ def attend_heads(
     Masks other than causal ones run in prefill, where they are the same for all heads and not added to scores.
     """
     batch, _, length, dim = q.shape
-    decodes = length == 1 if phase is None else phase == "decode"
+    if phase is None:
+        phase = "decode" if length == 1 else "prefill"
     supported = q.dtype == mx.float32 and dim % 16 == 0 and keys.shape == values.shape and keys.dtype == values.dtype
     visible = None
     if isinstance(mask, mx.array):
+        phase = "prefill"
         visible = mask[None, None] if mask.ndim == 2 else mask
         supported = supported and mask.dtype == mx.bool_ and visible.ndim == 4 and visible.shape[1] == 1
-        visible = mx.broadcast_to(visible, (batch, 1, length, keys.shape[2])) if supported else None
-        decodes = False
+        if supported:
+            visible = mx.broadcast_to(visible, (batch, 1, length, keys.shape[2]))
     if not supported or (mask is None and length > 1):
         fallbacks[f"attention: head sizes {dim} and {values.shape[-1]}, {q.dtype}, mask {type(mask).__name__}"] += 1
         return reference.attend_heads(q, keys, values, scale, mask, sinks)
-    return kernels.attend_heads(q, keys, values, scale, not decodes, visible, sinks).transpose(0, 2, 1, 3)
+    out = kernels.attend_heads(q, keys, values, scale, phase == "prefill", visible, sinks)  # (B, T, H, D)
+    return out.transpose(0, 2, 1, 3)
 
 
 def mix_pass(
@@ -425,22 +449,24 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
 
     Evaluation writes the slabs in place, so later readers must depend on it.
     """
-    qkv, plan = _attention(qkv, spec)
+    plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend_pass(qkv, rows, layer, spec)
-    appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.places)  # nobody uses what it returns
-    return kernels.attend_pass(qkv, native_pass(rows), *rows.store.places[layer], plan, appends_only)
+    appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.places)  # its result is not used
+    group, index = rows.store.places[layer]
+    return kernels.attend_pass(mx.concatenate(qkv, axis=-1), native_pass(rows), group, index, plan, appends_only)
 
 
-def _attention(qkv: Projections, spec: AttentionSpec) -> "tuple[mx.array, kernels.AttentionPlan | None]":
-    """Return the projections as one array, and the plan; None, counted as a fallback, if the reference attends."""
+def _attention(qkv: Projections, spec: AttentionSpec) -> "kernels.AttentionPlan | None":
+    """Return the plan of attention; None, counted as a fallback, if the reference attends."""
     plan = attention_plan(spec)
-    if not isinstance(qkv, mx.array):
-        qkv = mx.concatenate(qkv, axis=-1)
-    if plan is None or qkv.dtype != mx.float32:
-        fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
-        return qkv, None
-    return qkv, plan
+    if plan is None:
+        fallbacks[f"attention: head size {spec.head_dim}"] += 1
+        return None
+    if qkv[0].dtype != mx.float32:
+        fallbacks[f"attention: {qkv[0].dtype}"] += 1
+        return None
+    return plan
 
 
 def greedy(logits: mx.array) -> mx.array:
@@ -468,9 +494,13 @@ def fuse(
     rounding: bits of the rounded activations of a prompt's rows, 16 or 8. Those of decode rows, mixers and experts have
     16. peer: the rank that has the other part of each layer.
     """
-    plans = [layer_plan(layer, eps, activation) for layer in layers]
-    complete = [plan for plan in plans if plan is not None]
-    return None if len(complete) < len(plans) else _Fused(complete, rounding, peer)
+    plans = []
+    for layer in layers:
+        plan = layer_plan(layer, eps, activation)
+        if plan is None:
+            return None
+        plans.append(plan)
+    return _Fused(plans, rounding, peer)
 
 
 class _Fused:
@@ -491,15 +521,25 @@ class _Fused:
         phase: Phase,
         wanted: int,
     ) -> mx.array:
-        firsts = firsts if any(firsts) else ()
+        if not any(firsts):
+            firsts = ()
         prefill = phase == "prefill"
         return kernels.layers(x, keys, values, offset, self._plans, firsts, prefill, self._rounding, wanted, self._peer)
 
     def run_pass(
         self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept_rows: int, wanted: int
     ) -> list[mx.array]:
-        of_pass = native_pass(rows), rows.store.places[layers], self._plans, states, kept_rows, self._rounding, wanted
-        return kernels.layers_pass(x, *of_pass, self._peer)
+        return kernels.layers_pass(
+            x,
+            native_pass(rows),
+            rows.store.places[layers],
+            self._plans,
+            states,
+            kept_rows,
+            self._rounding,
+            wanted,
+            self._peer,
+        )
 
 
 if missing is None and (_wanted := environment.threads()):

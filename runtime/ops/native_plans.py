@@ -24,6 +24,7 @@ __all__ = [
     "fallbacks",
     "kernels",
     "layer_plan",
+    "matrix_of",
     "missing",
     "mixer_plan",
     "native_pass",
@@ -74,16 +75,34 @@ class PreparedWeight(Weight):
         return self.shape[1]
 
 
+def matrix_of(weight: Weight | None) -> "kernels.Matrix | None":
+    """Return the kernels' matrix of a weight; None without one, or if the kernels do not support it."""
+    if isinstance(weight, PreparedWeight):
+        return weight.matrix
+    return None
+
+
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
-    feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
-    weights = [*layer.qkv, layer.output, *feed_forward]
-    end_matrices = [weight.matrix for weight in layer.mixer_ends or () if isinstance(weight, PreparedWeight)]
-    matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
-    gates = [gate.matrix if isinstance(gate, PreparedWeight) else None for gate in (layer.gate, layer.down_gate)]
-    experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
-    if None in matrices or None in end_matrices or len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
+    if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
         return None
+    gate_up_weight = next(iter(layer.gate_up), None)
+    into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
+    parts = (
+        layer.qkv[0],
+        layer.output,
+        gate_up_weight,
+        layer.down,
+        layer.gate,
+        layer.down_gate,
+        into_mixer,
+        out_of_mixer,
+    )
+    matrices = [matrix_of(weight) for weight in parts]
+    if any(weight is not None and matrix is None for weight, matrix in zip(parts, matrices, strict=True)):
+        return None
+    qkv, output, gate_up, down, gate, down_gate, into, out = matrices
+    feed_forward = gate_up is not None
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
     if layer.latent is not None or layer.mixer_gates is not None:
@@ -97,18 +116,22 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
-    if (layer.mixture is None) != (experts is None):
-        return None
-    if [gate is None for gate in gates] != [layer.gate is None, layer.down_gate is None]:
-        return None
-    plan = None if layer.attention is None else attention_plan(layer.attention)
-    if layer.attention is not None and plan is None:
-        return None
+    experts = None
+    if layer.mixture is not None:
+        experts = experts_plan(layer.mixture, activation)
+        if experts is None:
+            return None
+    attention = None
+    if layer.attention is not None:
+        attention = attention_plan(layer.attention)
+        if attention is None:
+            return None
     own_input = _own_input(layer)
     if (layer.own_input is None) != (own_input is None):
         return None
-    mixer = None if layer.mixer is None else mixer_plan(layer.mixer)
-    qkv, output, gate_up, down = (*matrices, None, None)[:4]
+    mixer = None
+    if layer.mixer is not None:
+        mixer = mixer_plan(layer.mixer)
     after_dense, before_experts, after_experts = layer.branches or (None, None, None)
     norms = kernels.LayerNorms(
         layer.input_norm,
@@ -120,21 +143,38 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         after_experts,
         layer.scalar,
     )
-    ends = (end_matrices[0], end_matrices[1]) if len(end_matrices) > 1 and end_matrices[0] and end_matrices[1] else None
-    parts = (plan, qkv, output, gate_up, down, eps, "xielu" if curve else activation, experts, mixer)
-    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends, curve)
+    ends = None
+    if into is not None and out is not None:
+        ends = (into, out)
+    if curve is not None:
+        activation = "xielu"
+    return kernels.LayerPlan(
+        attention,
+        qkv,
+        output,
+        gate_up,
+        down,
+        eps,
+        activation,
+        experts,
+        mixer,
+        (gate, down_gate),
+        norms,
+        own_input,
+        ends,
+        curve,
+    )
 
 
 def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx.array] | None":
     """Return the weights of a layer's own input; None without one, or if they were not prepared."""
     if layer.own_input is None:
         return None
-    gate, projection, norm = layer.own_input
-    if not isinstance(gate, PreparedWeight) or not isinstance(projection, PreparedWeight):
+    gate = matrix_of(layer.own_input.gate)
+    projection = matrix_of(layer.own_input.projection)
+    if gate is None or projection is None:
         return None
-    if gate.matrix is None or projection.matrix is None:
-        return None
-    return gate.matrix, projection.matrix, norm
+    return gate, projection, layer.own_input.norm
 
 
 def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
@@ -142,7 +182,7 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     key = id(m)
     if key in _mixtures:
         return _mixtures[key]
-    matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, m.gate, m.up, m.down)]
+    matrices = [matrix_of(weight) for weight in (m.router, m.gate, m.up, m.down)]
     router, gate, up, down = matrices
     plan = None
     gated = gate is not None or m.gate is None
@@ -159,9 +199,10 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
 
 def prepared_matrix(x: mx.array, w: Weight) -> "kernels.Matrix | None":
     """Return the kernels' matrix of a weight; None, counted as a fallback, if the product runs on the reference."""
-    matrix = w.matrix if isinstance(w, PreparedWeight) else None
+    matrix = matrix_of(w)
     if matrix is None:
-        fallbacks["linear: weight was not prepared" if x.dtype == mx.float32 else f"linear: {x.dtype}"] += 1
+        reason = "weight was not prepared" if x.dtype == mx.float32 else str(x.dtype)
+        fallbacks[f"linear: {reason}"] += 1
     return matrix
 
 
@@ -171,16 +212,23 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     if key in _plans:
         return _plans[key]
     plan = None
-    ones = mx.ones((spec.head_dim,)) if spec.unit_norms else None
+    q_norm = spec.q_norm
+    k_norm = spec.k_norm
+    if spec.unit_norms:  # the kernels have no norm without weights
+        q_norm = mx.ones((spec.head_dim,))
+        k_norm = q_norm
+    rope = None
+    if spec.rope is not None:
+        rope = native_rope(spec.rope)
     if spec.head_dim % 16 == 0:
         plan = kernels.AttentionPlan(
             spec.heads,
             spec.kv_heads,
             spec.head_dim,
             spec.scale,
-            None if spec.rope is None else native_rope(spec.rope),
-            ones if spec.q_norm is None else spec.q_norm,
-            ones if spec.k_norm is None else spec.k_norm,
+            rope,
+            q_norm,
+            k_norm,
             spec.norm_eps,
             spec.window,
             spec.softcap,
@@ -229,13 +277,15 @@ def native_pass(rows: Pass) -> "kernels.Pass":
     if rows.native is None:
         sequences = rows.sequences
         kv = rows.store.format
-        packed = (packings(kv), [group.kind.head_dim for group in rows.store.groups]) if kv.packed else ()
+        coding: tuple[kernels.Packings, list[int]] | tuple[()] = ()
+        if kv.packed:
+            coding = (packings(kv), [group.kind.head_dim for group in rows.store.groups])
         rows.native = kernels.Pass(
             [sequence.count for sequence in sequences],
             [sequence.offset for sequence in sequences],
             [sequence.phase == "prefill" for sequence in sequences],
             [sequence.tables for sequence in sequences],
             [group.slabs for group in rows.store.groups],
-            *packed,
+            *coding,
         )
     return rows.native

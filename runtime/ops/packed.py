@@ -32,6 +32,10 @@ class Rows(NamedTuple):
     scales: mx.array
     offsets: mx.array
 
+    def entries(self, first: int, end: int) -> "Rows":
+        """Return the rows [first, end) of all parts."""
+        return Rows(*(part[:, :, first:end] for part in self))
+
 
 def attend(
     qkv: Projections, keys: Rows, values: Rows, offset: int, spec: AttentionSpec, first: int, kv: KVFormat
@@ -46,14 +50,16 @@ def attend(
         keys = _written(keys, transformed(k), row, kv.keys)
         values = _written(values, transformed(v), row, kv.values)
     start = max(0, spec.first_seen(offset) - first)
-    seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
+    seen_keys = keys.entries(start, end)
+    seen_values = values.entries(start, end)
     if not spec.chunked and metal_attention.attends(q, spec):
         out = metal_attention.attend(q, seen_keys, seen_values, spec, kv)
     elif length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):
         out = over_codes(q, seen_keys, seen_values, spec, kv, first + start)
     else:
         plain_keys = _unpacked(seen_keys, kv.keys, q.dtype)
-        out = attention(q, plain_keys, _unpacked(seen_values, kv.values, q.dtype), spec, first + start)
+        plain_values = _unpacked(seen_values, kv.values, q.dtype)
+        out = attention(q, plain_keys, plain_values, spec, first + start)
     return transformed(out).transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
 
@@ -65,7 +71,9 @@ def transformed(heads: mx.array) -> mx.array:
     """
     dim = heads.shape[-1]
     part = dim & -dim
-    wide = heads if reference.on_gpu() else heads.astype(mx.float32)  # MLX's CPU kernel rounds every stage
+    wide = heads
+    if not reference.on_gpu():  # MLX's CPU kernel rounds every stage
+        wide = heads.astype(mx.float32)
     out = mx.hadamard_transform(wide.reshape(*heads.shape[:-1], dim // part, part))
     return out.reshape(heads.shape).astype(heads.dtype)
 
@@ -101,7 +109,9 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     On a GPU each of the n is a product by itself: MLX's kernels for one row are split over the entries, those for
     several rows walk all of them in few threadgroups.
     """
-    codes, (scales, offsets) = rows.codes, (part.astype(x.dtype) for part in (rows.scales, rows.offsets))
+    codes = rows.codes
+    scales = rows.scales.astype(x.dtype)
+    offsets = rows.offsets.astype(x.dtype)
     if reference.on_gpu() and x.ndim == 4:
         apart = Rows(*(part[:, :, None] for part in (codes, scales, offsets)))
         return _product(x[:, :, :, None], apart, coding, transpose=transpose)[..., 0, :]

@@ -124,7 +124,9 @@ class Pass:
             for rows in sequences
         ]
         self.store = store
-        self.wanted = self.rows if wanted is None else wanted
+        self.wanted = self.rows
+        if wanted is not None:
+            self.wanted = wanted
         self.native: _native.Pass | None = None  # the pass in the native kernels' form, made once
 
     @property

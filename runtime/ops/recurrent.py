@@ -39,7 +39,9 @@ def recurrence(
 def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
     """Convolve each channel by itself. x (B, T + width - 1, C), weight (width, C), bias (C) -> (B, T, C)."""
     y = mx.conv1d(x, weight.T[..., None], groups=x.shape[-1])
-    return y if bias is None else y + bias
+    if bias is not None:
+        y = y + bias
+    return y
 
 
 def mix_pass(

@@ -38,10 +38,15 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight: 
     weight = groups_of_16.regrouped(weight)
 
     def converted(array: mx.array | None) -> mx.array | None:
-        return array if array is None or array.dtype == mx.uint8 else array.astype(dtype)
+        if array is None or array.dtype == mx.uint8:
+            return array
+        return array.astype(dtype)
 
+    data = weight.data
+    if not weight.quantized:
+        data = data.astype(dtype)
     return Weight(
-        data=weight.data if weight.quantized else weight.data.astype(dtype),
+        data=data,
         scales=converted(weight.scales),
         biases=converted(weight.biases),
         bits=weight.bits,
@@ -65,7 +70,8 @@ def packed_format(kv: KVFormat, head_dim: int) -> KVFormat:
     """Return the MLX layout of a packed format: all groups have an offset, and 8-bit groups 64 values if possible."""
 
     def coding(wanted: Coding) -> Coding:
-        return Coding(wanted.bits, group=64 if wanted.bits == 8 and head_dim % 64 == 0 else 32, group_bytes=4)
+        group = 64 if wanted.bits == 8 and head_dim % 64 == 0 else 32
+        return Coding(wanted.bits, group, group_bytes=4)
 
     return replace(kv, keys=coding(kv.keys), values=coding(kv.values))
 
@@ -87,8 +93,10 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
     if table.scales is None:
         return table.data[tokens].astype(dtype)
     scales = table.scales[tokens]
-    biases = None if table.biases is None else table.biases[tokens].astype(dtype)
-    scales = scales if biases is None else scales.astype(dtype)  # else MLX computes in their dtype
+    biases = None
+    if table.biases is not None:
+        biases = table.biases[tokens].astype(dtype)
+        scales = scales.astype(dtype)  # else MLX computes in their dtype
     return mx.dequantize(
         table.data[tokens], scales, biases, group_size=table.group_size, bits=table.bits, mode=table.mode, dtype=dtype
     )
@@ -109,7 +117,9 @@ def linear(x: mx.array, w: Weight) -> mx.array:
             bits=w.bits,
             mode=w.mode,
         )
-    return y if w.bias is None else y + w.bias
+    if w.bias is not None:
+        y = y + w.bias
+    return y
 
 
 def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
@@ -134,7 +144,9 @@ def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float)
 
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
     """Apply RMSNorm, if there is a norm, then a projection. x (B, T, E) -> (B, T, N)."""
-    return linear(x if norm is None else rms_norm(x, norm, eps), w)
+    if norm is not None:
+        x = rms_norm(x, norm, eps)
+    return linear(x, w)
 
 
 def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
@@ -165,9 +177,13 @@ def experts(
 
     normed: norm(x), if it is there already.
     """
-    h = rms_norm(x, norm, eps) if normed is None else normed
-    asked = h if m.router_norm is None else rms_norm(x, m.router_norm, eps)
-    chosen, shares = mixtures.routed(linear(asked, m.router), m, compiled=on_gpu())  # (B, T, active) each
+    h = normed
+    if h is None:
+        h = rms_norm(x, norm, eps)
+    router_input = h
+    if m.router_norm is not None:
+        router_input = rms_norm(x, m.router_norm, eps)
+    chosen, shares = mixtures.routed(linear(router_input, m.router), m, compiled=on_gpu())  # (B, T, active) each
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
@@ -175,7 +191,8 @@ def experts(
     rows = None
     token_of_pair = None
     if order is not None:
-        tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
+        tokens = tokens[token[order]]  # (pairs, 1, E)
+        indices = indices[order]
     else:
         rows = token
         token_of_pair = mixtures.token_of_pair(indices.size, 1)
@@ -183,7 +200,9 @@ def experts(
             tokens = tokens[token]
             rows = token_of_pair
     if m.shares_first:
-        factors = shares.flatten() if order is None else shares.flatten()[order]
+        factors = shares.flatten()
+        if order is not None:
+            factors = factors[order]
         tokens = tokens * factors[:, None, None].astype(tokens.dtype)
         shares = mx.ones_like(shares)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
@@ -193,7 +212,9 @@ def experts(
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
     weights = shares[..., None, :].astype(y.dtype)
-    return (mx.addmm(x[..., None, :], weights, y) if m.residual else weights @ y)[..., 0, :]
+    if m.residual:
+        return mx.addmm(x[..., None, :], weights, y)[..., 0, :]
+    return (weights @ y)[..., 0, :]
 
 
 def attend(
@@ -208,7 +229,7 @@ def attend(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache and attend causally over its entries.
 
-    qkv (B, T, (H + 2 Hkv) * D) or its parts; keys, values (B, Hkv, capacity, D). The first rows of the buffers
+    qkv: projections of B sequences; keys, values (B, Hkv, capacity, D). The first rows of the buffers
     are positions [first, offset), with room for T more; positions before `first` must be invisible. Returns
     (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers afterwards.
     A layer that reads an earlier one's K/V finds them written. Both phases attend alike here. slot: the sequence's
@@ -264,7 +285,7 @@ def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> No
 def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
     """Attend for the rows of a pass, each over the entries of its own sequence, its own included.
 
-    qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D). `layer` is the network's layer index. New entries
+    qkv: projections of (1, N) tokens -> (1, N, H * D). `layer` is the network's layer index. New entries
     go to the store's slabs, which are replaced. Raises ValueError if a table is too short, lacks a visible block or
     has an unknown block.
     """
@@ -275,7 +296,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     for sequence in rows.sequences:
         part = slice(row, row + sequence.count)
         row += sequence.count
-        own_qkv = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
+        sequence_qkv = [projected[:, part] for projected in qkv]
         end = sequence.offset + sequence.count
         first = spec.first_seen(sequence.offset) // BLOCK
         last = -(-end // BLOCK)
@@ -287,7 +308,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         places = [kv.find(block) for block in table[first:last]]
         gathered = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
         out, *appended = attend(
-            own_qkv, gathered[0:1], gathered[1:2], sequence.offset, spec, first * BLOCK, sequence.phase
+            sequence_qkv, gathered[0:1], gathered[1:2], sequence.offset, spec, first * BLOCK, sequence.phase
         )
         outs.append(out)
         if not spec.appends:
@@ -298,7 +319,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
             slab, at = places[position // BLOCK - first]
             entries = [half[0, :, begin - first * BLOCK : stop - first * BLOCK] for half in appended]
             kv.slabs[slab][at, index, :, :, begin - position : stop - position] = mx.stack(entries)
-    return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
+    return mx.concatenate(outs, axis=1)
 
 
 def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: object) -> LayersNode | None:
@@ -317,7 +338,9 @@ def greedy(logits: mx.array) -> mx.array:
 
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
     """Choose a token for each row. See `runtime.ops.stock_sampling`."""
-    return gpu_sampling.sample(logits, rules, keys) if on_gpu() else stock_sampling.sample(logits, rules, keys)
+    if on_gpu():
+        return gpu_sampling.sample(logits, rules, keys)
+    return stock_sampling.sample(logits, rules, keys)
 
 
 def rounded_to_bytes(x: mx.array, group: int) -> mx.array:

@@ -23,8 +23,9 @@ class SlotRows:
         places = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
         begins = [max(0, spec.first_seen(offset) - first) for offset, first in zip(offsets, firsts, strict=True)]
         self.read = max(slots) + 1
-        self.begin, self.end = min(begins), max(places) + 1
-        self.place = places[0] if _all_equal(places) else None  # set if all rows write to the same place
+        self.begin = min(begins)
+        self.end = max(places) + 1
+        self.place = places[0] if _all_equal(places) else None  # that all rows write to; None if they differ
         self.offset = offsets[0] if _all_equal(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))
         # All indices have the type of MLX's own: else each layer casts them.
@@ -71,12 +72,11 @@ def attend_slots(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append each row's K/V to its slot, and attend over the slot's entries.
 
-    qkv (1, N, (H + 2 Hkv) * D) or its parts; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
+    qkv: projections of (1, N) tokens; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
     values). Use only the returned buffers afterwards.
     """
-    parts = [qkv] if isinstance(qkv, mx.array) else qkv
-    apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
-    q, k, v = placed_heads(apart[0] if isinstance(qkv, mx.array) else apart, rows.offset, spec)  # (N, H or Hkv, 1, D)
+    apart = [projected.swapaxes(0, 1) for projected in qkv]  # (N, 1, ...): each token as a sequence
+    q, k, v = placed_heads(apart, rows.offset, spec)  # (N, H or Hkv, 1, D)
     if k is not None and v is not None:
         k = k.astype(keys.dtype)
         v = v.astype(values.dtype)
@@ -85,14 +85,20 @@ def attend_slots(
             values[: rows.read, :, rows.place : rows.place + 1] = v
         else:
             places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
-            keys[places], values[places] = k[:, :, 0], v[:, :, 0]
-    seen_keys, seen_values = (side[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for side in (keys, values))
+            keys[places] = k[:, :, 0]
+            values[places] = v[:, :, 0]
+    seen_keys = keys[: rows.read, :, rows.begin : rows.end].astype(q.dtype)
+    seen_values = values[: rows.read, :, rows.begin : rows.end].astype(q.dtype)
+    if not rows.in_order:
+        q = q[rows.rows]  # (S, H, 1, D), by slot
     out = mx.fast.scaled_dot_product_attention(
-        q if rows.in_order else q[rows.rows],
+        q,
         seen_keys,
         seen_values,
         scale=spec.scale,
         mask=rows.mask(spec.heads),
         sinks=spec.sinks,
     )  # (S, H, 1, D)
-    return (out if rows.in_order else out[rows.slots]).reshape(1, len(rows.slots), -1), keys, values
+    if not rows.in_order:
+        out = out[rows.slots]  # (N, H, 1, D)
+    return out.reshape(1, len(rows.slots), -1), keys, values

@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from headrace.runtime.ops.activations import Curve
 
-Projections = mx.array | list[mx.array]
-"""q, k and v of new tokens: stacked, (B, T, (H + 2 Hkv) * D), or separate, (B, T, H * D) and two (B, T, Hkv * D)."""
+Projections = list[mx.array]
+"""q, k and v of new tokens: one array, (B, T, (H + 2 Hkv) * D), or three, (B, T, H * D) and two (B, T, Hkv * D)."""
 
 
 class SampleRule(NamedTuple):
@@ -54,7 +54,9 @@ class Weight:
     @property
     def columns(self) -> int:
         stored = int(self.data.shape[-1])
-        return stored * 32 // self.bits if self.quantized else stored
+        if self.quantized:
+            return stored * 32 // self.bits
+        return stored
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -119,7 +121,9 @@ class AttentionSpec:
         """Return the first position that the query at `position` sees."""
         if self.window is None:
             return 0
-        return position // self.window * self.window if self.chunked else max(0, position - self.window + 1)
+        if self.chunked:
+            return position // self.window * self.window
+        return max(0, position - self.window + 1)
 
     @property
     def appends(self) -> bool:

@@ -32,7 +32,7 @@ class BlockCache(CacheLengths):
         self.table: list[int] = []
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        tokens = (qkv if isinstance(qkv, mx.array) else qkv[0]).shape[1]
+        tokens = qkv[0].shape[1]
         keys, values = self._gathered(layer, tokens)
         out, keys, values = self._ops.attend(qkv, keys, values, self.length, spec, 0, self._phase)
         mx.eval(out, keys, values)

@@ -103,7 +103,7 @@ class _CountedPass:
         return getattr(self._pass, name)
 
     def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
-        self._watched.attended.append((layer, (qkv if isinstance(qkv, mx.array) else qkv[0]).shape[1]))
+        self._watched.attended.append((layer, qkv[0].shape[1]))
         return self._pass.attend(layer, qkv, spec)
 
 

@@ -127,7 +127,7 @@ def _record(
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(recorder)
-    projections: list[Projections] = []
+    inputs: list[mx.array | Projections] = []
     kv_pass = one_pass(kv, cache, 1, "decode")
     x = twin.embed(token[:, None])
 
@@ -152,8 +152,8 @@ def _record(
     logits = twin.logits(x)
     kv_pass.advance()
     for _, arguments in recorder.calls:
-        projections += [argument for argument in arguments if isinstance(argument, mx.array | list)]
-    mx.eval(logits, projections, kv_pass.arrays)
+        inputs += [argument for argument in arguments if isinstance(argument, mx.array | list)]
+    mx.eval(logits, inputs, kv_pass.arrays)
     cache.rollback()
     return recorder.calls, logits
 

@@ -54,9 +54,7 @@ class Watching:
             self.of_experts += stack.nbytes // m.count * m.active
         return reference.experts(x, norm, eps, m, activation, normed)
 
-    def attend(
-        self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any
-    ) -> Any:
+    def attend(self, qkv: Any, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any) -> Any:
         for norm in (spec.q_norm, spec.k_norm):
             if norm is not None:
                 self.arrays[id(norm)] = norm

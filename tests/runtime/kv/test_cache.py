@@ -65,7 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
         out = mx.zeros(())
         for layer in range(LAYERS):
             qkv = mx.depends(projections(names, layer), out)  # as a network's layers follow from one another
-            out = self.cache.attend(layer, qkv, self.specs[layer])
+            out = self.cache.attend(layer, [qkv], self.specs[layer])
             if not look:
                 continue  # nobody computes what comes out: the entries have to be there all the same
             # Zero queries weigh all visible values alike: the last one sees the mean of everything in its window.
@@ -253,7 +253,7 @@ def test_no_memory_is_reserved_in_advance() -> None:
 def test_bytes_follow_the_dtype(dtype: mx.Dtype) -> None:
     cache = new_cache(dtype=dtype)
     cache.reserve(3)
-    cache.attend(0, projections([1, 2, 3], 0).astype(dtype), SPEC)
+    cache.attend(0, [projections([1, 2, 3], 0).astype(dtype)], SPEC)
     assert cache.allocated_bytes == CHUNK * 2 * LAYERS * KV_HEADS * DIM * dtype.size
     assert {array.dtype for array in cache.arrays} == {dtype}
 

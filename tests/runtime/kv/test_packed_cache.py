@@ -86,7 +86,7 @@ def test_attention_is_that_over_the_transformed_codes(
     done = 0
     for rows in (past, count):
         if rows:
-            out, keys, values = packed.attend(qkv[:, done : done + rows], keys, values, done, spec, 0, kv)
+            out, keys, values = packed.attend([qkv[:, done : done + rows]], keys, values, done, spec, 0, kv)
             done += rows
     each = np.array(qkv[0], np.float64).reshape(length, heads + 2 * kv_heads, head_dim).swapaxes(0, 1)
     q, k, v = np.split(each, [heads, heads + kv_heads])
@@ -140,7 +140,7 @@ def test_non_finite_values_are_not_hidden(kv: KVFormat, spoiled: int, count: int
     qkv = mx.random.normal((1, count, 3 * 32))
     qkv[0, -1, 32 * spoiled + 5] = float("nan")
     rows = [new_rows(coding, 1, count, 32) for coding in (kv.keys, kv.values)]
-    out, *_ = packed.attend(qkv, rows[0], rows[1], 0, spec, 0, kv)
+    out, *_ = packed.attend([qkv], rows[0], rows[1], 0, spec, 0, kv)
     assert not mx.isfinite(out[0, -1]).any().item()
 
 

@@ -99,7 +99,7 @@ def test_head_operations_match_stock_operations(spec: AttentionSpec, dtype: mx.D
     heads = [spec.heads, spec.kv_heads, spec.kv_heads][: len(spec.projects)]
     stacked = _random((3, 2, sum(heads) * spec.head_dim), dtype, 6)
     apart = [_random((3, 2, count * spec.head_dim), dtype, 7 + place) for place, count in enumerate(heads)]
-    for qkv, offset in ((stacked[:1], 1000), (apart, 70), (stacked, mx.array([5, 0, 90], mx.int32))):
+    for qkv, offset in (([stacked[:1]], 1000), (apart, 70), ([stacked], mx.array([5, 0, 90], mx.int32))):
         place = partial(attention.placed_heads, qkv, offset, spec)
         with emulated() as names:
             found = place()
@@ -117,7 +117,7 @@ def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> Non
     assert spec.rope is not None
     half = replace(spec, rope=replace(spec.rope, dims=32, periods=spec.rope.periods[:16]))
     with emulated() as names:
-        attention.placed_heads(_random((1, 1, 10 * 128), mx.float16, 1), 0, half)
+        attention.placed_heads([_random((1, 1, 10 * 128), mx.float16, 1)], 0, half)
     assert not names
 
 

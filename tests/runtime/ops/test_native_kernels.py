@@ -323,11 +323,11 @@ def test_attention_matches_the_reference(case: tuple[AttentionSpec, int, int, in
     values = mx.random.normal(shape).astype(dtype)
     rows = spec.heads + (len(spec.projects) - 1) * spec.kv_heads
     qkv = mx.random.normal((batch, length, rows * spec.head_dim))
-    theirs = reference.attend(qkv, mx.array(keys), mx.array(values), offset, spec)
+    theirs = reference.attend([qkv], mx.array(keys), mx.array(values), offset, spec)
     mx.eval(keys, values, qkv, theirs)
     phases: tuple[Phase, ...] = ("prefill", "decode") if length <= 16 else ("prefill",)
     for phase in phases:
-        ours = native.attend(qkv, mx.array(keys), mx.array(values), offset, spec, 0, phase)
+        ours = native.attend([qkv], mx.array(keys), mx.array(values), offset, spec, 0, phase)
         mx.eval(ours)
         for mine, expected in zip(ours, theirs, strict=True):
             assert _difference(mine, expected) < _ULP[dtype]
@@ -341,7 +341,7 @@ def test_buffers_are_written_in_place() -> None:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for offset in range(8):
-        out, keys, values = native.attend(qkv, keys, values, offset, spec)
+        out, keys, values = native.attend([qkv], keys, values, offset, spec)
         mx.async_eval(out)
     mx.synchronize()
     assert mx.get_peak_memory() - before < 1 << 20
@@ -352,12 +352,12 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
     rope = Rope(64, 10_000 ** (mx.arange(0, 64, 2) / 64))
     spec = AttentionSpec(4, 2, 64, 0.125, rope)
     qkv = mx.random.normal((1, 70, 8 * 64))
-    whole, *_ = native.attend(qkv, mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), 0, spec)
+    whole, *_ = native.attend([qkv], mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), 0, spec)
     keys = mx.zeros((1, 2, 70, 64))
     values = mx.zeros((1, 2, 70, 64))
     outs = []
     for t in range(70):
-        out, keys, values = native.attend(qkv[:, t : t + 1], keys, values, t, spec)
+        out, keys, values = native.attend([qkv[:, t : t + 1]], keys, values, t, spec)
         mx.eval(out)
         outs.append(out)
     assert _difference(mx.concatenate(outs, axis=1), whole) < 1e-5
@@ -373,7 +373,7 @@ def test_invalid_arguments_are_refused_before_evaluation() -> None:
     spec = AttentionSpec(2, 1, 64, 0.125)
     for offset in (3, 2**31 - 1):  # and one row more is no 32-bit number
         with pytest.raises(ValueError, match="room"):
-            native.attend(mx.zeros((1, 2, 256)), mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), offset, spec)
+            native.attend([mx.zeros((1, 2, 256))], mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), offset, spec)
 
 
 def test_unsupported_calls_run_on_the_reference_and_are_counted() -> None:

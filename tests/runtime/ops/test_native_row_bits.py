@@ -44,7 +44,7 @@ def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]]
     outputs = []
     done = 0
     for length, phase in passes:
-        out, keys, values = native.attend(qkv[:, done : done + length], keys, values, done, spec, 0, phase)
+        out, keys, values = native.attend([qkv[:, done : done + length]], keys, values, done, spec, 0, phase)
         mx.eval(out)
         outputs.append(out)
         done += length

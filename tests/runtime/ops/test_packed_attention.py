@@ -33,7 +33,7 @@ def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[
     done = 0
     for count, phase in cuts:
         rows = Pass([SequenceRows(count, done, phase, [table])], store)
-        outs.append(native.attend_pass(qkv[:, done : done + count], rows, 0, spec))
+        outs.append(native.attend_pass([qkv[:, done : done + count]], rows, 0, spec))
         mx.eval(outs[-1])
         done += count
     return mx.concatenate(outs, axis=1)

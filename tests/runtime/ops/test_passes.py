@@ -142,7 +142,7 @@ def run(blocks: Blocks, work: dict[int, list[Step]], together: bool) -> dict[int
         the_pass = Pass([blocks.rows(sequences[i], step.count, step.phase) for i, step in now.items()], blocks.store)
         for layer, spec in enumerate(SPECS):
             qkv = [projections(i, layer, sequences[i].length, step.count) for i, step in now.items()]
-            out = blocks.ops.attend_pass(mx.concatenate(qkv, axis=1), the_pass, layer, spec)
+            out = blocks.ops.attend_pass([mx.concatenate(qkv, axis=1)], the_pass, layer, spec)
             mx.eval(out)
             row = 0
             for identity, step in now.items():
@@ -199,7 +199,7 @@ def test_blocks_equal_contiguous_buffers() -> None:
     done = 0
     for step in steps:
         qkv = projections(7, 0, done, step.count)
-        out, keys, values = native.attend(qkv, keys, values, done, SPEC, 0, step.phase)
+        out, keys, values = native.attend([qkv], keys, values, done, SPEC, 0, step.phase)
         mx.eval(out)
         outs.append(out)
         done += step.count
@@ -226,7 +226,7 @@ def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
 
     def appended(sequence: Sequence, identity: int, count: int, phase: Phase) -> mx.array:
         the_pass = Pass([blocks.rows(sequence, count, phase)], store)
-        out = ops.attend_pass(projections(identity, 0, sequence.length, count), the_pass, 0, SPEC)
+        out = ops.attend_pass([projections(identity, 0, sequence.length, count)], the_pass, 0, SPEC)
         mx.eval(out)
         sequence.length += count
         return out
@@ -254,7 +254,7 @@ def test_invalid_block_tables_are_refused(ops: Ops) -> None:
     qkv = mx.zeros((1, 1, 8 * SPEC.head_dim))
 
     def attended(offset: int, table: list[int]) -> None:
-        mx.eval(ops.attend_pass(qkv, Pass([SequenceRows(1, offset, "decode", [table])], store), 0, SPEC))
+        mx.eval(ops.attend_pass([qkv], Pass([SequenceRows(1, offset, "decode", [table])], store), 0, SPEC))
 
     attended(200, [1, 0])
     with pytest.raises(ValueError, match="too short"):
