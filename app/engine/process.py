@@ -141,8 +141,10 @@ class EventSender:
     Deltas do not wait for a suspended chat: they are queued until the socket takes them. Other events wait.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, ended: Callable[[int], None]) -> None:
+        """ended: called with the id of a generation after its last event."""
         self._connection = connection
+        self._ended = ended
         self._queue = bytearray()
         self._lock = threading.Lock()  # downloads report progress from other threads
 
@@ -156,6 +158,8 @@ class EventSender:
                     del self._queue[: self._connection.send(self._queue, flags)]
             except BlockingIOError:
                 pass  # sent with the next event
+        if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
+            self._ended(event.id)
 
 
 class Server:
@@ -199,15 +203,10 @@ class Server:
         if self._inbox.kv_bytes is not None:
             host.limit_kv(self._inbox.kv_bytes)
         try:
-            host.step(self._send_event)
+            host.step(self._send)
         except Exception as error:
             for generation in host.drop():
-                self._send_event(_failed(generation, error))
-
-    def _send_event(self, event: Event) -> None:
-        self._send(event)
-        if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
-            self._inbox.ended(event.id)
+                self._send(_failed(generation, error))
 
     def _run(self, command: Command | Prepared) -> None:
         try:
@@ -218,11 +217,11 @@ class Server:
                     if (host := self._host) is None:
                         raise EngineError("no model is loaded")
                     cancel = self._inbox.cancel_flag(command.id)
-                    self._preparation.submit(command, partial(host.prepare, command, cancel, self._send_event))
+                    self._preparation.submit(command, partial(host.prepare, command, cancel, self._send))
                 case Prepared():
                     self._preparation.pending -= 1
                     if command.error is not None:
-                        self._send_event(_failed(command.id, command.error))
+                        self._send(_failed(command.id, command.error))
                     elif command.start is not None:
                         command.start()
                 case PrefetchPrompt():
@@ -236,7 +235,7 @@ class Server:
             if isinstance(command, Pull):
                 self._send(PullFailed(command.name, failed.message, failed.hint))
             else:
-                self._send_event(failed)
+                self._send(failed)
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
@@ -292,7 +291,8 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the chat
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
-    Server(Inbox(connection), EventSender(connection).send).serve()
+    inbox = Inbox(connection)
+    Server(inbox, EventSender(connection, inbox.ended).send).serve()
 
 
 def throttled(sink: Progress) -> Progress:

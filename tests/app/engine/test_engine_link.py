@@ -197,7 +197,8 @@ def test_a_process_that_hangs_up_and_stays_did_not_run_out_of_memory(
 def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
-        outlet = EventSender(theirs)
+        ended: list[int] = []
+        outlet = EventSender(theirs, ended.append)
         deltas = [delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
         for sent in deltas:  # far more than a socket holds
             outlet.send(sent)
@@ -214,6 +215,7 @@ def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
         while done not in seen:
             seen += incoming.feed(ours.recv(1 << 16))
         assert seen == [*deltas, done]
+        assert ended == [1]
 
 
 def test_a_lost_rank_is_found_in_the_middle_of_another_line() -> None:

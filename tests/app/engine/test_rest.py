@@ -73,8 +73,6 @@ class Inbox:
 
     def cancel_flag(self, _: int) -> None: ...
 
-    def ended(self, _: int) -> None: ...
-
 
 def test_a_resting_engine_does_no_idle_work() -> None:
     host = Host()

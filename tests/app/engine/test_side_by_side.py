@@ -147,9 +147,6 @@ class Silent:
     timed_every = 0
     kv_bytes = None
 
-    def __init__(self) -> None:
-        self.forgotten: list[int] = []
-
     def next_joining(self) -> None: ...
 
     def put(self, _: Any) -> None: ...
@@ -157,19 +154,14 @@ class Silent:
     def next(self, _: Any) -> None:
         raise EOFError
 
-    def ended(self, generation: int) -> None:
-        self.forgotten.append(generation)
-
 
 def test_every_request_gets_the_error_of_a_failed_engine() -> None:
     events: list[Event] = []
-    inbox = Silent()
-    server = Server(inbox, events.append)  # type: ignore[arg-type]
+    server = Server(Silent(), events.append)  # type: ignore[arg-type]
     server._host = Broken()  # type: ignore[assignment]
     with pytest.raises(EOFError):
         server.serve()
     assert events == [Failed(number, "no memory", "a hint", "NotEnoughMemoryError") for number in (4, 5, 6)]
-    assert inbox.forgotten == [4, 5, 6]
 
 
 @pytest.fixture
