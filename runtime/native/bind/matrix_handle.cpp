@@ -36,6 +36,19 @@ mx::array interleaved(const mx::array& a) {
   return out;
 }
 
+// The same for data of 5 bits, which is split into planes first.
+mx::array interleaved_planes(const mx::array& data) {
+  mx::array planes(allocated(data.nbytes()), data.shape(), mx::uint32);
+  const int64_t columns = data.shape(1);
+  Pool::shared().run(data.shape(0), [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t at = tasks.index() * columns;
+      split_planes(data.data<uint32_t>() + at, columns / kPlanedWords, planes.data<uint32_t>() + at);
+    }
+  });
+  return interleaved(planes);
+}
+
 // Whether every offset is its scale times -2^(bits - 1), exactly.
 template <Type T>
 bool symmetric(const mx::array& scales, const mx::array& offsets, int bits) {
@@ -125,7 +138,7 @@ void MatrixHandle::fill() {
     scales_ = moved(*from.scales);
     view_.scales = scales_->data<void>();
   }
-  data_ = moved(from.data);
+  data_ = view_.rounds() && view_.bits == 5 ? interleaved_planes(settled(from.data)) : moved(from.data);
   view_.data = data_->data<void>();
   if (from.bias.has_value()) {
     bias_ = settled(mx::astype(*from.bias, mx::float32, mx::Device(mx::Device::cpu)));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "half.h"
+#include "interleaved.h"
 
 namespace headrace {
 namespace {
@@ -39,11 +40,21 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const auto* words = static_cast<const uint32_t*>(w.data);
   const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
   const uint32_t mask = (1u << w.bits) - 1;
+  const auto planed = [&](int64_t i) {
+    const int64_t block = i / 32 * kPlanedWords;
+    const auto weight = static_cast<int>(i % 32);
+    const uint32_t low = words[word[block + weight / 8]] >> weight % 8 * 4, high = words[word[block + 4]] >> high_bit(weight);
+    return (low & 15) | (high & 1) << 4;
+  };
   for (int64_t g = 0; g < w.groups(); ++g) {
     const float scale = number(w.scales, w.type, group[g]);
     const float middle = w.symmetric() ? -scale * static_cast<float>(1 << (w.bits - 1)) : 0.0f;
     const float offset = w.offsets == nullptr ? middle : number(w.offsets, w.type, group[g]);
     for (int64_t i = g * w.group; i < (g + 1) * w.group; ++i) {
+      if (w.bits == 5 && w.rounds()) {
+        out[i] = scale * static_cast<float>(planed(i)) + offset;
+        continue;
+      }
       const int64_t bit = i * w.bits, at = bit / 32, shift = bit % 32;
       uint64_t bits = words[word[at]];
       if (shift + w.bits > 32) bits |= static_cast<uint64_t>(words[word[at + 1]]) << 32;

@@ -66,7 +66,7 @@ struct Roundings {
   Matrix fine, other;
   bool all;  // rows have the other rounding
 
-  explicit Roundings(const LinearCall& call) : prompts(call.w.rounds() ? call.prompts : nullptr), fine(call.w), other(call.w) {
+  explicit Roundings(const LinearCall& call) : prompts(call.w.rounds_otherwise() ? call.prompts : nullptr), fine(call.w), other(call.w) {
     other.rounding = call.rounding;
     if (call.rounding == kHalves && !call.w.fits_tiles()) prompts = nullptr;
     all = prompts != nullptr && std::all_of(prompts, prompts + call.rows, [](uint8_t row) { return row != 0; });

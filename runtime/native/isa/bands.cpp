@@ -1,4 +1,4 @@
-// Rounded activation rows times a matrix of 2-, 4- or 8-bit weights: decode, small batches and prefill alike.
+// Rounded activation rows times a matrix of 2-, 4-, 5- or 8-bit weights: decode, small batches and prefill alike.
 //
 // Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with two or four values of every
 // activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
@@ -14,6 +14,9 @@ namespace headrace::HEADRACE_ISA {
 constexpr int kMostBands = 4;
 // Prefetch distance in bytes, of all bands read side by side; the hardware prefetcher restarts at every page.
 constexpr int64_t kWordsAhead = 8192;
+
+constexpr int kWordBytes = 4;
+constexpr int kLowPlanes = 4;  // dwords of lower bits before one of highest bits (core/interleaved.h)
 
 // Most activation rows per word, and the vectors of a band that fit the registers beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
@@ -109,7 +112,7 @@ template <class X, Type T, int M, int R, int B>
   const Streams here(w, band);
   const int64_t apart = here.words_apart / static_cast<int64_t>(sizeof(uint32_t));
   const auto* words = reinterpret_cast<const uint32_t*>(here.words) + lane;
-  const int64_t group_bytes = group_words * kBand * static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t group_bytes = (F::kPlaned ? group_words / kLowPlanes * (kLowPlanes + 1) : group_words) * kBand * kWordBytes;
   const int64_t groups_ahead = B * group_bytes < kWordsAhead ? kWordsAhead / (B * group_bytes) : 1;
   const float* scales = x + X::scales_at(w);
   const float* sums = x + X::sums_at(w);
@@ -128,7 +131,7 @@ template <class X, Type T, int M, int R, int B>
     const bool inside = g + groups_ahead < groups;
     const Streams& later = inside ? here : next;
     const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
-    const char* words_ahead = later.words + later_group * group_bytes + lane * static_cast<int64_t>(sizeof(uint32_t));
+    const char* words_ahead = later.words + later_group * group_bytes + lane * kWordBytes;
     vi dot[kChains][M][B * R] = {};
     if constexpr (F::kSymmetric) {
 #pragma GCC unroll 8
@@ -138,20 +141,38 @@ template <class X, Type T, int M, int R, int B>
         for (int r = 0; r < B * R; ++r) dot[0][m][r] = start;
       }
     }
-    for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * sizeof(uint32_t)) {
+    vi high[F::kPlaned ? B * R : 1];
+    for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * kWordBytes) {
+      if constexpr (F::kPlaned) {
+        if (i % kLowPlanes == 0) {
+#pragma GCC unroll 16
+          for (int r = 0; r < B * R; ++r) {
+            high[r] = load_words(words + kLowPlanes * kBand + r / R * apart + r % R * W);
+            if (kAhead && r % R * W % 16 == 0) {
+              request(words_ahead + r / R * later.words_apart + (kLowPlanes * kBand + r % R * W) * kWordBytes);
+            }
+          }
+        }
+      }
       vi packed[B * R];
 #pragma GCC unroll 16
       for (int r = 0; r < B * R; ++r) {
         packed[r] = load_words(words + r / R * apart + r % R * W);
         if (kAhead && r % R * W % 16 == 0) {
-          request(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
+          request(words_ahead + r / R * later.words_apart + r % R * W * kWordBytes);
         }
       }
 #pragma GCC unroll 8
       for (int s = 0; s < kWords; ++s) {
         vi weights[B * R];
 #pragma GCC unroll 16
-        for (int r = 0; r < B * R; ++r) weights[r] = X::take(packed[r], s);
+        for (int r = 0; r < B * R; ++r) {
+          if constexpr (F::kPlaned) {
+            weights[r] = F::take(packed[r], high[r], s);
+          } else {
+            weights[r] = X::take(packed[r], s);
+          }
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           const vi xs = set1_word(rows[m] + s);
@@ -164,6 +185,14 @@ template <class X, Type T, int M, int R, int B>
       for (int m = 0; m < M; ++m) {
         rows[m] += kWords;
         asm("" : "+r"(rows[m]));
+      }
+      if constexpr (F::kPlaned) {
+#pragma GCC unroll 16
+        for (int r = 0; r < B * R; ++r) high[r] = shift_right(high[r], 2);
+        if (i % kLowPlanes == kLowPlanes - 1) {
+          words += kBand;  // of highest bits
+          words_ahead += kBand * kWordBytes;
+        }
       }
     }
     vf scale[B * R], offset[B * R];
@@ -201,6 +230,7 @@ template <class X, Type T, int M, int R, int B>
 constexpr int64_t kSlab = 256;
 constexpr int64_t kLeastGroup = 16;
 constexpr int64_t kMostSlabRows = 64;  // activation rows that meet them
+constexpr int kPlanedSlabRows = 8;     // activation rows from which weights of 5 bits are unpacked so; others from kSlabRows on
 
 // Up to kSlab values of a band's rows, each unpacked word beside that of the next rows, and their scales as floats.
 template <class X>
@@ -214,13 +244,24 @@ struct Slab {
   // Values [k, k + count); k is a multiple of kSlab.
   template <Type T>
   void unpack(const Matrix& w, const Streams& band, int64_t k, int64_t count) {
-    const auto* from = reinterpret_cast<const uint32_t*>(band.words) + k / F::kSteps * kBand;
-    for (int64_t i = 0; i < count / X::kEach; i += X::kWords, from += kBand) {
+    constexpr int kLow = F::kPlaned ? kLowPlanes : 1;  // dwords that share one of highest bits
+    const auto* from = reinterpret_cast<const uint32_t*>(band.words) + k / F::kSteps / kLow * (kLow + F::kPlaned) * kBand;
+    vi(*to)[kVectors] = words;
+    for (int64_t i = 0; i < count / F::kSteps; i += kLow, from += F::kPlaned * kBand) {
+      const auto* highest = from + kLow * kBand;
+      for (int j = 0; j < kLow; ++j, from += kBand, to += X::kWords) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const vi packed = load_words(from + v * W);
+        for (int v = 0; v < kVectors; ++v) {
+          const vi packed = load_words(from + v * W);
 #pragma GCC unroll 8
-        for (int s = 0; s < X::kWords; ++s) words[i + s][v] = X::take(packed, s);
+          for (int s = 0; s < X::kWords; ++s) {
+            if constexpr (F::kPlaned) {
+              to[s][v] = F::take(packed, shift_right(load_words(highest + v * W), 2 * j), s);
+            } else {
+              to[s][v] = X::take(packed, s);
+            }
+          }
+        }
       }
     }
     const int64_t group = X::group(w);
@@ -332,8 +373,9 @@ inline void multiply_slabs(const Matrix& w, const float* x, int64_t ldx, int64_t
 template <class X, Type T>
 inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                            float* y, int64_t ldy, const Upcoming& next) {
-  if constexpr (kSlabRows != 0 && X::kInSlabs) {
-    if (batch >= kSlabRows) return multiply_slabs<X, T>(w, x, ldx, batch, row, rows, y, ldy, next);
+  constexpr int kFrom = X::kInSlabs ? X::F::kPlaned ? kPlanedSlabRows : kSlabRows : 0;
+  if constexpr (kFrom != 0) {
+    if (batch >= kFrom) return multiply_slabs<X, T>(w, x, ldx, batch, row, rows, y, ldy, next);
   }
   const int64_t end_band = (row + rows + kBand - 1) / kBand;
   const auto take = [&]<int M, int B>(int64_t m, int64_t band, std::integral_constant<int, M>,
@@ -394,11 +436,11 @@ void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64
               int64_t ldy, const Upcoming& next) {
   with_integers(w, [&]<class F>(F) {
     with_scales<F>(w, [&](auto type) {
-      if (w.rounding == 8) {
-        multiply_bands<Quads<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
-      } else {
-        multiply_bands<Pairs<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
+      constexpr Type T = decltype(type)::value;
+      if constexpr (!F::kPlaned) {
+        if (w.rounding == 8) return multiply_bands<Quads<F>, T>(w, x, ldx, batch, row, rows, y, ldy, next);
       }
+      multiply_bands<Pairs<F>, T>(w, x, ldx, batch, row, rows, y, ldy, next);
     });
   });
 }

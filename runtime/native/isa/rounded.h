@@ -1,4 +1,4 @@
-// Activations in block floating point, to be multiplied with 2-, 4- and 8-bit weights as 16- or 8-bit integers.
+// Activations in block floating point, to be multiplied with 2-, 4-, 5- and 8-bit weights as 16- or 8-bit integers.
 //
 // The values of one group share a scale; weights stay the stored integers. One instruction multiplies and adds two or four values per
 // lane. The result is the exact product with the rounded activations. Infinities and NaN come out as NaN.

@@ -161,6 +161,11 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return Largest > 15 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
 }
+// Four bytes of 5 bits: those of quads<4>, and bit `step` of the bytes of `high` above them.
+inline vi five_bits(vi low, vi high, int step) {
+  const vi above = _mm256_and_si256(_mm256_slli_epi32(high, 4 - step), _mm256_set1_epi8(16));
+  return _mm256_or_si256(quads<4>(low, step), above);
+}
 inline vi shift_right_by(vi words, const float* bits) { return _mm256_srlv_epi32(words, set1_word(bits)); }
 inline uint32_t lanes_with(vf v, float x) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, set1(x), _CMP_EQ_OQ)));

@@ -17,7 +17,7 @@ namespace headrace::HEADRACE_ISA {
 // 2, 4 and 8 bits: W dwords at a time; step s takes the s-th value out of every dword.
 template <int Bits>
 struct Words {
-  static constexpr bool kAffine = true;
+  static constexpr bool kAffine = true, kPlaned = false;
   static constexpr bool kMaySymmetric = Bits > 2, kSymmetric = false;
   static constexpr int kBits = Bits;
   static constexpr int kLargest = (1 << Bits) - 1;  // of the integers that take and take_four give
@@ -42,6 +42,15 @@ struct Words {
   static void fit(vf&, vf&) {}
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
+};
+
+// 5 bits in planes (core/interleaved.h): a dword of lower bits meets the same activations as one of 4-bit weights.
+struct Planes : Words<4> {
+  static constexpr bool kPlaned = true;
+  static constexpr int kLargest = 31;
+
+  // high: a bit of each of the dword's weights, those of a byte at its bits 0 and 1. Taken four at a time, for two steps.
+  static vi take(vi low, vi high, int step) { return pairs<8>(five_bits(low, high, step % 2), step / 2); }
 };
 
 // Integers without offsets, see Matrix.
@@ -79,7 +88,7 @@ struct OneScale {
   vf pick(const float* scales, int64_t from) const { return set1(scales[from]); }
 };
 
-// 3, 5 and 6 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
+// 3, 6 and, for float products, 5 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
 // order.
 template <int Bits, int Block = 32>
 struct Stream {
@@ -125,6 +134,7 @@ inline auto with_words(const Matrix& w, Body&& body) {
   switch (w.bits) {
     case 2: return body(Words<2>{});
     case 4: return body(Words<4>{});
+    case 5: return body(Planes{});
     default: return body(Words<8>{});
   }
 }

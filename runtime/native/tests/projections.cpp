@@ -58,7 +58,7 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
     for (int64_t i = 0; i < k; ++i) row[i] = values[m * k + i] * (epilogue.norm ? factor * norms[i] : 1.0);
     if (call.w.rounds()) {
-      const bool eight = kind.bits == 8 && prompts[m] != 0;
+      const bool eight = kind.bits == 8 && prompts[m] != 0 && call.w.rounds_otherwise();
       const int64_t group = eight ? std::min(w.view.group, 32) : w.view.group;
       for (int64_t i = 0; i < k; i += group) {
         double largest = 0;
@@ -165,7 +165,7 @@ void test_sizes(const Kernels& kernels) {
   }
   const Weights tall(70, 288, {4, 32, Type::f16});
   for (const int64_t rows : {97, 520}) test_projection(kernels, tall, rows);
-  for (const int bits : {2, 4, 8}) {  // more values of k than any kernel takes at once
+  for (const int bits : {2, 4, 5, 8}) {  // more values of k than any kernel takes at once
     const Weights wide(35, 3328, {bits, 128, Type::f16});
     for (const int64_t rows : {1, 3}) test_projection(kernels, wide, rows);
   }

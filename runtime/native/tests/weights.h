@@ -27,6 +27,7 @@ constexpr Format kOtherFormats[] = {
     {6, 16, Type::f32},             {6, 16, Type::f16},             {6, 16, Type::bf16},
     {4, 32, Type::f16, Code::affine, true}, {4, 32, Type::bf16, Code::affine, true},
     {8, 32, Type::f16, Code::affine, true}, {8, 32, Type::bf16, Code::affine, true},
+    {5, 32, Type::f16, Code::affine, true}, {5, 32, Type::bf16, Code::affine, true},
 };
 
 // A matrix for float32 products (`view`), for rounded activations (`rounded`), and as doubles.
@@ -52,7 +53,13 @@ struct Weights {
     rounded = view;
     rounded.exact = false;
     if (!rounded.rounds()) return;
-    rounded.data = turn_all<uint32_t>(data, k * format.bits / 32);
+    if (format.bits == 5) {
+      Guarded planes(n * view.row_bytes());
+      split_planes(data.as<uint32_t>(), n * k / 32, planes.as<uint32_t>());
+      rounded.data = turn_all<uint32_t>(planes, k * format.bits / 32);
+    } else {
+      rounded.data = turn_all<uint32_t>(data, k * format.bits / 32);
+    }
     rounded.scales = turn_numbers(scales);
     rounded.offsets = affine() && !format.symmetric ? turn_numbers(offsets) : nullptr;
   }

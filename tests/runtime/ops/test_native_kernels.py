@@ -1,9 +1,10 @@
 """Every native kernel against the MLX reference operation, in float32, on every instruction set of this machine.
 
 Bounds. Exact projections differ from the reference by the order of additions: at most 1e-6 of the sum of absolute
-products. Otherwise activations for 2-, 4- or 8-bit weights are rounded to 16 bits first: each by at most the largest of
-its group / 65534, times its weight. Attention over float32 K/V is within 2e-5 of the largest output; half-precision K/V
-are rounded alike on both sides, so cache rows may differ by one unit in the last place, and outputs accordingly.
+products. Otherwise activations for 2-, 4-, 5- or 8-bit weights are rounded to 16 bits first: each by at most the
+largest of its group / 65534, times its weight. Attention over float32 K/V is within 2e-5 of the largest output;
+half-precision K/V are rounded alike on both sides, so cache rows may differ by one unit in the last place, and
+outputs accordingly.
 """
 
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.
     if w.scales is not None:  # a weight is the difference of two terms of about this size
         spread = mx.repeat(mx.abs(w.scales.astype(mx.float32)), w.group_size, axis=-1) * 2**w.bits
         errors = errors + 1e-6 * (mx.abs(x) @ spread.T)
-    if w.bits in (2, 4, 8) and not exact:
+    if w.bits in (2, 4, 5, 8) and not exact:
         largest = mx.abs(x).reshape(*x.shape[:-1], -1, w.group_size).max(axis=-1)
         errors = errors + mx.repeat(largest, w.group_size, axis=-1) / 65534 @ full
     return sums, errors
@@ -109,7 +110,7 @@ def _symmetric(weight: Weight) -> Weight:
     return replace(weight, biases=-(2 ** (weight.bits - 1)) * weight.scales)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 8])
 def test_symmetric_weights_have_no_offsets(bits: int) -> None:
     weight = _symmetric(_weight(70, 256, bits, 64, mx.float16, bias=False))
     assert weight.scales is not None
