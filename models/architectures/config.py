@@ -27,8 +27,10 @@ class Family:
 
     norms: NormNames = NormNames()
     activation: Activation = "silu"
-    # Each head by itself, or all of them together; "unit": each head that turns, without weights.
-    qk_norm: Literal["head", "heads", "unit"] | None = None
+    # Each head by itself, or all of them together; "unit": each head that turns, without weights; "layer": LayerNorms
+    # of each head, with weights of its own.
+    qk_norm: Literal["head", "heads", "unit", "layer"] | None = None
+    by_kv_head: bool = False  # projections into attention are stored as one, the rows of each K/V head together
     interleaved: bool = False  # RoPE turns neighbouring dimensions instead of halves
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False  # LayerNorms add a bias

@@ -1,10 +1,12 @@
-"""Families with LayerNorm: Command R and Command A, Phi-2, StarCoder 2, StableLM and Nemotron 4."""
+"""Families with LayerNorm: Command R and Command A, Phi-2, StarCoder 2, StableLM, Nemotron 4, GPT-NeoX and GPT-J."""
 
 from dataclasses import replace
+from typing import Literal
 
-from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture
-from headrace.models.architectures.config import DecoderConfig, Family, NormNames
+from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture, Config
+from headrace.models.architectures.config import DecoderConfig, Family, NormNames, RopeConfig
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import full_rope, head_size
 
 # One norm for attention and feed-forward, which have the same input
 _ONE = NormNames("input_layernorm", None, "input_layernorm")
@@ -14,19 +16,88 @@ _GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")
 
 
 def _cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    family = replace(decoder.family, norm_bias=bool(fields.values.get("layer_norm_bias")))
+    values = fields.values
+    qk_norm: Literal["layer"] | None = "layer" if values.get("use_qk_norm") else None
+    family = replace(decoder.family, norm_bias=bool(values.get("layer_norm_bias")), qk_norm=qk_norm)
     return replace(decoder, family=family, logit_scale=fields.positive("logit_scale", default=0.0625))
 
 
 def _stablelm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    if not fields.values.get("use_parallel_residual"):
-        return decoder
-    return replace(decoder, family=replace(decoder.family, norms=_ONE, parallel=True))
+    family = decoder.family if _norms_of_heads(fields) else replace(decoder.family, qk_norm=None)
+    if fields.values.get("use_parallel_residual"):
+        family = replace(family, norms=_ONE, parallel=True)
+    return replace(decoder, family=family)
 
 
 def _norms_of_heads(fields: Fields) -> bool:
     return bool(fields.values.get("qk_layernorm"))
 
+
+# GPT-NeoX and GPT-J
+def _neox_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, by the family's own names or by those of transformers 5."""
+    values = fields.values
+    theta = values.get("rotary_emb_base", values.get("rope_theta"))
+    stated = Fields({"share": values.get("rotary_pct", values.get("partial_rotary_factor"))})
+    share = stated.positive("share", default=0.25)
+    rope = full_rope(Fields({**values, "rope_theta": theta}), architecture, share=share)
+    return rope, rope
+
+
+def _neox(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    parallel = bool(fields.values.get("use_parallel_residual", True))
+    return replace(decoder, family=replace(decoder.family, parallel=parallel))
+
+
+def _equal_heads(config: Config) -> None:
+    """State as many K/V heads as heads, which together are as wide as the model, as the classes have."""
+    width = config.get("hidden_size")
+    heads = config.get("num_attention_heads")
+    config["num_key_value_heads"] = heads
+    if type(width) is int and type(heads) is int:
+        config["head_dim"] = width // max(heads, 1)
+
+
+def _gptj_keys(config: Config) -> None:
+    """Add the usual names of sizes."""
+    names = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+    for stated, usual in names.items():
+        if config.get(stated) is not None:
+            config[usual] = config[stated]
+    _equal_heads(config)
+
+
+def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    dims = head_size(fields)
+    turned = fields.count("rotary_dim", default=64) if fields.values.get("rotary_dim", 64) else dims
+    rope = RopeConfig(1e4, share=turned / dims)
+    return rope, rope
+
+
+def _four_times(fields: Fields) -> int:
+    return fields.count("n_inner", default=fields.count("intermediate_size", default=4 * fields.count("hidden_size")))
+
+
+_NEOX_NAMES = (
+    ("model.embed_in.", "model.embed_tokens."),
+    ("model.embed_out.", "lm_head."),
+    ("model.h.", "model.layers."),
+    ("model.final_layer_norm.", "model.norm."),
+    (".attention.query_key_value.", ".self_attn.qkv_proj."),
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
+    (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
+)
+_GPTJ_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.ln_f.", "model.norm."),
+    (".ln_1.", ".input_layernorm."),
+    (".attn.", ".self_attn."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".mlp.fc_in.", ".mlp.up_proj."),
+    (".mlp.fc_out.", ".mlp.down_proj."),
+)
 
 ROWS = (
     Architecture(
@@ -37,7 +108,6 @@ ROWS = (
         eps="layer_norm_eps",
         only={"tie_word_embeddings": True},
         theta=8e6,
-        runs=lambda fields: not fields.values.get("use_qk_norm"),  # one norm for all heads, with weights of each
         complete=_cohere,
     ),
     Architecture(
@@ -85,10 +155,10 @@ ROWS = (
     ),
     Architecture(
         "stablelm",
-        Family(norm="layer", norm_bias=True),
+        Family(norm="layer", norm_bias=True, qk_norm="layer"),
+        tensor_names=((".q_layernorm.", ".q_norm."), (".k_layernorm.", ".k_norm.")),
         eps="layer_norm_eps",
         rotated=0.25,
-        runs=lambda fields: not _norms_of_heads(fields),
         biases={"use_qkv_bias": QKV},
         complete=_stablelm,
     ),
@@ -99,5 +169,38 @@ ROWS = (
         activations=("relu2",),
         rotated=0.5,
         complete=lambda _fields, decoder: replace(decoder, norm_weight_offset=1.0),
+    ),
+    Architecture(
+        "gpt_neox",
+        Family(activation="erf_gelu", norm="layer", norm_bias=True, by_kv_head=True),
+        older_keys={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+        add_keys=_equal_heads,
+        tensor_names=_NEOX_NAMES,
+        is_unread=lambda name, _config: name.endswith((".attention.bias", ".masked_bias", ".inv_freq")),
+        eps="layer_norm_eps",
+        activations=_GELU,
+        rotated=0.25,
+        ropes=_neox_ropes,
+        inner_size=_four_times,
+        biases={},
+        biased=("self_attn.qkv_proj", "self_attn.o_proj", *_UNGATED),
+        complete=_neox,
+    ),
+    Architecture(
+        "gptj",
+        Family(_ONE, "tanh_gelu", norm="layer", norm_bias=True, parallel=True, interleaved=True),
+        defaults={"layer_norm_epsilon": 1e-5, "vocab_size": 50400},
+        add_keys=_gptj_keys,
+        tensor_names=_GPTJ_NAMES,
+        is_unread=lambda name, _config: name.endswith((".attn.bias", ".masked_bias")),
+        context=2048,
+        eps="layer_norm_epsilon",
+        activations=_GELU,
+        activation_key="activation_function",
+        rotated=1.0,
+        ropes=_gptj_ropes,
+        inner_size=_four_times,
+        biases={},
+        biased=(*_UNGATED, "lm_head"),
     ),
 )

@@ -45,6 +45,7 @@ _BIASES = {**BIASES, "conv_bias": (*MIXER, "mixer.conv1d")}
 
 ROWS = (
     Architecture("lfm2_vl", nests=True),
+    Architecture("lfm2-vl", nests=True),
     Architecture(
         "lfm2",
         Family(qk_norm="head"),

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import BIASES, QKV, Architecture, Config
-from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family
+from headrace.models.architectures.architecture import ATTENTION, BIASES, FEED_FORWARD, QKV, Architecture, Config
+from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, RopeConfig
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import full_rope
 
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -82,6 +83,25 @@ def _llama4_class(config: Config) -> str | None:
     return "llama4" if config.get("moe_layers") else None
 
 
+def _internlm_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation. Dynamic scaling changes nothing within the context of the config."""
+    rope = full_rope(fields, architecture)
+    if rope.kind == "dynamic":
+        rope = RopeConfig(rope.theta)
+    return rope, rope
+
+
+_INTERNLM2_NAMES = (
+    ("model.tok_embeddings.", "model.embed_tokens."),
+    (".attention.wqkv.", ".self_attn.qkv_proj."),
+    (".attention.wo.", ".self_attn.o_proj."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
+    (".attention_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+)
+
 EXPERT_NAMES = (
     (".block_sparse_moe.", ".mlp."),
     (".w1.", ".gate_proj."),
@@ -103,6 +123,19 @@ ROWS = (
         theta=1e6,
         sliding="all",
         experts=_mixtral_experts,
+    ),
+    Architecture(
+        "internlm2",
+        Family(by_kv_head=True),
+        tensor_names=_INTERNLM2_NAMES,
+        ropes=_internlm_ropes,
+        biases={"bias": ("self_attn.qkv_proj", "self_attn.o_proj")},
+    ),
+    Architecture(
+        "internlm3",
+        Family(),
+        ropes=_internlm_ropes,
+        biases={"qkv_bias": ATTENTION, "bias": FEED_FORWARD},
     ),
     Architecture("telechat3", Family()),
     Architecture("helium", Family(interleaved=True), biases={**BIASES, "attention_bias": QKV}),

@@ -12,9 +12,17 @@ from headrace.models.checkpoint.safetensors import Checkpoint, quantization_sect
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
 # Prefixes of the layers, the most specific first, and of the output projection.
-BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.", "backbone.", "transformer.")
-_TABLES = ("embed_tokens", "embeddings", "wte")
-_HEADS = ("language_model.lm_head.", "lm_head.", "output.")
+BODIES = (
+    "language_model.model.",
+    "model.language_model.",
+    "model.text_model.",
+    "model.",
+    "backbone.",
+    "transformer.",
+    "gpt_neox.",
+)
+_TABLES = ("embed_tokens", "embeddings", "wte", "embed_in")
+_HEADS = ("language_model.lm_head.", "lm_head.", "output.", "embed_out.")
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_size")

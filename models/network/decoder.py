@@ -28,6 +28,7 @@ from headrace.models.network.projections import (
     add_experts,
     add_products,
     gated_heads,
+    normed_heads,
     project,
     stacked,
     with_gates,
@@ -382,6 +383,8 @@ class Decoder:
         eps = self.config.norm_eps
         layer = self._layers[index]
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        if layer.head_norms is not None:
+            qkv = normed_heads(ops, qkv, layer.head_norms, eps)
         heads = self._mix_tokens(kv, index, qkv)
         if layer.gate is not None:
             gate = stacked(project(ops, residual, layer.input_norm, eps, [layer.gate]))  # (B, T, H * D) or (B, T, H)

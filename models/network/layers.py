@@ -272,8 +272,22 @@ def _layer(
         own_input=own_input,
         mixer_gates=mixer_gate_weights,
         scalar=scalar,
+        head_norms=_head_norms(config, parameters, attn, layer, rope),
         curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer),
     )
+
+
+def _head_norms(
+    config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig, rope: Rope | None
+) -> tuple[mx.array, mx.array] | None:
+    """Return the weights of queries' and keys' LayerNorms, if they have some."""
+    if config.family.qk_norm != "layer":
+        return None
+    kv_heads, dim = config.heads_of(layer)
+    order = head_order(dim, rope) if config.family.interleaved else None
+    counts = {"q_norm": config.query_heads(layer), "k_norm": kv_heads}
+    q, k = (parameters.vector(f"{at}.{name}.weight", count * dim).reshape(-1, dim) for name, count in counts.items())
+    return (q, k) if order is None else (q[:, order], k[:, order])
 
 
 def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
@@ -326,7 +340,7 @@ def _attention(
 
     q_norm = None
     k_norm = None
-    if config.family.qk_norm not in (None, "unit"):
+    if config.family.qk_norm in ("head", "heads"):
         q_norm = head_norm("q_norm", heads)
         if "k" in layer.projects:
             k_norm = head_norm("k_norm", kv_heads)
@@ -371,6 +385,11 @@ def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:
 
 def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
     """Return the rows of the stacked projections in that order, ((H + 2 Hkv) * D,); None: as stored."""
+    if config.family.by_kv_head:
+        shared = config.heads // config.kv_heads
+        rows = mx.arange((config.heads + 2 * config.kv_heads) * config.head_dim)
+        by_head = rows.reshape(config.kv_heads, shared + 2, -1)
+        return mx.concatenate([part.flatten() for part in mx.split(by_head, [shared, shared + 1], axis=1)])
     if not config.family.interleaved:
         return None
     order = head_order(config.head_dim, rope)

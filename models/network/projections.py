@@ -57,6 +57,18 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
+def normed_heads(ops: Ops, projected: Projections, norms: tuple[mx.array, mx.array], eps: float) -> Projections:
+    """Return projections with LayerNorms of queries and keys. norms: weights of each head (H, D), (Hkv, D)."""
+    queries, keys = norms
+    parts = mx.split(stacked(projected), [queries.size, queries.size + keys.size], axis=-1)
+    ones = mx.ones(queries.shape[-1:], queries.dtype)
+    normed = [
+        (ops.layer_norm(part.reshape(*part.shape[:2], *norm.shape), ones, None, eps) * norm).reshape(part.shape)
+        for part, norm in zip(parts, norms, strict=False)
+    ]
+    return [*normed, parts[2]]
+
+
 def gated_heads(ops: Ops, gate: mx.array, heads: mx.array, kind: str | None) -> mx.array:
     """Multiply heads (B, T, H * D) by gates, for each number or for each head. kind: see `Family.gates`."""
     if gate.shape == heads.shape:

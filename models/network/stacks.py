@@ -23,6 +23,7 @@ _GPT_OSS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
 _MODULES = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
 _LLAMA4 = re.compile(r"(.*\.switch_mlp)\.(gate_up_proj|down_proj)")
+_HEAD_NORM = re.compile(r"(.*\.[qk]_norm)\.norms\.(\d{1,5})\.weight")
 _JOINED = ".switch_mlp.input_linear."
 
 
@@ -58,6 +59,7 @@ def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
 
     Raises CheckpointError for halves of different sizes.
     """
+    arrays = _with_head_norms(arrays)
     result: dict[str, Any] = {}
     shapes = {name: array.shape for name, array in arrays.items() if _LLAMA4.fullmatch(name)}
     for name, array in arrays.items():
@@ -76,6 +78,26 @@ def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
                 raise CheckpointError(f"tensor {name} has no two halves of {rows.shape[1]} rows")
             result |= {stack: rows[:, i * size : (i + 1) * size] for i, stack in enumerate(stacks)}
     return result
+
+
+def _with_head_norms(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays with norms of single heads (D,) as those of all, (H, D) (StableLM 2)."""
+    norms: dict[str, dict[int, Any]] = {}
+    for name, array in arrays.items():
+        if (match := _HEAD_NORM.fullmatch(name)) is not None:
+            norms.setdefault(f"{match[1]}.weight", {})[int(match[2])] = array
+    if not norms:
+        return arrays
+    import mlx.core as mx  # late: callers of `stacks_of` need no mlx
+
+    from headrace.models.network.weight_arrays import loaded
+
+    others = {name: array for name, array in arrays.items() if _HEAD_NORM.fullmatch(name) is None}
+    for name, heads in norms.items():
+        if sorted(heads) != list(range(len(heads))) or len({tuple(head.shape) for head in heads.values()}) != 1:
+            raise CheckpointError(f"tensor {name} is not of heads 0 to {len(heads) - 1}, of one size")
+        others[name] = mx.stack([loaded(heads[i]) for i in range(len(heads))])
+    return others
 
 
 def _gpt_oss_rows(name: str, array: Any) -> Any:

@@ -130,6 +130,11 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     width = config.hidden_size
     queries = config.query_heads(layer) * head_dim
     entries = kv_heads * head_dim
+    output = Tensor("self_attn.o_proj", width, queries, columns_by="heads")
+    if config.family.by_kv_head:
+        total = queries + 2 * entries
+        joint = Tensor("self_attn.qkv_proj", total, width, segments=(("kv_heads", total),), before_append=True)
+        return [joint, output]
     rows = {"q": queries, "k": entries, "v": entries}
     if config.family.gates == "joined":  # D rows and then D gates of each head
         rows["q"] *= 2
@@ -139,7 +144,7 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         Tensor(f"self_attn.{part}_proj", rows[part], width, rows_by=units[part], whole=whole, before_append=True)
         for part in layer.projects
     ]
-    return [*inputs, Tensor("self_attn.o_proj", width, queries, columns_by="heads")]
+    return [*inputs, output]
 
 
 def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
@@ -391,6 +396,8 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
         name = f"{at}.{part}_norm.weight"
         if config.family.qk_norm == "heads":  # over all heads together
             vectors.append(Vector(name, heads * dim, ((unit, heads * dim),)))
+        elif config.family.qk_norm == "layer":
+            vectors.append(Vector(name, heads, ((unit, heads),), dim))
         else:
             vectors.append(Vector(name, dim))
     if config.sinks:

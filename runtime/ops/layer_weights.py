@@ -110,6 +110,7 @@ class LayerWeights:
     mixer_gates: tuple[Weight, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
     curve: Curve | None = None
     input_norm_bias: mx.array | None = None  # (E,), of a LayerNorm
+    head_norms: tuple[mx.array, mx.array] | None = None  # LayerNorms of queries (H, D) and keys (Hkv, D)
     mlp_norm_bias: mx.array | None = None
 
     @property
@@ -122,8 +123,9 @@ class LayerWeights:
         for part in (self.mixer, self.mixture, self.latent):
             if part is not None:
                 vectors += part.vectors
-        if self.branches is not None:
-            vectors += self.branches
+        for norms in (self.head_norms, self.branches):
+            if norms is not None:
+                vectors += norms
         if self.own_input is not None:
             vectors.append(self.own_input.norm)
         # Two fields may have one array: a parallel layer's halves have one norm.

@@ -105,7 +105,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     feed_forward = gate_up is not None
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
-    if layer.latent is not None or layer.mixer_gates is not None:
+    if layer.latent is not None or layer.mixer_gates is not None or layer.head_norms is not None:
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
         return None

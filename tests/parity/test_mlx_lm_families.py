@@ -27,7 +27,12 @@ from tests.support.tiny import load_decoder, quantize_model
 
 pytestmark = pytest.mark.peer
 
-_KEYS = ("model.layers.1.self_attn", "language_model.model.layers.1.self_attn", "transformer.h.1.attn.attention")
+_KEYS = (
+    "model.layers.1.self_attn",
+    "language_model.model.layers.1.self_attn",
+    "transformer.h.1.attn.attention",
+    "model.h.1.attn",
+)
 EIGHT_BITS = {f"{at}.k_proj": {"bits": 8, "group_size": 32} for at in _KEYS}
 ROUTERS = {
     f"{at}.gate": False
@@ -169,6 +174,8 @@ _IGNORED = {
     ("solar_open", "tie_word_embeddings"),
     ("qwen2_moe", "tie_word_embeddings"),
     ("step3p5", "tie_word_embeddings"),
+    ("gpt_neox", "rope_scaling"),
+    ("internlm3", "max_position_embeddings"),  # dynamic scaling begins there
     ("helium", "head_dim"),
     ("hunyuan", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike

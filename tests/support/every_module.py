@@ -94,6 +94,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_offset": 1, "expert_layer_offset": 1},
     "longcat_flash": _LONGCAT,
     "longcat_flash_ngram": {**_LONGCAT, "emb_split_num": 2, "emb_neighbor_num": 2},
+    "kimi_k25": {"model_type": "deepseek_v3"},
     "kimi_k3": {
         "hidden_act": "situ", "activation_situ_beta": 1.5, "activation_situ_linear_beta": 2.0, "attn_res_block_size": 2,
     },

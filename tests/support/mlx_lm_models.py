@@ -199,6 +199,10 @@ _STEP = {
     "moe_intermediate_size": 48, "share_expert_dim": 32, "moe_layers_enum": "1,2,3",
     "swiglu_limits": [0.0, 0.0, 0.2, 0.0], "swiglu_limits_shared": [0.3, 0.0, 0.0, 0.1],
 }  # fmt: skip
+_NEOX = {  # its class has the approximated GELU
+    "model_type": "gpt_neox", "head_dim": 16, "num_key_value_heads": 4, "layer_norm_eps": 1e-2, "rotary_pct": 0.5,
+    "rotary_emb_base": 10000, "hidden_act": "gelu_fast", "intermediate_size": 256,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -411,6 +415,29 @@ MODELS: dict[str, dict[str, Any]] = {
         **_STEP, "use_head_wise_attn_gate": False, "attention_other_setting": None, "layer_types": None,
         "norm_expert_weight": False, "moe_layers_enum": None, "rope_theta": 1e4, "partial_rotary_factors": None,
         "yarn_only_types": None,
+    },
+    "stablelm-normed": {**_STABLELM, "qk_layernorm": True},
+    "cohere-normed": {
+        "model_type": "cohere", "head_dim": 16, "layer_norm_eps": 1e-2, "logit_scale": 0.7, "tie_word_embeddings": True,
+        "use_qk_norm": True,
+    },
+    "internlm2": {"model_type": "internlm2", "head_dim": 16, "bias": False},
+    "internlm2-biased": {
+        "model_type": "internlm2", "head_dim": 16, "bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0},
+    },
+    "internlm3": {
+        "model_type": "internlm3", "head_dim": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+    },
+    "internlm3-biased": {
+        "model_type": "internlm3", "head_dim": 16, "bias": True, "qkv_bias": True, "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "gpt-neox": _NEOX,
+    "gpt-neox-sequential": {**_NEOX, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "gptj": {
+        "model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "rotary_dim": 8,
+        "layer_norm_epsilon": 1e-2, "intermediate_size": 256, "head_dim": 16, "num_key_value_heads": 4,
     },
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
