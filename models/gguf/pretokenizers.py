@@ -43,6 +43,8 @@ _GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*(?:{_CONTRACTIONS})?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+# Words with marks, and with the joiners of Indic and Arabic scripts.
+_K2_HORIZON = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\u200c\u200d]+|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
 _EXAONE = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -127,6 +129,7 @@ _BY_NAME = {
     ),
     "youtu": PreTokenizer((_YOUTU_SCRIPTS, rf"{_BY_CASE}|\p{{N}}|{_SIGNS_AND_SLASHES}|{_SPACES}"), whole_words=True),
     "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
+    "k2-horizon": PreTokenizer((_K2_HORIZON,)),
     "jais-2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_HALVES}|\s",)),
     "laguna": PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
     "minicpm5": PreTokenizer(

@@ -1,13 +1,13 @@
 """Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
 converter to them where llama.cpp is not installed.
 
-    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | adapters | only VARIANT...]
+    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | adapters | only NAME...]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
 `tests/support/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the
 default model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
-`llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants to what
-is there, and `adapters` those of models with an adapter.
+`llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants and
+tokenizers to what is there, and `adapters` those of models with an adapter.
 """
 
 import json
@@ -29,7 +29,7 @@ LAYERED_ANSWERS = ANSWERS.with_name("llama_cpp_layered.json")
 PRE_TOKENIZERS = (
     "default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "tekken", "seed-coder", "gpt-4o",
     "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking", "deepseek-llm", "spark2_5", "afmoe",
-    "glm4", "jais-2", "laguna", "minicpm5", "superbpe", "ufakzeka",
+    "glm4", "jais-2", "laguna", "minicpm5", "superbpe", "ufakzeka", "k2-horizon",
 )  # fmt: skip
 # Names that llama.cpp treats as one of those.
 ALIASES = (
@@ -89,12 +89,15 @@ def record_layered() -> None:
     LAYERED_ANSWERS.write_text(as_lines(answers) + "\n")
 
 
-def record_only(variants: list[str]) -> None:
+def record_only(names: list[str]) -> None:
+    """Record these variants and tokenizers."""
     for file, known in ((ANSWERS, VARIANTS), (LAYERED_ANSWERS, LAYERED)):
         answers = json.loads(file.read_text())
-        for variant in (variant for variant in known if variant in variants):
+        for variant in (variant for variant in known if variant in names):
             answers["logits"][variant], answers["turns"][variant] = logits(variant), turns(variant)
             answers.setdefault("versions", {})[variant] = llama_cpp.__version__
+        if file == ANSWERS:
+            answers["tokens"] |= {name: token_ids(path) for name, path in vocabulary_files() if name in names}
         file.write_text(as_lines(answers) + "\n")
 
 

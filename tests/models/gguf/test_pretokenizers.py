@@ -29,6 +29,7 @@ PATTERNS = {
     "qwen2": [_QWEN2],
     "glm4": [f"{_LLAMA3}|{_SPACES}"],
     "jais-2": [rf"{_LLAMA3}|\s*[\r\n]+|{_RUNS}|\s"],
+    "k2-horizon": [rf"{_CONTRACTIONS}|{_BEFORE}(?:\p{{L}}|\p{{M}}|\u200C|\u200D)+|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"],
     "laguna": [r"[^\n]+|[\n]+", _QWEN2],
     "minicpm5": [r"\p{N}{1,3}", rf"{_WORDS}|\p{{N}}+|{_SIGNS}|{_SPACES}"],
     "ufakzeka": [rf"{_BEFORE}\p{{L}}+|\p{{N}}|{_SIGNS}|{_SPACES}"],
@@ -50,6 +51,7 @@ TEXTS = (
     "camelCaseXMLHttp don'T WE'LL HttpRequest",
     "Ankara'da 'S 我喜欢a1234 e\u0301",
     "x" + 700 * " " + "y",
+    "नि\u0930्\u200dयात می\u200cروم\u200c 12",
 )
 
 
