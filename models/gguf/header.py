@@ -67,7 +67,12 @@ BLOCKS = {
 _INSTEAD = {
     "NVFP4": "Q4_K_M",
     "Q1_0": "Q2_K",
+    "Q4_0_": "Q4_0",
+    "type": "Q4_K_M",
 }
+# Numbers that llama.cpp had for ARM and has no more, and that of bitnet.cpp
+_OTHER_TYPES = {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S of bitnet.cpp"}
+_IK_TYPES = range(97, 400)  # ik_llama.cpp's
 _TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
 
@@ -124,6 +129,15 @@ def read_header(file_name: str, data: mmap.mmap | bytes, size: int | None = None
     the part ends before the header.
     """
     return _HeaderReader(file_name, data, len(data) if size is None else size).run()
+
+
+def _type_name(number: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    try:
+        return str(GGMLQuantizationType(number).name)
+    except ValueError:
+        return _OTHER_TYPES.get(number, f"type {number}" + " of ik_llama.cpp" * (number in _IK_TYPES))
 
 
 def _foreign(start: bytes) -> str | None:
@@ -214,8 +228,6 @@ class _HeaderReader:
         return self.texts(length, key) if kind == _STRING else self.scalars(kind, length, key)
 
     def tensor(self) -> TensorEntry:
-        from gguf import GGMLQuantizationType
-
         name = self.name("tensor name")
         n_dims = self.number("I")
         if not 1 <= n_dims <= _MAX_DIMS:
@@ -223,10 +235,7 @@ class _HeaderReader:
         dims = [self.number("Q") for _ in range(n_dims)]
         kind = self.number("I")
         offset = self.number("Q")
-        try:
-            type_name = GGMLQuantizationType(kind).name
-        except ValueError:
-            type_name = f"type {kind}"
+        type_name = _type_name(kind)
         if type_name not in BLOCKS:
             raise UnsupportedModelError(
                 f"{self.file_name}: tensor {name} is {type_name}, which headrace cannot convert",

@@ -10,7 +10,7 @@ _MODEL_ITSELF = "pass the model that it was made for"
 
 _EMBEDDINGS = (
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
-    "gemma-embedding", "llama-embed",
+    "gemma-embedding", "gemma-embedding2", "llama-embed",
 )  # fmt: skip
 # By the value of general.type, or by the architecture
 _PARTS = {

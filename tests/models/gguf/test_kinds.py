@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from headrace.app.cli.commands import cli
 from headrace.models.gguf import convert_gguf
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.faults.test_gguf import raw_gguf
 from tests.models.gguf.build import header, write_gguf
 
 
@@ -84,6 +85,26 @@ def test_files_of_other_formats_come_with_a_hint(content: bytes, hint: str, tmp_
     with pytest.raises(CheckpointError, match="wrong magic") as caught:
         convert_gguf(path, tmp_path)
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "instead"),
+    [
+        (31, "Q4_0_4_4", "Q4_0"),
+        (36, "I2_S of bitnet.cpp", "Q8_0"),
+        (40, "NVFP4", "Q4_K_M"),
+        (139, "type 139 of ik_llama.cpp", "Q4_K_M"),
+        (777, "type 777", "Q4_K_M"),
+    ],
+)
+def test_tensor_types_of_other_programs_come_with_the_file_to_take(
+    number: int, name: str, instead: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "m.gguf").write_bytes(raw_gguf(tensors=[(b"x", [256], number, 0)]))
+    with pytest.raises(UnsupportedModelError) as caught:
+        convert_gguf(path, tmp_path)
+    assert str(caught.value) == f"m.gguf: tensor x is {name}, which headrace cannot convert"
+    assert (caught.value.hint or "").startswith(f"take the {instead} file of this model")
 
 
 def test_bytes_after_the_last_tensor_change_nothing(tmp_path: Path) -> None:
