@@ -81,7 +81,7 @@ def recorded_files(origin: Mapping[str, object]) -> Files | None:
 
 
 def files_identity(folder: Path, origin: Mapping[str, object]) -> dict[str, object]:
-    """Return what tells the files of a model from those that may replace them: digests, or sizes and times.
+    """Return the identity of a model's files, which changes if others replace them: digests, or sizes and times.
 
     origin: headrace.json, with digests if the model was installed with them. Raises OSError.
     """
