@@ -24,7 +24,7 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.network import Network
 
 _VERSION = 1  # of the measurement; a change makes stored ones void
-_MAX_MODELS = 32  # whose measurements are kept, about 100 KB each
+_MAX_MODELS = 32  # with stored measurements, about 100 KB each
 _FLOOR = 1e-9  # nats; the least KL of a probe, so that larger errors never look free
 
 

@@ -28,7 +28,7 @@ _FASTER_WIDTHS: dict[str | None, set[int]] = {"avx512": {2, 4, 8}, "avx2": {2, 4
 """Bits of weights whose products with bytes are faster than those with 16-bit integers, by instruction set."""
 _TOKENS = 256
 _CHARACTERS = 8 * _TOKENS  # of the text: enough for as many tokens
-_MAX_MODELS = 256  # whose divergence is kept, the least recently used first to go
+_MAX_MODELS = 256  # with a stored divergence; the least recently used goes first
 _VERSION = 1  # of the measurement and of the rounding; a change makes stored values void
 
 

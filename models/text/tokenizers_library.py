@@ -31,8 +31,8 @@ from headrace.runtime.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Substrings of files whose vocabulary `_check` has to parse; the other files skip this second parse. Letters may be
-# written as escapes. One search each is faster than one for all.
+# Substrings of files for which `_check` has to parse the vocabulary; the other files skip this second parse. Letters
+# may be written as escapes. One search each is faster than one for all.
 _SUSPECT = [
     re.compile(text)
     for text in (

@@ -48,9 +48,11 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     rows = []
     uses = _recommended_uses(card)
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
-    costs = {entry.name: entry.step_shape.cost for entry in load_catalog().values()}
+    costs: dict[str, StepCost | None] = {}
     if card is not None:
         costs[card.name] = card.cost
+    # Models of the catalog are compared by its facts, as in `headrace fit`, the loaded one included.
+    costs |= {entry.name: entry.step_shape.cost for entry in load_catalog().values()}
     for document in overview(Store(), usable):
         size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
         memory = document["memory_bytes"]
