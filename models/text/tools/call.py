@@ -4,6 +4,9 @@ import ast
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.runtime.config.typed import as_list, as_mapping
 
 PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 _LONGEST_LITERAL = 1 << 20  # characters
@@ -31,8 +34,10 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. parameters: a JSON schema of an object. strict: it has to be honoured.
+    """A function that the model may call.
 
+    parameters: a JSON schema of an object.
+    strict: the schema has to be honoured.
     free: the arguments of a call may be any object.
     """
 
@@ -50,21 +55,20 @@ class Tool:
         if self.free:
             return {"type": "object"}
         joined = self.parameters.keys() & {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
-        names = not self.parameters or "properties" in self.parameters
-        closed = {"additionalProperties": False} if names and not joined else {}
-        return {"type": "object", **closed, **self.parameters}
+        names_parameters = not self.parameters or "properties" in self.parameters
+        if not names_parameters or joined:
+            return {"type": "object", **self.parameters}
+        return {"type": "object", "additionalProperties": False, **self.parameters}
 
     @property
     def properties(self) -> Mapping[str, object]:
         """Schemas of the parameters, by name."""
-        properties = self.parameters.get("properties")
-        return properties if isinstance(properties, Mapping) else {}
+        return as_mapping(self.parameters.get("properties"))
 
     @property
     def required(self) -> Sequence[str]:
         """Parameters that a call has to have."""
-        required = self.parameters.get("required")
-        return required if isinstance(required, list) else ()
+        return as_list(self.parameters.get("required"))
 
     def needs(self, parameter: str) -> bool:
         """Return whether a call has to have a parameter."""
@@ -72,9 +76,8 @@ class Tool:
 
     def schema_of(self, parameter: str) -> dict[str, object]:
         """Return a parameter's schema, with the definitions that it may refer to."""
-        schema = self.properties.get(parameter)
         shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
-        return {**(schema if isinstance(schema, Mapping) else {}), **shared}
+        return {**as_mapping(self.properties.get(parameter)), **shared}
 
     def kinds(self, parameter: str) -> frozenset[str]:
         """Return the types that a parameter's value may have; all of them if its schema tells none."""
@@ -91,20 +94,22 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return KINDS
     kinds = KINDS
-    named = schema.get("type")
-    names = [named] if isinstance(named, str) else named
+    names = schema.get("type")
+    if isinstance(names, str):
+        names = [names]
     if isinstance(names, list):
         kinds &= {"number" if name == "integer" else name for name in names}
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
+    values = choices_of(schema)
+    if values is not None:
         kinds &= set(map(kind_of, values))
     for key in ("anyOf", "oneOf"):
         choices = schema.get(key)
         if isinstance(choices, list) and choices:
             kinds &= frozenset[str]().union(*(kinds_of(choice, document, depth + 1) for choice in choices))
-    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+    for part in as_list(schema.get("allOf")):
         kinds &= kinds_of(part, document, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str):
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
         kinds &= kinds_of(referenced(reference, document), document, depth + 1)
     if kinds == KINDS and "properties" in schema:
         return frozenset(["object"])
@@ -113,11 +118,23 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
     return kinds or KINDS
 
 
+def choices_of(schema: Mapping[str, object]) -> list[Any] | None:
+    """Return the only values that a schema allows, by `const` or `enum`; None if it names none."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    if isinstance(values, list):
+        return values
+    return None
+
+
 def referenced(reference: str, document: Mapping[str, object]) -> object:
     """Return the schema that a reference names; None if the document has none there."""
     schema: object = document
     for key in reference.removeprefix("#").split("/")[1:]:
-        schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+        if not isinstance(schema, Mapping):
+            return None
+        schema = schema.get(key.replace("~1", "/").replace("~0", "~"))
     return schema
 
 
@@ -128,7 +145,8 @@ def part_of(schema: object, name: str | None, document: Mapping[str, object], de
     """
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return None
-    if isinstance(reference := schema.get("$ref"), str):
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
         return part_of(referenced(reference, document), name, document, depth + 1)
     properties = schema.get("properties")
     if name is None:
@@ -169,6 +187,13 @@ class Reading:
     calls: tuple[ToolCall, ...] = ()
 
 
+def no_call(length: int, *, final: bool) -> Reading | None:
+    """Return the first `length` characters as text. None unless `final`: more text may make them a call."""
+    if final:
+        return Reading(length)
+    return None
+
+
 def write_json_calls(calls: Sequence[Mapping[str, object]]) -> str:
     """Return calls {"name": ..., "arguments": {...}} as JSON objects, one a line."""
     written = ({"name": call["name"], "arguments": call["arguments"]} for call in calls)
@@ -196,8 +221,13 @@ def call_of(value: object) -> ToolCall | None:
 
 def calls_of(value: object) -> tuple[ToolCall, ...]:
     """Return the calls of a JSON object or a list of them; none if one of them is no call."""
-    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    return tuple(call for call in calls if call is not None) if all(calls) else ()
+    calls: list[ToolCall] = []
+    for each in value if isinstance(value, list) else [value]:
+        call = call_of(each)
+        if call is None:
+            return ()
+        calls.append(call)
+    return tuple(calls)
 
 
 def may_be_text(tool: Tool | None, parameter: str) -> bool:
@@ -210,8 +240,9 @@ def typed_value(tool: Tool | None, parameter: str, text: str) -> object:
 
     It is JSON, or a literal of Python's, if the schema allows a value of that type there; else it is the text itself.
     """
-    is_known = tool is not None and parameter in tool.properties
-    return typed_text(tool.kinds(parameter) if tool is not None and is_known else KINDS, text)
+    if tool is None or parameter not in tool.properties:
+        return typed_text(KINDS, text)
+    return typed_text(tool.kinds(parameter), text)
 
 
 def typed_text(kinds: Set[str], text: str) -> object:
@@ -226,7 +257,9 @@ def typed_text(kinds: Set[str], text: str) -> object:
         if "string" in kinds:
             return text
         value = _python_value(text)
-    return value if kind_of(value) in kinds else text
+    if kind_of(value) not in kinds:
+        return text
+    return value
 
 
 def _python_value(text: str) -> object:
@@ -244,4 +277,6 @@ def _python_value(text: str) -> object:
         json.dumps(value, allow_nan=False)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return text
-    return value if isinstance(value, list | dict) else text
+    if not isinstance(value, list | dict):
+        return text
+    return value

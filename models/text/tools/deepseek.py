@@ -82,11 +82,14 @@ class DeepSeek(ToolForm):
             if rest.startswith(self._end):
                 return Reading(position + len(self._end), tuple(calls))
             if not rest.startswith(self._call):
-                growing = not final and (self._end.startswith(rest) or self._call.startswith(rest))
-                return None if growing else Reading(position, tuple(calls))
+                if not final and (self._end.startswith(rest) or self._call.startswith(rest)):
+                    return None
+                return Reading(position, tuple(calls))
             parsed = self._read_call(text, position + len(self._call))
+            if parsed is None and not final:
+                return None
             if parsed is None:
-                return Reading(position, tuple(calls)) if final else None
+                return Reading(position, tuple(calls))
             call, position = parsed
             calls.append(call)
 
@@ -97,7 +100,8 @@ class DeepSeek(ToolForm):
             return None
         name = text[position:separator].strip()
         start = separator + len(self._separator)
-        if (fence := text.find(f"{_FENCE}json", start)) >= 0 and name == "function":
+        fence = text.find(f"{_FENCE}json", start)
+        if fence >= 0 and name == "function":
             name = text[start:fence].strip()
             start = fence + len(_FENCE) + 4
         try:
@@ -123,6 +127,8 @@ class DeepSeek(ToolForm):
         names = " | ".join(f"call{number}" for number in range(len(tools)))
         rule = f"one: {begin} ({names}) {end}"
         between = '"\\n"' if self._fenced else ""
-        more = f"({between} one)*" if self.parallel else ""
+        more = ""
+        if self.parallel:
+            more = f"({between} one)*"
         rest = f"rest: one {more} {literal(MARKUP[1])}"
         return "\n".join([rest, rule, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

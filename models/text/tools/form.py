@@ -76,11 +76,15 @@ class ToolForm(ABC):
 
         Empty if no call has its name yet.
         """
-        return () if self.head is None else cut_json_calls(text, self.head)
+        if self.head is None:
+            return ()
+        return cut_json_calls(text, self.head)
 
     def write(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them, for templates that show none."""
-        return write_json_calls(calls) if self.markup is None else self.markup.write(calls)
+        if self.markup is None:
+            return write_json_calls(calls)
+        return self.markup.write(calls)
 
     @abstractmethod
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
@@ -122,10 +126,14 @@ def ordered_rules(name: str, written: Mapping[str, str], required: Container[str
 
 def schema_json(schema: Mapping[str, object], *, any_space: bool = False) -> str:
     """Return a schema for `%json`. any_space: white space of any length may stand between its parts."""
-    form = {"whitespace_flexible": True} if any_space else _SPACED
+    form: Mapping[str, object] = _SPACED
+    if any_space:
+        form = {"whitespace_flexible": True}
     return json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:
     """Return a text as a Lark literal."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    if not text:
+        return ""
+    return json.dumps(text, ensure_ascii=False)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.recipients import MARK
-from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -35,13 +35,13 @@ class Functionary(ToolForm):
         if head is None:
             name, _, rest = text[len(MARK) :].partition("\n")
             may_go_on = not rest.strip() and any(tool.startswith(name) for tool in self._tools)
-            return None if may_go_on and not final and len(text) < _LONGEST_HEAD else Reading(len(MARK))
+            return no_call(len(MARK), final=final or not may_go_on or len(text) >= _LONGEST_HEAD)
         if head[1] not in self._tools:
             return Reading(head.end())
         try:
             value, end = leading_value(text, head.end())
         except UnfinishedError:
-            return Reading(len(MARK)) if final else None
+            return no_call(len(MARK), final=final)
         except ValueError:
             return Reading(len(MARK))
         return Reading(end, (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))

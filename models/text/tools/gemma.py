@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall
+from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.tagged import text_rules
@@ -36,11 +36,12 @@ class Gemma(ToolForm):
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         start = len(self._begin)
-        if (head := _HEAD.match(text, start)) is None:
-            return None if not final and _BEGUN.match(text[start:]) else Reading(start)
+        head = _HEAD.match(text, start)
+        if head is None:
+            return no_call(start, final=final or _BEGUN.match(text[start:]) is None)
         end = self._closing(text, head.end())
         if end < 0:
-            return Reading(start) if final else None
+            return no_call(start, final=final)
         try:
             value, _ = self._value(text[head.end() : end].rstrip(), 0)
         except (ValueError, IndexError, RecursionError):

@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import ended, json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
@@ -33,18 +33,24 @@ class Generic(ToolForm):
         if fence is None and text.lstrip().startswith("`"):
             start = text.strip()
             growing = any(opening.startswith(start) for opening in _OPENINGS) or start in _OPENINGS
-            return None if growing and not final else Reading(1)
-        first = text.find(",") + 1 if text.lstrip().startswith(",") else 0  # between calls
+            return no_call(1, final=final or not growing)
+        start_of_json = 0
+        close = ""
+        if fence is not None:
+            start_of_json = fence.end()
+            close = _CLOSE
+        elif text.lstrip().startswith(","):  # between calls
+            start_of_json = text.find(",") + 1
         try:
-            value, position = leading_value(text, fence.end() if fence else first)
+            value, position = leading_value(text, start_of_json)
         except UnfinishedError:
-            return Reading(1) if final else None
+            return no_call(1, final=final)
         except ValueError:
             return Reading(1)
         calls = calls_of(value)
         if not calls or not all(call.name in self._names for call in calls):
             return Reading(1)
-        return ended(text, position, _CLOSE if fence else "", calls=Reading(position, calls), final=final)
+        return ended(text, position, close, calls=Reading(position, calls), final=final)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         return tuple(call for call in super().cut_calls(text) if call.name in self._names)

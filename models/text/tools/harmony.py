@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
-from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.call import Reading, Tool, calls_of, no_call
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
@@ -29,7 +29,7 @@ class Harmony(ToolForm):
     def read(self, text: str, *, final: bool) -> Reading | None:
         head, separator, _ = text[1:].partition(CALL_MESSAGE)
         if not separator:
-            return Reading(len(text)) if final else None
+            return no_call(len(text), final=final)
         start = len(head) + 2
         try:
             value, end = leading_value(text, start)
@@ -43,7 +43,9 @@ class Harmony(ToolForm):
         except ValueError:
             return Reading(start)
         calls = calls_of({"name": head.removeprefix(_RECIPIENT), "arguments": value})
-        return Reading(end if calls else start, calls)
+        if not calls:
+            return Reading(start)
+        return Reading(end, calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         channel, constrain, message = map(literal, ("<|channel|>", "<|constrain|>", "<|message|>"))

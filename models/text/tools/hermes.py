@@ -7,7 +7,7 @@
 
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.call import Reading, Tool, calls_of, no_call
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -42,7 +42,7 @@ def read_json(text: str, start: int, end: str, *, final: bool) -> Reading | None
     try:
         value, position = leading_value(text, start)
     except UnfinishedError:
-        return Reading(start) if final else None
+        return no_call(start, final=final)
     except ValueError:
         return Reading(start)
     calls = calls_of(value)
@@ -71,5 +71,7 @@ def json_rules(tools: Sequence[Tool], before: str, after: str, end: str) -> str:
 def json_list_rules(tools: Sequence[Tool], *, parallel: bool) -> str:
     """Return the rules of a list of calls as JSON objects. parallel: it may have several."""
     call = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "call:", 1)
-    more = '(", " call)*' if parallel else ""
+    more = ""
+    if parallel:
+        more = '(", " call)*'
     return f'rest: "[" call {more} "]"\n{call}'

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools import pythonic
-from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules
@@ -58,7 +58,7 @@ class Llama(ToolForm):
         try:
             calls, position = self._leading_calls(text, start, is_tagged=is_tagged)
         except UnfinishedError:
-            return Reading(max(start, 1)) if final else None
+            return no_call(max(start, 1), final=final)
         if not calls:
             return Reading(max(start, 1))
         while True:
@@ -91,8 +91,9 @@ class Llama(ToolForm):
         except ValueError:
             return (), start
         calls = calls_of(value)
-        are_known = is_tagged or all(call.name in self._tools for call in calls)
-        return (calls if are_known else ()), end
+        if not is_tagged and not all(call.name in self._tools for call in calls):
+            return (), end
+        return calls, end
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         start = len(self._begin) if text.startswith(self._begin) else 0

@@ -8,7 +8,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.hermes import json_list_rules
@@ -41,14 +41,17 @@ class Mistral(ToolForm):
         self.rule_begin = MARKUP[0]
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
-        self._lists = MARKUP[1] not in marks.ids
-        self.separator = None if self._lists else ""
-        self.markup = _LIST if self._lists else _MARKED
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")
-        marked_head = f"{re.escape(self._begin)}{_NAME}(?:{id})?{re.escape(self._arguments)}"
-        self.head = json_head() if self._lists else re.compile(marked_head)
+        self._lists = MARKUP[1] not in marks.ids
+        if self._lists:
+            self.markup = _LIST
+            self.head = json_head()
+        else:
+            self.separator = ""
+            self.markup = _MARKED
+            self.head = re.compile(f"{re.escape(self._begin)}{_NAME}(?:{id})?{re.escape(self._arguments)}")
         growing = f"{_beginning(self._id)}|(?:{id})?{_beginning(self._arguments)}"
         self._begun = re.compile(f"{_NAME}(?:{growing})\\s*$")
 
@@ -57,17 +60,26 @@ class Mistral(ToolForm):
         body = text[start:]
         if not body.strip() and not final:
             return None
-        head = None if body.lstrip().startswith(("[", "{")) else self._head.match(text, start)
-        if head is None and not body.lstrip().startswith(("[", "{")):
-            return None if not final and self._begun.match(body) else Reading(start)
+        name = None  # of a call whose arguments follow it; else the JSON has it
+        arguments = start
+        if not body.lstrip().startswith(("[", "{")):
+            head = self._head.match(text, start)
+            if head is None:
+                return no_call(start, final=final or self._begun.match(body) is None)
+            name = head[1]
+            arguments = head.end()
         try:
-            value, end = leading_value(text, head.end() if head else start)
+            value, end = leading_value(text, arguments)
         except UnfinishedError:
-            return Reading(start) if final else None
+            return no_call(start, final=final)
         except ValueError:
             return Reading(start)
-        calls = calls_of({"name": head[1], "arguments": value} if head else value)
-        return Reading(end, calls) if calls else Reading(start)
+        if name is not None:
+            value = {"name": name, "arguments": value}
+        calls = calls_of(value)
+        if not calls:
+            return Reading(start)
+        return Reading(end, calls)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         return super().cut_calls(text) or cut_json_calls(text, json_head())

@@ -12,7 +12,7 @@ The detokenizer writes the head of such a message as for Harmony.
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
-from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.call import Reading, Tool, no_call
 from headrace.models.text.tools.form import Marks, quoted
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.written import Written
@@ -41,10 +41,12 @@ class Muse(Written):
     def read(self, text: str, *, final: bool) -> Reading | None:
         head, separator, message = text.partition(CALL_MESSAGE)
         if not separator:
-            return Reading(len(text)) if final else None
+            return no_call(len(text), final=final)
         reading = super().read(message, final=final)
         start = len(head) + len(separator)
-        return None if reading is None else Reading(start + reading.length, reading.calls)
+        if reading is None:
+            return None
+        return Reading(start + reading.length, reading.calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         names, rules = self._tagged_rules(literal).calls(tools)

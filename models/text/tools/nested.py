@@ -16,7 +16,7 @@ from headrace.models.text.tools.call import Reading, Tool, ToolCall, kinds_of, p
 from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted
 from headrace.models.text.tools.json_value import UnfinishedError
-from headrace.models.text.tools.tagged import text_rules
+from headrace.models.text.tools.tagged import text_rules, written_plainly
 from headrace.models.text.tools.value_rules import Schema, ValueRules
 
 _MARK = "]<]minimax[>["
@@ -101,14 +101,15 @@ class Nested(ToolForm):
                 return _empty(kinds), end + len(closing)
             return typed_text(kinds, written), end + len(closing)
         is_list = tag[1] == _ITEM and ("array" in kinds or "object" not in kinds)
-        items = part_of(schema, None, document)
-        elements, position = self._elements(
-            text, start, {"properties": {_ITEM: items}} if is_list else schema, document
-        )
+        if is_list:
+            schema = {"properties": {_ITEM: part_of(schema, None, document)}}
+        elements, position = self._elements(text, start, schema, document)
         if not text.startswith(closing, position):
             raise UnfinishedError
-        value = [value for _, value in elements] if is_list else dict(elements)
-        return value, position + len(closing)
+        after = position + len(closing)
+        if is_list:
+            return [value for _, value in elements], after
+        return dict(elements), after
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         whole = without_half(text, self._mark)
@@ -128,7 +129,9 @@ class Nested(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         names = " | ".join(f"call{number}" for number in range(len(tools)))
-        calls = f"({names})+" if self.parallel else f"({names})"
+        calls = f"({names})"
+        if self.parallel:
+            calls += "+"
         mark = literal(_MARK)
         rules = [
             f'rest: "\\n" {calls} {mark} "</tool_call>"',
@@ -141,7 +144,9 @@ class Nested(ToolForm):
         ]
         for number, tool in enumerate(tools):
             values = _ValueRules(mark, tool.parameters)
-            pairs = "element*" if tool.free else values.pairs(str(number), tool.properties, tool.required, depth=0)
+            pairs = "element*"
+            if not tool.free:
+                pairs = values.pairs(str(number), tool.properties, tool.required, depth=0)
             begin = quoted(f'<invoke name="{tool.name}">')
             rules += [f'call{number}: {mark} {begin} {pairs} {mark} "</invoke>\\n"', *values.rules]
         return "\n".join(rules)
@@ -181,7 +186,7 @@ class _ValueRules(ValueRules):
         return text_rules(rule, self.end, schema)
 
     def scalar(self, value: str | float | None) -> str:
-        return quoted(value if isinstance(value, str) else json.dumps(value))
+        return quoted(written_plainly(value))
 
     def _add_any(self, rule: str, kinds: Container[str]) -> None:
         if "string" not in kinds:
@@ -196,4 +201,6 @@ def _empty(kinds: Set[str]) -> object:
     """Return the value of two tags with nothing between, where it is no text."""
     if "array" in kinds:
         return []
-    return {} if "object" in kinds else None
+    if "object" in kinds:
+        return {}
+    return None

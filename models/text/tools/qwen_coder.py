@@ -12,7 +12,7 @@ Paris
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.call import Reading, Tool, no_call
 from headrace.models.text.tools.form import Marks
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import tagged_call
@@ -47,13 +47,15 @@ class QwenCoder(Written):
         self._call_end = marks("</tool_call>")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        start = len(self.begins[0]) if text.startswith(self.begins[0]) else 0
+        start = 0
+        if text.startswith(self.begins[0]):
+            start = len(self.begins[0])
         body = text[start:].lstrip()
         if not body.startswith(_OPENING):
-            return None if _OPENING.startswith(body) and not final else Reading(max(1, start))
+            return no_call(max(1, start), final=final or not _OPENING.startswith(body))
         head = _FUNCTION.match(text, start)
         if head is None:
-            return Reading(max(1, start)) if final else None
+            return no_call(max(1, start), final=final)
         position = head.end()
         pairs: list[tuple[str, str]] = []
         while (parameter := _PARAMETER.match(text, position)) is not None:
@@ -61,7 +63,7 @@ class QwenCoder(Written):
             position = parameter.end()
         close = _CLOSE.match(text, position)
         if close is None:
-            return Reading(max(1, start)) if final else None
+            return no_call(max(1, start), final=final)
         call = tagged_call(head[1].strip(), pairs, self._tools)
         rest = text[close.end() :].lstrip()
         if start and rest.startswith(self._call_end):

@@ -31,9 +31,12 @@ class CallDeltas:
         """Take the arguments in the text; return False while they are incomplete."""
         while True:
             if self._open is None:
-                if (head := self._head.search(text, self._end)) is None:
+                head = self._head.search(text, self._end)
+                if head is None:
                     return True
-                self._open, self._name, self._sent = Brackets(head.end()), head[1], head.end()
+                self._open = Brackets(head.end())
+                self._name = head[1]
+                self._sent = head.end()
             self._open.scan(text)
             if self._open.position > self._sent:
                 piece = text[self._sent : self._open.position]
@@ -52,7 +55,8 @@ class CallDeltas:
 
     def dropped(self, length: int) -> None:
         """Go on without the first characters of the text."""
-        self._end, self._sent = max(0, self._end - length), max(0, self._sent - length)
+        self._end = max(0, self._end - length)
+        self._sent = max(0, self._sent - length)
         if self._open is not None:
             self._open.position -= length
 
@@ -79,11 +83,15 @@ class ToolStream:
         self._thinks = thinking  # within the section
         self._at_start = True  # only spaces so far, after any thinking
         self._after_call = False  # spaces between calls are no text
-        self._deltas: CallDeltas | None = CallDeltas(form.head) if certain and form.head is not None else None
+        self._deltas: CallDeltas | None = None
+        if certain and form.head is not None:
+            self._deltas = CallDeltas(form.head)
 
     def take_deltas(self) -> tuple[CallDelta, ...]:
         """Return the arguments that have come since the last time, of calls that are not complete."""
-        return self._deltas.take() if self._deltas is not None else ()
+        if self._deltas is None:
+            return ()
+        return self._deltas.take()
 
     def feed(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text that is no call, and the calls that it completes."""
@@ -135,7 +143,7 @@ class ToolStream:
                 return False
         at, begins = self._next_begin()
         if at is None:
-            self._release(released, len(self._held) if final else begins)
+            self._release(released, begins)  # the rest comes with `final`
             return False
         if at and self._at_start and not self._held[:at].strip():
             self._drop(at)  # spaces before a call are no text
@@ -151,7 +159,10 @@ class ToolStream:
         if reading is None or not reading.calls:
             # At least one character is text now: else the same beginning would be read again for ever.
             self._at_start = False
-            self._release(released, max(1, reading.length if reading is not None else len(self._held)))
+            length = len(self._held)
+            if reading is not None:
+                length = max(1, reading.length)
+            self._release(released, length)
             return bool(self._held)
         calls += reading.calls
         if self._deltas is not None:
@@ -176,7 +187,9 @@ class ToolStream:
 
     def _spaces_held(self, length: int) -> int:
         """Return `length`, or 0 for spaces that a call may follow."""
-        return 0 if (self._after_call or self._at_start) and not self._held[:length].strip() else length
+        if (self._after_call or self._at_start) and not self._held[:length].strip():
+            return 0
+        return length
 
     def _think(self, released: list[str], *, final: bool) -> bool:
         index = self._held.find(CLOSE)
@@ -189,16 +202,16 @@ class ToolStream:
         begin = min((at for text in self._begins if (at := self._held.find(text)) >= 0), default=None)
         if begin is not None:
             self._release(released, begin)
-            reading = self._form.read(self._held, final=True) if final else None
+            if not final:
+                return False
+            reading = self._form.read(self._held, final=True)
             if reading is not None and reading.calls:
                 released.append(f"\n{CLOSE}\n\n")
                 self._thinks = False
                 self._at_start = True
                 return True
-            if not final:
-                return False
         half = half_length(self._held, CLOSE, *self._begins)
-        self._release(released, len(self._held) - (0 if final else half))
+        self._release(released, len(self._held) - half)  # the rest comes with `final`
         return False
 
     def _drop(self, length: int) -> str:
@@ -213,7 +226,7 @@ class ToolStream:
         """Release the first characters of the held text; spaces after a call are dropped."""
         text = self._drop(length)
         if self._after_call:
-            text = text.lstrip() if text.strip() else ""
+            text = text.lstrip()
             self._after_call = not text
         if text.strip():
             self._at_start = False

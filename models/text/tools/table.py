@@ -85,7 +85,12 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     if markup is not None:
         texts += tokenizer.special_texts_in("\n".join(markup.texts))
     marks = Marks(texts, tokenizer.token_id, tokenizer.detokenizers.special)
-    form = FORMS[name][1](marks, use.tools, source) if markup is None else Written(marks, use.tools, markup)
+    form: ToolForm
+    if markup is not None:
+        form = Written(marks, use.tools, markup)
+    else:
+        _, make = FORMS[name]
+        form = make(marks, use.tools, source)
     form.parallel = use.parallel
     thinking = tokenizer.thinking_form
     if thinking is not None and thinking.has_tags and form.rule_begin.startswith(thinking.end_of_text):
@@ -105,15 +110,19 @@ def write_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, object]]) -> 
 def form_name_of(tokenizer: Tokenizer) -> str:
     """Return the name of a model's form; `its own` for one that was learned from its template."""
     name, markup = _form_and_markup(tokenizer)
-    return name if markup is None else "its own"
+    if markup is not None:
+        return "its own"
+    return name
 
 
 def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     """Return the name of a model's form, and the markup where it is learned."""
     written = _written(tokenizer)
     name = form_name(written.call)
+    if name != "generic" and name in _LEARNED:
+        return name, written.markup
     if name != "generic":
-        return name, written.markup if name in _LEARNED else None
+        return name, None
     by_source = form_name(f"{tokenizer.template_source}\n{written.call}")
     if written.markup is not None and by_source not in _UNLEARNED:
         return name, written.markup

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.models.text.tools.call import Tool, ToolCall, kind_of, may_be_text, typed_value
 from headrace.models.text.tools.form import quoted, schema_json
+from headrace.runtime.config.typed import as_mapping
 
 
 def tagged_call(
@@ -17,9 +18,11 @@ def tagged_call(
     texts: parameters that are texts by their markup, if their schema allows one.
     """
     tool = tools.get(name)
-    arguments = {
-        key: value if key in texts and may_be_text(tool, key) else typed_value(tool, key, value) for key, value in pairs
-    }
+    arguments: dict[str, object] = {}
+    for key, value in pairs:
+        arguments[key] = value
+        if key not in texts or not may_be_text(tool, key):
+            arguments[key] = typed_value(tool, key, value)
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
@@ -59,9 +62,9 @@ class TaggedRules:
         empty = f"{begin} {self.name_end_if_empty} {self.end}"
         if not tool.properties and not tool.free:
             return [f"call{number}: {empty}"]
-        may_be_empty = tool.free or not any(map(tool.needs, tool.properties))
-        choice = f" | {empty}" if may_be_empty else ""
-        return [f"call{number}: {call}{choice}", *self._parameter_rules(number, tool)]
+        if tool.free or not any(map(tool.needs, tool.properties)):
+            call += f" | {empty}"
+        return [f"call{number}: {call}", *self._parameter_rules(number, tool)]
 
     def _parameter_rules(self, number: int, tool: Tool) -> list[str]:
         if tool.free:
@@ -99,11 +102,20 @@ def _value(rule: str, kinds: Set[str], tool: Tool, name: str, after: str) -> lis
     schema = tool.schema_of(name)
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
-        written = (each if isinstance(each, str) else json.dumps(each) for each in choices if kind_of(each) in kinds)
+        written = [written_plainly(each) for each in choices if kind_of(each) in kinds]
         return [f"{rule}: ({' | '.join(map(quoted, written))}) {after}"]
     if "string" in kinds:  # of other types, too, where nothing tells them apart
-        return text_rules(rule, after, schema if kinds == {"string"} else None)
+        if kinds != {"string"}:
+            return text_rules(rule, after)
+        return text_rules(rule, after, schema)
     return [f"{rule}: (json{rule}{python_constants(kinds)}) {after}", f"json{rule}: %json {schema_json(schema)}"]
+
+
+def written_plainly(value: object) -> str:
+    """Return a value as markup has it: a text as it is, others as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def python_constants(kinds: Set[str]) -> str:
@@ -128,12 +140,20 @@ def text_rules(rule: str, after: str, schema: object = None) -> list[str]:
 
 def _pattern(schema: object) -> str:
     """Return the regular expression of a text in Lark, without its slashes."""
-    about = schema if isinstance(schema, Mapping) else {}
+    about = as_mapping(schema)
     least = about.get("minLength", 0)
     max_length = about.get("maxLength", "")
     pattern = about.get("pattern")
     if isinstance(pattern, str):
-        body = pattern.removeprefix("^") if pattern.startswith("^") else f"(.|\\n)*({pattern})"
-        body = body.removesuffix("$") if body.endswith("$") and not body.endswith("\\$") else f"({body})(.|\\n)*"
+        # A pattern of JSON schema may match anywhere in a text.
+        body = f"(.|\\n)*({pattern})"
+        if pattern.startswith("^"):
+            body = pattern.removeprefix("^")
+        if body.endswith("$") and not body.endswith("\\$"):
+            body = body.removesuffix("$")
+        else:
+            body = f"({body})(.|\\n)*"
         return f"({body.replace('/', chr(92) + '/')})"
-    return f"(.|\\n){{{least},{max_length}}}" if least or max_length != "" else "(.|\\n)*"
+    if not least and max_length == "":
+        return "(.|\\n)*"
+    return f"(.|\\n){{{least},{max_length}}}"

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.tools.call import kind_of, kinds_of, referenced
+from headrace.models.text.tools.call import choices_of, kind_of, kinds_of, referenced
 from headrace.models.text.tools.form import ordered_rules, schema_json
+from headrace.runtime.config.typed import as_list, as_mapping
 
 MAX_DEPTH = 6  # of nested objects and lists; references from schema to schema
 Schema = Mapping[str, object]  # JSON schema, or the schemas of an object's properties by name
@@ -15,7 +16,8 @@ SCALARS = frozenset(["string", "number", "boolean", "null"])
 class ValueRules(ABC):
     """Rules in Lark. Objects and lists whose schema tells no more may have any values.
 
-    end: Lark after each value; "" for none. separator: text between two pairs of an object, and two items of a list.
+    end: Lark after each value; "" for none.
+    separator: text between two pairs of an object, and two items of a list.
     of_kind: Lark of any value of a type, without `end`.
     """
 
@@ -73,11 +75,11 @@ class ValueRules(ABC):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
             schema = referenced(schema["$ref"], self._document)
-        about: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        about = as_mapping(schema)
         kinds = kinds_of(about, self._document)
-        choices = [about["const"]] if "const" in about else about.get("enum")
+        choices = choices_of(about)
         union = about.get("anyOf") or about.get("oneOf")
-        if isinstance(choices, list) and choices and all(kind_of(each) in SCALARS for each in choices):
+        if choices and all(kind_of(each) in SCALARS for each in choices):
             self._end(rule, " | ".join(map(self.scalar, choices)))
         elif isinstance(union, list) and "type" not in about and depth < MAX_DEPTH:
             for number, each in enumerate(union):
@@ -89,16 +91,17 @@ class ValueRules(ABC):
             self._end(rule, f"json{rule}")
             self.rules.append(f"json{rule}: %json {schema_json({**about, **self._definitions})}")
         elif kinds == {"object"} and about.get("properties") and depth < MAX_DEPTH:
-            required = about.get("required")
-            names = required if isinstance(required, list) else ()
-            self._end(rule, self.object(self.pairs(f"{rule}o", about["properties"], names, depth + 1)))
+            pairs = self.pairs(f"{rule}o", about["properties"], as_list(about.get("required")), depth + 1)
+            self._end(rule, self.object(pairs))
         elif kinds == {"array"} and isinstance(about.get("items"), Mapping) and depth < MAX_DEPTH:
             self._add_items(rule, about, depth)
         else:
             self._add_any(rule, kinds)
 
     def _end(self, rule: str, value: str) -> None:
-        self.rules.append(f"{rule}: ({value}) {self.end}" if self.end else f"{rule}: {value}")
+        if self.end:
+            value = f"({value}) {self.end}"
+        self.rules.append(f"{rule}: {value}")
 
     def _add_any(self, rule: str, kinds: Container[str]) -> None:
         """Add the rule of any value of some types."""
@@ -110,9 +113,13 @@ class ValueRules(ABC):
         least = about.get("minItems", 0)
         max_items = about.get("maxItems")
         item = self.item(f"{rule}i")
-        max_further = "" if max_items is None else max(0, max_items - 1)
-        separator = f'"{self.separator}" ' if self.separator else ""
-        items = f"{item} ({separator}{item}){{{max(0, least - 1)},{max_further}}}"
+        bounds = f"{max(0, least - 1)},"
+        if max_items is not None:
+            bounds += str(max(0, max_items - 1))
+        next_item = item
+        if self.separator:
+            next_item = f'"{self.separator}" {item}'
+        items = f"{item} ({next_item}){{{bounds}}}"
         if max_items == 0:
             items = ""
         elif not least:

@@ -12,10 +12,10 @@ Numbers and identifiers that the template writes itself may have any value.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import cut_tagged_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
@@ -105,8 +105,10 @@ def _between(text: str | None, before: str, after: str) -> str | None:
     if text is None:
         return None
     _, separator, rest = text.partition(before)
-    between, also, _ = rest.partition(after)
-    return between if separator and also else None
+    between, end, _ = rest.partition(after)
+    if not separator or not end:
+        return None
+    return between
 
 
 def _common_suffix(first: str, other: str) -> str:
@@ -119,7 +121,9 @@ def _common_suffix(first: str, other: str) -> str:
 def _from_bracket(text: str) -> str:
     """Return a text from its first opening bracket on: what is before it ends the tag before."""
     bracket = re.search(r"[<\[]", text)
-    return text if bracket is None else text[bracket.start() :]
+    if bracket is None:
+        return text
+    return text[bracket.start() :]
 
 
 class Written(ToolForm):
@@ -131,32 +135,38 @@ class Written(ToolForm):
         self._marks = marks
         begin = markup.begin.lstrip()
         fixed = _VARIABLE_OR_SPACE.split(begin)[0]
-        self.rule_begin = fixed if _marks_a_call(fixed) else ""
+        if _marks_a_call(fixed):
+            self.rule_begin = fixed
         self._rest_of_begin = begin.removeprefix(self.rule_begin)
         self.begins = (marks(fixed),)
         self._begin = _pattern(marks(begin))
         self._middle = _pattern(marks(markup.middle))
-        self._separator = None if markup.separator is None else _pattern(marks(markup.separator))
         self._end = _pattern(marks(markup.end))
-        # Each call has an end of its own, so the end of one may be the beginning of the separator.
-        self._separates_by_end = markup.separator is not None and markup.separator.startswith(markup.end.rstrip())
+        self._separator: str | None = None
+        self._separates_by_end = False
+        begins = [self._begin]
+        if markup.separator is not None:
+            self._separator = _pattern(marks(markup.separator))
+            # Each call has an end of its own, so the end of one may be the beginning of the separator.
+            self._separates_by_end = markup.separator.startswith(markup.end.rstrip())
+            begins.append(self._separator)
         self._longest = sum(map(len, markup.texts)) + _MAX_NAME
-        starts = self._begin if self._separator is None else f"(?:{self._begin}|{self._separator})"
-        is_json = markup.key_begin is None
         # After a name come the arguments: without the condition, a name would end before an empty `middle`.
-        after_name = [_pattern(marks(markup.key_begin or "")), self._end]
-        if self._separator is not None:
-            after_name.append(self._separator)
-        following = r"\s*{" if is_json else "|".join(after_name)
-        self._head = f"({_NAME}){self._middle}(?={following})"
-        self.head = re.compile(f"{starts}{self._head}") if is_json else None
-        self._parameters = None if is_json else self._parameter_pattern(marks)
+        self._parameters: re.Pattern[str] | None = None
+        if markup.key_begin is None:
+            self._head = f"({_NAME}){self._middle}(?=\\s*{{)"
+            self.head = re.compile(f"(?:{'|'.join(begins)}){self._head}")
+        else:
+            after_name = [_pattern(marks(markup.key_begin)), self._end, *begins[1:]]
+            self._head = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
+            self._parameters = self._parameter_pattern(marks)
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
     def _parameter_pattern(self, marks: Marks) -> re.Pattern[str]:
         """Return the pattern of a parameter: its name, the text that names the value's type, the value."""
         markup = self.markup
-        before, after = (_pattern(marks(text)) for text in (markup.key_begin or "", markup.value_end))
+        before = _pattern(marks(markup.key_begin or ""))
+        after = _pattern(marks(markup.value_end))
         middle = "|".join(_pattern(marks(text)) for text in (markup.key_end, *markup.typed_key_ends.values()))
         return re.compile(f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}")
 
@@ -164,7 +174,7 @@ class Written(ToolForm):
         calls: list[ToolCall] = []
         head = self._match(self._begin + self._head, text, 0)
         if head is None:
-            return None if not final and len(text) < self._longest else Reading(len(self.begins[0]))
+            return no_call(len(self.begins[0]), final=final or len(text) >= self._longest)
         if head[1] not in self._tools:
             return Reading(head.end())
         position = 0
@@ -177,7 +187,9 @@ class Written(ToolForm):
             head = self._next_head(text, position)
         if head is not None and not final:
             return None  # within the arguments of a call
-        end = self._match(self._end, text, position) if calls else None
+        end = None
+        if calls:
+            end = self._match(self._end, text, position)
         if end is not None and (final or not self._may_go_on(text[position:])):
             return Reading(end.end(), tuple(calls))
         if not final and len(text) - position < self._longest:
@@ -193,7 +205,9 @@ class Written(ToolForm):
 
     def _next_head(self, text: str, position: int) -> re.Match[str] | None:
         """Return the head of another call after the arguments of one."""
-        return None if self._separator is None else self._match(self._separator + self._head, text, position)
+        if self._separator is None:
+            return None
+        return self._match(self._separator + self._head, text, position)
 
     def _match(self, pattern: str, text: str, position: int) -> re.Match[str] | None:
         return re.compile(pattern).match(text, position)
@@ -216,7 +230,7 @@ class Written(ToolForm):
             return ToolCall(name, json.dumps(value, ensure_ascii=False)), end
         pairs: list[tuple[str, str]] = []
         texts: set[str] = set()
-        while (pair := self._parameters.match(text, position)) is not None:
+        for pair in _successive(self._parameters, text, position):
             key, before_value, value = pair.groups()
             pairs.append((key, _without_quotes(value)))
             if self.markup.typed_key_ends and self._before_text.fullmatch(before_value):
@@ -252,7 +266,9 @@ class Written(ToolForm):
         markup = self.markup
         key_ends = {kind: _grammar(text, literal) for kind, text in markup.typed_key_ends.items()}
         key_end = _grammar(markup.key_end, literal)
-        middle_if_empty = markup.middle if markup.middle_if_empty is None else markup.middle_if_empty
+        middle_if_empty = markup.middle
+        if markup.middle_if_empty is not None:
+            middle_if_empty = markup.middle_if_empty
         return TaggedRules(
             name_begin="",
             name_end=_grammar(markup.middle, literal),
@@ -267,8 +283,17 @@ def _without_quotes(value: str) -> str:
     """Return a value without XML's marks around a text with special characters."""
     begin = "<![CDATA["
     end = "]]>"
-    is_quoted = value.startswith(begin) and value.endswith(end)
-    return value[len(begin) : -len(end)] if is_quoted else value
+    if not value.startswith(begin) or not value.endswith(end):
+        return value
+    return value[len(begin) : -len(end)]
+
+
+def _successive(pattern: re.Pattern[str], text: str, position: int) -> Iterator[re.Match[str]]:
+    """Yield the matches that follow one another from `position` on."""
+    match = pattern.match(text, position)
+    while match is not None:
+        yield match
+        match = pattern.match(text, match.end())
 
 
 _VARIABLE = re.compile(f"{IDS[0]}|{IDS[1]}|[0-9]+")
@@ -297,8 +322,8 @@ def _grammar(text: str, literal: Callable[[str], str]) -> str:
     parts: list[str] = []
     position = 0
     for match in _VARIABLE.finditer(text):
-        parts.append(literal(text[position : match.start()]) if match.start() > position else "")
+        parts.append(literal(text[position : match.start()]))
         parts.append("/[0-9]{1,3}/" if match[0].isdigit() else "/[a-z0-9]{9}/")
         position = match.end()
-    parts.append(literal(text[position:]) if position < len(text) else "")
+    parts.append(literal(text[position:]))
     return " ".join(filter(None, parts))
