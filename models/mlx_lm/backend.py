@@ -47,7 +47,7 @@ class MlxLmPass:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSequence:
+class EndedSequence:
     """The cache of an ended sequence, and the tokens of all its entries."""
 
     cache: MlxLmCache
@@ -56,49 +56,52 @@ class KeptSequence:
 
 
 class PrefixCaches:
-    """Caches that prompts can begin with: kept ones of ended sequences, and those of running ones up to their prompt.
+    """Caches that prompts can begin with: those of ended sequences, and of running ones up to their prompt.
 
     Copies share memory until they are written to.
-    max_entries: of all kept caches; the newest is kept whatever its length. spare: bytes free for kept caches beside
-    caches of so many bytes; None for no bound. can_copy: False if only an ended sequence's cache itself can go on.
+    max_entries: of all ended sequences; the newest is cached whatever its length.
+    spare: bytes free for cached sequences beside caches of so many bytes; None for no bound.
+    can_copy: False if only an ended sequence's cache itself can go on.
     """
 
     def __init__(self, max_entries: int, spare: Callable[[int], int] | None, *, can_copy: bool) -> None:
         self._max_entries = max_entries
         self._spare = spare
         self._can_copy = can_copy
-        self._kept: list[KeptSequence] = []  # the most recent last
+        self._ended: list[EndedSequence] = []  # the most recent last
         self._prompts: WeakKeyDictionary[MlxLmCache, list[int]] = WeakKeyDictionary()  # committed, of running ones
 
     def take(self, prompt: Sequence[int]) -> MlxLmCache | None:
         """Return a cache with the longest available prefix of `prompt`, all tokens but the last at most, or None."""
         wanted = prompt[:-1]
-        reachable = [
-            (prefix.cache.reachable(common_prefix(prefix.tokens, wanted)), prefix) for prefix in reversed(self._kept)
-        ]
-        running = [
-            (cache.reachable(common_prefix(tokens, wanted)), cache)
-            for cache, tokens in list(self._prompts.items())
-            if self._can_copy
-        ]
-        length, prefix = max(reachable, key=lambda pair: pair[0], default=(0, None))
-        running_length, cache = max(running, key=lambda pair: pair[0], default=(0, None))
-        if cache is not None and running_length > length:
-            length = running_length
-            cache = cache.duplicate()
-        elif prefix is not None and length:
-            ends_here = length == len(prefix.tokens) or not self._can_copy
-            if ends_here:
-                self._kept.remove(prefix)
-            cache = prefix.cache if ends_here else prefix.cache.duplicate()
-        else:
+        length = 0
+        source: MlxLmCache | EndedSequence | None = None
+        for ended in reversed(self._ended):  # of equal lengths, the most recent
+            reachable = ended.cache.reachable(common_prefix(ended.tokens, wanted))
+            if reachable > length:
+                length = reachable
+                source = ended
+        if self._can_copy:
+            for running, tokens in list(self._prompts.items()):
+                reachable = running.reachable(common_prefix(tokens, wanted))
+                if reachable > length:
+                    length = reachable
+                    source = running
+        if source is None:
             return None
+        if isinstance(source, MlxLmCache):
+            cache = source.duplicate()
+        elif length == len(source.tokens) or not self._can_copy:  # the prompt goes on with the whole sequence
+            self._ended.remove(source)
+            cache = source.cache
+        else:
+            cache = source.cache.duplicate()
         cache.trim(length)
         return cache
 
     def has(self, prompt: Sequence[int]) -> bool:
-        """Return whether a kept cache has entries of `prompt` only."""
-        return any(prefix.tokens == list(prompt[: len(prefix.tokens)]) for prefix in self._kept)
+        """Return whether an ended sequence has entries of `prompt` only."""
+        return any(ended.tokens == list(prompt[: len(ended.tokens)]) for ended in self._ended)
 
     def add_running(self, cache: MlxLmCache, prompt: Sequence[int]) -> None:
         """Offer the committed entries, of the first of `prompt`, while the cache lives."""
@@ -117,31 +120,38 @@ class PrefixCaches:
         if not cache.committed:
             return
         cache.mark()
-        own_tokens = list(tokens[: cache.committed])
-        self._kept = [prefix for prefix in self._kept if prefix.tokens != own_tokens[: len(prefix.tokens)]]
-        self._kept.append(KeptSequence(cache, own_tokens, cache.allocated_bytes))
-        while len(self._kept) > 1 and sum(len(prefix.tokens) for prefix in self._kept) > self._max_entries:
-            del self._kept[0]
+        committed = list(tokens[: cache.committed])
+        # Those that it begins with serve no prompt that it does not serve.
+        self._ended = [ended for ended in self._ended if ended.tokens != committed[: len(ended.tokens)]]
+        self._ended.append(EndedSequence(cache, committed, cache.allocated_bytes))
+        while len(self._ended) > 1 and sum(len(ended.tokens) for ended in self._ended) > self._max_entries:
+            del self._ended[0]
 
     def evict(self) -> None:
-        """Drop the oldest kept caches beyond the spare memory."""
-        while self._kept and self._spare is not None and sum(prefix.nbytes for prefix in self._kept) > self._spare(0):
-            del self._kept[0]
+        """Drop the oldest ended sequences beyond the spare memory."""
+        if self._spare is None:
+            return
+        while self._ended and sum(ended.nbytes for ended in self._ended) > self._spare(0):
+            del self._ended[0]
 
     def clear(self) -> None:
         """Drop all."""
-        self._kept.clear()
+        self._ended.clear()
         self._prompts.clear()
 
-    def __iter__(self) -> Iterator[KeptSequence]:
-        return iter(self._kept)
+    def __iter__(self) -> Iterator[EndedSequence]:
+        return iter(self._ended)
 
 
 class MlxLmBackend:
     """Caches of one mlx-lm model.
 
-    Each row is a pass of its own: mlx-lm's caches are those of one sequence. make_parts: returns empty ones, one a
-    layer. can_copy: False if a cache's entries belong to that object alone.
+    Each row is a pass of its own: mlx-lm's caches are those of one sequence.
+    options: requirements of the engine.
+    make_parts: returns empty caches, one a layer.
+    cost: of the model's step, for the bytes of entries.
+    rolls_back: the caches can drop their newest entries.
+    can_copy: False if a cache's entries belong to that object alone.
     """
 
     pool = None
@@ -195,7 +205,8 @@ class MlxLmBackend:
     def load(self, prompt: Sequence[int], store: DiskStore) -> None:
         if self.shares_prefixes and not self._prefixes.has(prompt):
             cache = self._new_cache()
-            if tokens := load_cache(cache, prompt, self._options.key, store):
+            tokens = load_cache(cache, prompt, self._options.key, store)
+            if tokens:
                 self._prefixes.end(cache, tokens, outputs=True)
 
     def _new_cache(self) -> MlxLmCache:

@@ -4,7 +4,7 @@ Some parts drop entries: recurrent state has none, a rotating or chunked cache d
 with every mark; other parts are trimmed. A part's attributes and content tell them apart, not its class.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +39,13 @@ class CachePart(Protocol):
 
 def leaves(parts: Iterable[CachePart]) -> list[CachePart]:
     """Return the caches, with composite ones (attention and recurrent state) split."""
-    return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
+    single: list[CachePart] = []
+    for part in parts:
+        if hasattr(part, "caches"):
+            single += leaves(part.caches)
+        else:
+            single.append(part)
+    return single
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +116,7 @@ class MlxLmCache(CacheLengths):
 
     def hold(self) -> None:
         """Keep the recurrent state, which is replaced and never written to, for a rollback of the next pass."""
-        states = [tree_map(lambda leaf: leaf, vars(part)) if _drops(part) else None for part in leaves(self.parts)]
-        self._before = (self.length, states)
+        self._before = (self.length, self._states(lambda attributes: tree_map(lambda leaf: leaf, attributes)))
 
     def rollback(self) -> None:
         if self.length > self.committed and self._before is not None and self.needs_marks:
@@ -136,7 +141,14 @@ class MlxLmCache(CacheLengths):
         newest = self._marks.at_most(self.committed)
         if not self.needs_marks or (newest and newest.length == self.committed):
             return
-        self.add_mark(self.committed, [_copy(vars(part)) if _drops(part) else None for part in leaves(self.parts)])
+        self.add_mark(self.committed, self._states(_copy))
+
+    def _states(self, copied: Callable[[dict[str, Any]], dict[str, Any]]) -> State:
+        """Return the copied attributes of the parts that drop entries, None for others."""
+        states: State = []
+        for part in leaves(self.parts):
+            states.append(copied(vars(part)) if _drops(part) else None)
+        return states
 
     def add_mark(self, length: int, state: State) -> None:
         """Make `length` reachable by the state of the parts that drop entries, None for others."""
@@ -152,7 +164,9 @@ class MlxLmCache(CacheLengths):
         if length == self.length or all(_can_trim(part) for part in leaves(self.parts)):
             return length
         mark = self._marks.at_most(length)
-        return 0 if mark is None else mark.length
+        if mark is None:
+            return 0
+        return mark.length
 
     def duplicate(self) -> "MlxLmCache":
         """Return a cache with the same entries and marks. Arrays are shared until one of the two writes to them."""
@@ -185,9 +199,12 @@ class MlxLmCache(CacheLengths):
             return
         if self.reachable(length) != length:
             raise EngineError("the cache has dropped what it would need to go back")
+        parts = leaves(self.parts)
+        states: State = [None] * len(parts)
         mark = self._marks.at_most(length)
-        saved = mark.state if mark and mark.length == length else [None] * len(leaves(self.parts))
-        for part, state in zip(leaves(self.parts), saved, strict=True):
+        if mark is not None and mark.length == length:
+            states = mark.state
+        for part, state in zip(parts, states, strict=True):
             if _can_trim(part):
                 part.trim(surplus)
             else:
@@ -203,9 +220,10 @@ def _drops(part: CachePart) -> bool:
 
 def _can_trim(part: CachePart) -> bool:
     """Return whether a part still has every entry, and can drop the last ones."""
-    keys = getattr(part, "keys", None)
-    dropped = part.offset - int(keys.shape[2]) if isinstance(keys, mx.array) else 0
-    return bool(part.is_trimmable()) and max(int(getattr(part, "start_position", 0)), dropped) <= 0
+    if not part.is_trimmable() or int(getattr(part, "start_position", 0)) > 0:
+        return False
+    keys = getattr(part, "keys", None)  # (1, Hkv, capacity, D)
+    return not isinstance(keys, mx.array) or part.offset <= int(keys.shape[2])
 
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from headrace.runtime.metrics.cost import LayerKV, Matrix, StepCost, attention_f
 
 _UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
 _LISTED = 32  # experts that a class may have as a list of modules; a table's share of one row rounds to none
-_SHORT, _LONG = 256, 512  # tokens for measuring cache growth: multiples of every architecture's pooling
+_SHORT = 256  # tokens for measuring cache growth: multiples of every architecture's pooling
+_LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,15 @@ def measure(model: nn.Module, config: Mapping[str, object], shares: Mapping[str,
     """
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     kv = _chosen(model, layers_kv(model, lambda: list(make_prompt_cache(model))))
-    shares = touched_shares(model, config, vocab_size) if shares is None else shares
+    if shares is None:
+        shares = touched_shares(model, config, vocab_size)
     nbytes = round(sum(shares[name] * array.nbytes for name, array in tree_flatten(model.parameters())))
     matrices = _matrices(model, shares, vocab_size)
     vectors = max(0, nbytes - sum(matrix.step_bytes for matrix in matrices))
     text = text_section(config)
     heads = text.get("num_attention_heads", 0)
     width = text.get("hidden_size", 0)
-    head_dim = text.get("head_dim") or (width // heads if heads else 0)
+    head_dim = text.get("head_dim") or width // max(heads, 1)
     return Measured(vocab_size, shares, matrices, vectors, kv, attention_flops_per_entry(heads, head_dim))
 
 
@@ -79,16 +81,22 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
         module = name.removesuffix(".weight")
         extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
         nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
-        count = array.shape[0] if array.ndim == 3 and shares[name] < 1 else 1
-        rows = array.shape[-2] if count > 1 else array.shape[0]
-        kind = ("expert " if count > 1 else "") + module.rpartition(".")[2]
+        share = Fraction(shares[name])
+        count = 1
+        rows = array.shape[0]
+        kind = module.rpartition(".")[2]
+        max_denominator = _LISTED
+        if array.ndim == 3 and shares[name] < 1 and array.shape[0] > 1:  # a stack of experts (X, N, K)
+            count, rows, _ = array.shape
+            kind = f"expert {kind}"
+            max_denominator = count
         matrix = Matrix(
             name=kind,
             count=count,
             rows=rows,
             columns=round(prod(array.shape) * _weights_per_element(modules, name, array)) // (rows * count),
             nbytes=nbytes // count,
-            share=Fraction(shares[name]).limit_denominator(count if count > 1 else _LISTED),
+            share=share.limit_denominator(max_denominator),
             output=array.shape[0] == vocab_size,
             part=_part(name),
             divided=kind not in _UNDIVIDED,
@@ -113,11 +121,12 @@ def layers_kv(model: nn.Module, make_parts: Callable[[], list[CachePart]]) -> li
         model(mx.zeros((1, tokens), mx.int32), cache=parts)  # shapes only: never evaluated
         return parts
 
-    parts = leaves(probe(1))
-    kinds = [_of_keys(part) for part in parts]
+    kinds = [_of_keys(part) for part in leaves(probe(1))]
     if None in kinds:
         grown = zip(leaves(probe(_SHORT)), leaves(probe(_LONG)), strict=True)
-        kinds = [_of_growth(*pair) if known is None else known for known, pair in zip(kinds, grown, strict=True)]
+        for index, (short, long) in enumerate(grown):
+            if kinds[index] is None:
+                kinds[index] = _of_growth(short, long)
     return [layer for layers in kinds for layer in layers or ()]
 
 
@@ -141,12 +150,14 @@ def _of_keys(part: CachePart) -> list[LayerKV] | None:
 
     State that does not grow has none. Quantized K/V are several arrays each: codes, scales and offsets.
     """
-    keys, values = ([leaf for _, leaf in tree_flatten(getattr(part, name, None))] for name in ("keys", "values"))
-    arrays = [leaf for leaf in (*keys, *values) if isinstance(leaf, mx.array)]
-    if arrays and len(arrays) == len(keys) + len(values):
+    stored = tree_flatten([getattr(part, "keys", None), getattr(part, "values", None)])
+    arrays = [leaf for _, leaf in stored if isinstance(leaf, mx.array)]
+    if arrays and len(arrays) == len(stored):
         row = sum(int(array.shape[1]) * int(array.shape[3]) * array.dtype.size for array in arrays)
         return [LayerKV(1, row, getattr(part, "max_size", None))]
-    return [] if isinstance(part, ArraysCache) else None
+    if isinstance(part, ArraysCache):
+        return []
+    return None
 
 
 def _of_growth(short: CachePart, long: CachePart) -> list[LayerKV]:
@@ -159,7 +170,8 @@ def _of_growth(short: CachePart, long: CachePart) -> list[LayerKV]:
             continue
         growth = (array.nbytes - before[name].nbytes) / (_LONG - _SHORT)
         if growth > 0:
-            layers.append(LayerKV(1, round(growth), window if window and window > _LONG else None))
+            has_window = window and window > _LONG  # else the array would not have grown
+            layers.append(LayerKV(1, round(growth), window if has_window else None))
         elif isinstance(window, int) and window in array.shape:
             layers.append(LayerKV(1, array.nbytes // window, window))
     return layers
@@ -172,4 +184,6 @@ def _is_matrix(name: str, array: mx.array) -> bool:
 
 def _weights_per_element(modules: Mapping[str, nn.Module], name: str, array: mx.array) -> float:
     """Return the number of weights in one element of the parameter: several if it is packed."""
-    return 32 / int(modules[owner(modules, name)].bits) if array.dtype == mx.uint32 else 1
+    if array.dtype != mx.uint32:
+        return 1
+    return 32 / int(modules[owner(modules, name)].bits)

@@ -60,13 +60,16 @@ def _ends(root: bytes, prompt: Sequence[int]) -> Iterator[tuple[bytes, int]]:
 
 
 def _state(cache: MlxLmCache) -> dict[str, object]:
+    mark_document = None
     mark = cache.mark_before(cache.committed)
+    if mark is not None:
+        mark_document = {"length": mark.length, "state": mark.state}
     parts = leaves(cache.parts)
     return {
         "length": cache.committed,
         "classes": [type(part).__name__ for part in parts],
         "parts": [dict(vars(part)) for part in parts],
-        "mark": None if mark is None else {"length": mark.length, "state": mark.state},
+        "mark": mark_document,
     }
 
 
@@ -112,4 +115,6 @@ def _unpacked(tree: Any, arrays: Sequence[mx.array]) -> Any:
     if kind == "dict":
         return {name: _unpacked(each, arrays) for name, each in value.items()}
     values = [_unpacked(each, arrays) for each in value]
-    return values if kind == "list" else tuple(values)
+    if kind == "tuple":
+        return tuple(values)
+    return values

@@ -51,8 +51,7 @@ class Fix:
 
 def fix_of(config: Config) -> Fix:
     """Return the row of a config's model_type, or one without differences."""
-    kind = config.get("model_type")
-    return FIXES.get(kind, _NOTHING) if isinstance(kind, str) else _NOTHING
+    return FIXES.get(str(config.get("model_type")), _NOTHING)
 
 
 def correct(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -76,7 +75,9 @@ def refuse_what_classes_ignore(config: Config) -> None:
     if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
         factor = scaling.get("factor")
         amplitude = scaling.get("attention_factor")
-        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
+        usual = 1.0
+        if isinstance(factor, int | float) and factor > 1:
+            usual = 0.1 * math.log(factor) + 1
         if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
             raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")
     if fix.refuse is not None:
@@ -91,11 +92,13 @@ def apply_ignored_windows(model: nn.Module, config: Config) -> None:
     from mlx_lm.models.cache import KVCache
 
     text = text_section(config)
-    window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
+    window = text.get("sliding_window")
+    longest = text.get("max_position_embeddings")
+    kinds = text.get("layer_types")
     slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
     if not slides or not isinstance(window, int) or window >= (longest or window + 1):
         return
-    if not all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+    if hasattr(model, "make_cache") and not all(type(part) is KVCache for part in model.make_cache()):
         return
     if not fix_of(config).masked_by_caches or (kinds is not None and set(kinds) != {"sliding_attention"}):
         raise UnsupportedModelError(
@@ -142,9 +145,12 @@ def _older_norms(weights: Weights, _config: Config) -> Weights:
 def _turned_experts(weights: Weights, config: Config) -> Weights:
     """Transpose stacks of experts whose `down_proj` is (X, E, F), as transformers 5 writes them."""
     inner = text_section(config)["moe_intermediate_size"]
-    turned = [name for name, array in weights.items() if ".experts.down_proj" in name and array.shape[-1] == inner]
-    both = {part for name in turned for part in (name, name.replace(".down_proj", ".gate_up_proj"))}
-    return {name: array.swapaxes(-2, -1) if name in both else array for name, array in weights.items()}
+    result = dict(weights)
+    for name, array in weights.items():
+        if ".experts.down_proj" in name and array.shape[-1] == inner:
+            for part in (name, name.replace(".down_proj", ".gate_up_proj")):
+                result[part] = weights[part].swapaxes(-2, -1)
+    return result
 
 
 # Settings that classes ignore
@@ -193,7 +199,8 @@ def _scale_tied_logits(model: nn.Module, _checkpoint: Checkpoint) -> None:
 def _weigh_experts(model: nn.Module, mixture: Callable[[nn.Module], nn.Module], *, normalized: bool) -> None:
     """Weigh experts by the softmax over all of them, normalized over the chosen or not: their classes do otherwise."""
     for layer in model.layers:
-        if hasattr(block := mixture(layer), "switch_mlp"):
+        block = mixture(layer)
+        if hasattr(block, "switch_mlp"):
             block.__class__ = _weighing_class(type(block), normalized)  # type: ignore[arg-type]
 
 
@@ -246,8 +253,11 @@ def _keep_whole_windows(model: nn.Module, _checkpoint: Checkpoint) -> None:
     class Whole(type(model)):  # type: ignore[misc]
         def make_cache(self) -> "list[CachePart]":
             """Return empty caches."""
-            parts = super().make_cache()
-            return [RotatingKVCache(part.max_size + 1) if hasattr(part, "max_size") else part for part in parts]
+            parts = list(super().make_cache())
+            for index, part in enumerate(parts):
+                if hasattr(part, "max_size"):
+                    parts[index] = RotatingKVCache(part.max_size + 1)
+            return parts
 
     model.__class__ = Whole
 
@@ -270,11 +280,22 @@ def _scale_keys(model: nn.Module, checkpoint: Checkpoint) -> None:
     inputs = float(config.get("attention_in_multiplier") or 1.0)
     keys = float(config.get("key_multiplier") or 1.0)
     for layer in model.layers:
-        for projection, factor in ((layer.self_attn.k_proj, keys), (layer.self_attn.v_proj, inputs)):
-            scaled = ("scales", "biases") if "scales" in projection else ("weight",)
-            for part in (*scaled, "bias") if projection is layer.self_attn.k_proj else scaled:
-                if part in projection and factor != 1.0:
-                    projection[part] = projection[part] * factor
+        _scale(layer.self_attn.k_proj, keys, with_bias=True)
+        _scale(layer.self_attn.v_proj, inputs, with_bias=False)
+
+
+def _scale(projection: nn.Module, factor: float, *, with_bias: bool) -> None:
+    """Multiply a projection's weight, plain or quantized, by a factor."""
+    if factor == 1.0:
+        return
+    parts = ["weight"]
+    if "scales" in projection:
+        parts = ["scales", "biases"]
+    if with_bias:
+        parts.append("bias")
+    for part in parts:
+        if part in projection:
+            projection[part] = projection[part] * factor
 
 
 def _correct_experts(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -338,7 +359,9 @@ def _affine(layer: nn.Module) -> nn.QuantizedLinear:
     # (N / 4, K): two bits at 2 i of row r are row r + i N / 4.
     codes = mx.concatenate([(layer.weight >> (2 * i)) & 3 for i in range(_PER_BYTE)])
     words = codes.reshape(rows, columns // _PER_WORD, _PER_WORD).astype(mx.uint32)
-    scale = 1 / layer.weight_scale if layer.invert_weight_scales else layer.weight_scale
+    scale = layer.weight_scale
+    if layer.invert_weight_scales:
+        scale = 1 / scale
     affine = nn.QuantizedLinear(columns, rows, bias=layer.bias is not None, group_size=group, bits=_BITS)
     affine.weight = (words << (_BITS * mx.arange(_PER_WORD, dtype=mx.uint32))).sum(axis=-1)
     affine.scales = mx.broadcast_to(scale, (rows, columns // group))

@@ -31,7 +31,8 @@ class KernelFunctions:
         namespaces: dict[str, Names] = {}
         classes: dict[type, type] = {}
         for _, module in model.named_modules():
-            if isinstance(shared := module.get("activation"), nn.Module):  # a default argument: all models have one
+            shared = module.get("activation")
+            if isinstance(shared, nn.Module):  # a default argument: all models have the same object
                 module.activation = copy(shared)
         for _, module in model.named_modules():
             stock = type(module)
@@ -88,13 +89,17 @@ class KernelFunctions:
     ) -> mx.array:
         """Rotate heads as `mx.fast.rope` does."""
         supported = x.ndim == 4 and not any(options.values()) and (freqs is None or scale == 1.0)
-        if isinstance(offset, int) and supported and (rope := self._rope(dims, base, scale, freqs)) is not None:
-            return self._ops.rotate_heads(x, rope, offset)
+        if isinstance(offset, int) and supported:
+            rope = self._rope(dims, base, scale, freqs)
+            if rope is not None:
+                return self._ops.rotate_heads(x, rope, offset)
         return mx.fast.rope(x, dims, base=base, scale=scale, offset=offset, freqs=freqs, **options)
 
     def _rope(self, dims: int, base: float | None, scale: float, freqs: mx.array | None) -> Rope | None:
         """Return the rotation, shared by the layers; None if a class makes new ones all the time."""
-        key = (dims, base, scale) if freqs is None else id(freqs)
+        key: object = id(freqs)
+        if freqs is None:
+            key = (dims, base, scale)
         if key not in self._ropes:
             if len(self._ropes) >= _MOST_ROPES:
                 return None
@@ -129,14 +134,17 @@ def _bound_class(stock: type, ours: dict[int, object], namespaces: dict[str, Nam
             members.pop(name, None)
             if isinstance(member, FunctionType) and _of_models(member) and name != "__init__":
                 members[name] = _with_globals(member, _namespace(member, ours, namespaces))
-    return type(stock.__name__, (stock,), {**members, "__module__": stock.__module__}) if members else stock
+    if not members:
+        return stock
+    return type(stock.__name__, (stock,), {**members, "__module__": stock.__module__})
 
 
 def _namespace(function: FunctionType, ours: dict[int, object], namespaces: dict[str, Names]) -> Names:
     """Return the globals of a function's module with `ours` in place of the originals, its own functions included."""
     name = function.__module__
     if name not in namespaces:
-        namespaces[name] = own_globals = dict(function.__globals__)
+        own_globals = dict(function.__globals__)
+        namespaces[name] = own_globals
         for key, value in function.__globals__.items():
             if id(value) in ours:
                 own_globals[key] = ours[id(value)]

@@ -39,11 +39,13 @@ def _kernel_class(module: nn.Module) -> "type[_OnKernels] | None":
     """Return the class that a layer is exchanged for; None if it stays."""
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-    if type(module) in (SwitchLinear, QuantizedSwitchLinear):
-        return _Experts if module.get("global_scale") is None else None
+    if type(module) in (SwitchLinear, QuantizedSwitchLinear) and module.get("global_scale") is None:
+        return _Experts
     if type(module) in _TABLES:
         return _Table
-    return _Projection if type(module) in (nn.Linear, nn.QuantizedLinear) else None
+    if type(module) in (nn.Linear, nn.QuantizedLinear):
+        return _Projection
+    return None
 
 
 def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[], list[CachePart]]) -> "Exchanged":
@@ -65,8 +67,10 @@ def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[]
             made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own_layer["weight"].shape[0]))
             arrays += weight.arrays
             for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
-                if part in own_layer:  # symmetric weights lose their biases
-                    nbytes[f"{path}.{part}"] = 0 if array is None else array.nbytes
+                if part in own_layer:
+                    nbytes[f"{path}.{part}"] = 0  # symmetric weights lose their biases
+                if part in own_layer and array is not None:
+                    nbytes[f"{path}.{part}"] = array.nbytes
         _put(model, path, made[id(module)])
     functions = KernelFunctions(ops)
     for path, module in model.named_modules():
@@ -102,7 +106,8 @@ class _Projection(_OnKernels):
 
     def __call__(self, x: mx.array) -> mx.array:
         rows = x.astype(mx.float32)
-        rows = rows if x.ndim == 3 else rows.reshape(1, -1, x.shape[-1])
+        if rows.ndim != 3:
+            rows = rows.reshape(1, -1, x.shape[-1])
         return self._ops.linear(rows, self._weight).reshape(*x.shape[:-1], -1).astype(x.dtype)
 
 
@@ -110,7 +115,9 @@ class _Table(_Projection):
     """An embedding table on the kernels, tokens (B, T) -> (B, T, E), that may be the output projection, too."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        tokens = x if x.ndim == 2 else x.reshape(1, -1)
+        tokens = x
+        if x.ndim != 2:
+            tokens = x.reshape(1, -1)
         return self._ops.embed(tokens, self._weight, mx.float32).reshape(*x.shape, -1)
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -141,7 +148,9 @@ class _Norm(nn.RMSNorm):  # type: ignore[misc]
 
     def __init__(self, ops: Ops, norm: nn.RMSNorm) -> None:
         nn.Module.__init__(self)
-        self._ops, self.weight, self.eps = ops, norm.weight, norm.eps
+        self._ops = ops
+        self.weight = norm.weight
+        self.eps = norm.eps
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._ops.rms_norm(x, self.weight, self.eps)

@@ -61,8 +61,10 @@ def load(
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
         converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
-        stock = head is None and not converted
-        model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
+        if head is None and not converted:
+            model = _from_files(checkpoint)
+        else:
+            model = _from_arrays(checkpoint, device, head)
         correct(model, checkpoint)
         apply_ignored_windows(model, checkpoint.config)
         if checkpoint.adapter is not None and head is None:
@@ -88,7 +90,9 @@ def of_config(config: Mapping[str, object]) -> nn.Module:
     """
     refuse_what_classes_ignore(config)
     section = stated_quantization(config)
-    dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
+    dtype = mx.bfloat16
+    if (config.get("torch_dtype") or config.get("dtype")) == "float32":
+        dtype = mx.float32
     try:
         config = known_config(config)
         model_class, arguments = classes(config)
@@ -110,7 +114,9 @@ def _quantize_as_stated(model: nn.Module, section: Mapping[str, object]) -> None
         if not isinstance(stated, Mapping):
             return False
         settings = {**general, **stated}
-        return settings if _fits(module, settings.get("group_size", 64)) else False
+        if not _fits(module, settings.get("group_size", 64)):
+            return False
+        return settings
 
     nn.quantize(model, class_predicate=wanted)
 
@@ -127,8 +133,9 @@ def refused(config: Mapping[str, object], name: str, error: BaseException) -> Ch
         return UnsupportedModelError(
             f"mlx-lm's class of {config.get('model_type')} needs the GPU of a Mac", "run it on Apple Silicon"
         )
-    what = message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
-    return CheckpointError(f"mlx-lm cannot load {name}: {what[:200]}")
+    if not isinstance(error, ValueError):
+        message = f"{type(error).__name__}: {message}"
+    return CheckpointError(f"mlx-lm cannot load {name}: {message[:200]}")
 
 
 def quantize(model: nn.Module, kind: Quantization) -> None:
@@ -138,10 +145,14 @@ def quantize(model: nn.Module, kind: Quantization) -> None:
     def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
         if not _fits(module, kind.group_size):
             return False
-        answer = True if predicate is None else predicate(path, module)
+        if predicate is None:
+            return True
+        answer = predicate(path, module)
         if not isinstance(answer, dict):
             return bool(answer)
-        return answer if _fits(module, answer.get("group_size", kind.group_size)) else False
+        if not _fits(module, answer.get("group_size", kind.group_size)):
+            return False
+        return answer
 
     nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=wanted)
 
@@ -164,7 +175,8 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     from mlx_lm.utils import infer_quant_config
 
     config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
-    if isinstance(text := config.get("text_config"), Mapping):
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
         config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
     model_class, arguments = classes(config)
     model = model_class(arguments.from_dict(config))
@@ -181,9 +193,13 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
         parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
         if parts[2] in arrays and layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
             arrays |= zip(parts, groups_of_16.requantized(*(arrays[part] for part in parts)), strict=True)
-    arrays = arrays if head is None else head.arrays(arrays)
-    weights = model.sanitize(dict(arrays)) if hasattr(model, "sanitize") else arrays
-    weights = weights if head is None else head.shifted(weights, arrays)
+    if head is not None:
+        arrays = head.arrays(arrays)
+    weights = arrays
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(dict(arrays))
+    if head is not None:
+        weights = head.shifted(weights, arrays)
 
     def packed(path: str, module: nn.Module) -> bool | dict[str, object]:
         if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):
@@ -195,8 +211,10 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
         array = weights.get(f"{path}.weight")
         if array is None or array.dtype != mx.float32 or id(array) in genuine:
             return False
-        group = next((size for size in REQUANTIZED_GROUPS if _fits(module, size)), None)
-        return {"group_size": group, "bits": REQUANTIZED_BITS} if group else False
+        for group in REQUANTIZED_GROUPS:
+            if _fits(module, group):
+                return {"group_size": group, "bits": REQUANTIZED_BITS}
+        return False
 
     nn.quantize(model, class_predicate=packed)
     model.eval()
@@ -215,7 +233,9 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
 
 def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
     """Convert the other half precision to this one; float32 arrays stay."""
-    return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
+    if array.dtype not in (mx.float16, mx.bfloat16):
+        return array
+    return array.astype(half)
 
 
 def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> None:
@@ -227,8 +247,9 @@ def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> N
     wanted = getattr(model, "cast_predicate", lambda _: True)
 
     def narrowed(path: str, array: mx.array) -> mx.array:
-        narrow = converted and wanted(path) and not path.endswith(_FLOAT32)
-        return array.astype(half) if narrow and array.dtype == mx.float32 else array
+        if not converted or array.dtype != mx.float32 or not wanted(path) or path.endswith(_FLOAT32):
+            return array
+        return array.astype(half)
 
     model.update(tree_map_with_path(narrowed, model.parameters()))
     for _, module in model.named_modules():
@@ -254,7 +275,10 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
     from mlx_lm.utils import _get_classes
 
     fix = fix_of(config)
-    stock, arguments = _get_classes({**config, "model_type": fix.stock} if fix.stock else dict(config))
+    stated = dict(config)
+    if fix.stock:
+        stated["model_type"] = fix.stock
+    stock, arguments = _get_classes(stated)
 
     class Adapted(stock):  # type: ignore[misc, valid-type]
         def __init__(self, args: "BaseModelArgs") -> None:
@@ -266,11 +290,15 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
             """Return the arrays under the names of this class's parameters."""
             names = dict(tree_flatten(self.parameters()))
             weights = _moved(without_head(weights, config), names)
-            weights = weights if fix.rename is None else fix.rename(weights, config)
-            weights = super().sanitize(weights) if hasattr(stock, "sanitize") else weights
+            if fix.rename is not None:
+                weights = fix.rename(weights, config)
+            if hasattr(stock, "sanitize"):
+                weights = super().sanitize(weights)
             return _stacked(weights, names)
 
-    Adapted.__module__, Adapted.__name__, Adapted.__qualname__ = stock.__module__, stock.__name__, stock.__qualname__
+    Adapted.__module__ = stock.__module__
+    Adapted.__name__ = stock.__name__
+    Adapted.__qualname__ = stock.__qualname__
     return Adapted, arguments
 
 
@@ -280,15 +308,17 @@ def _moved(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[st
     wanted = next((name.removesuffix(_TABLE) for name in names if name.endswith(_TABLE)), None)
     if stored is None or wanted is None or (stored == "model.") == (wanted == "model."):
         return weights
-    texts = {name: text_name(name, stored) for name in weights}
     head = "language_model.lm_head." if wanted.startswith("language_model.") else "lm_head."
-    return {
-        wanted + text.removeprefix("model.")
-        if text.startswith("model.")
-        else head + text.removeprefix("lm_head."): weights[name]
-        for name, text in texts.items()
-        if text is not None
-    }
+    moved: dict[str, mx.array] = {}
+    for name, array in weights.items():
+        text = text_name(name, stored)
+        if text is None:
+            continue
+        if text.startswith("model."):
+            moved[wanted + text.removeprefix("model.")] = array
+        else:
+            moved[head + text.removeprefix("lm_head.")] = array
+    return moved
 
 
 def _stacked(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[str, mx.array]:
@@ -296,8 +326,8 @@ def _stacked(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[
     experts: dict[str, dict[int, mx.array]] = {}
     result: dict[str, mx.array] = {}
     for name, array in weights.items():
-        match = None if name in names else _EXPERT.fullmatch(name)
-        if match is None:
+        match = _EXPERT.fullmatch(name)
+        if match is None or name in names:
             result[name] = array
         else:
             owner, number, part = match.groups()

@@ -19,7 +19,8 @@ class HeadInput(nn.Module):  # type: ignore[misc]
     def __init__(self, table: nn.Module, norm: nn.RMSNorm, *, hidden_first: bool) -> None:
         super().__init__()
         width = int(norm.weight.shape[0])
-        self.embedding_norm, self.hidden_norm = nn.RMSNorm(width, norm.eps), nn.RMSNorm(width, norm.eps)
+        self.embedding_norm = nn.RMSNorm(width, norm.eps)
+        self.hidden_norm = nn.RMSNorm(width, norm.eps)
         self.projection = nn.Linear(2 * width, width, bias=False)
         object.__setattr__(self, "_shared", (table, hidden_first))  # no parameters of the head
         self._hidden: mx.array | None = None
@@ -32,13 +33,14 @@ class HeadInput(nn.Module):  # type: ignore[misc]
         """Join the embeddings of tokens (1, T) with the hidden states before them -> (1, T, E)."""
         table, hidden_first = self._shared
         embedded = table(tokens)
-        hidden = self._hidden
-        self._hidden = None
-        parts = [
-            self.embedding_norm(embedded),
-            self.hidden_norm(mx.zeros_like(embedded) if hidden is None else hidden.astype(embedded.dtype)),
-        ]
-        x: mx.array = self.projection(mx.concatenate(parts[::-1] if hidden_first else parts, axis=-1))
+        hidden = mx.zeros_like(embedded)  # of a trial pass
+        if self._hidden is not None:
+            hidden = self._hidden.astype(embedded.dtype)
+            self._hidden = None
+        parts = [self.embedding_norm(embedded), self.hidden_norm(hidden)]
+        if hidden_first:
+            parts.reverse()
+        x: mx.array = self.projection(mx.concatenate(parts, axis=-1))  # (1, T, 2E) -> (1, T, E)
         return x
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -84,20 +86,26 @@ class Head:
 
     def shifted(self, arrays: Mapping[str, mx.array], before: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """Add the one that norms are stored without, unless the class did. before: what the class got."""
-        given = {id(array) for array in before.values()} if self.tensors.shifts else set[int]()
-        return {
-            name: array + 1.0 if id(array) in given and array.ndim == 1 and "norm" in name else array
-            for name, array in arrays.items()
-        }
+        shifted = dict(arrays)
+        if not self.tensors.shifts:
+            return shifted
+        unchanged = {id(array) for array in before.values()}
+        for name, array in arrays.items():
+            if id(array) in unchanged and array.ndim == 1 and "norm" in name:
+                shifted[name] = array + 1.0
+        return shifted
 
 
 def text_model(model: nn.Module) -> nn.Module:
     """Return the part with the layers (`model`) and the output projection, of a multimodal class or a text-only one."""
-    return model.language_model if "language_model" in model else model
+    if "language_model" in model:
+        return model.language_model
+    return model
 
 
 def project(model: nn.Module, hidden: mx.array) -> mx.array:
     """Return logits (B, T, V) of hidden states (B, T, E) by a model's output projection."""
     text = text_model(model)
-    logits: mx.array = text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
+    output = text.lm_head if "lm_head" in text else text.model.embed_tokens.as_linear
+    logits: mx.array = output(hidden)
     return logits

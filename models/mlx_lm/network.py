@@ -18,7 +18,7 @@ from headrace.models.mlx_lm.backend import MlxLmBackend
 from headrace.models.mlx_lm.cache import CachePart, MlxLmCache
 from headrace.models.mlx_lm.costs import layers_kv, measure
 from headrace.models.mlx_lm.functions import KernelFunctions
-from headrace.models.mlx_lm.kernels import exchange, stored_arrays
+from headrace.models.mlx_lm.kernels import Stored, exchange, stored_arrays
 from headrace.models.mlx_lm.kv import make_parts, quantized
 from headrace.models.mlx_lm.load import load, quantize, refused
 from headrace.models.mlx_lm.long_rope import LongRope
@@ -59,7 +59,9 @@ class MlxLmNetwork:
         if requantize is not None:
             quantize(self._model, requantize)
             stored = stored_arrays(self._model)
-        self._kernels = None if kernels is None else (kernels, stored)  # held until the layers are exchanged
+        self._kernels: tuple[Ops, Stored] | None = None  # until the layers are exchanged
+        if kernels is not None:
+            self._kernels = (kernels, stored)
         self._functions: KernelFunctions | None = None
         self.draft_head: DraftHead | None = None
         self.arrays = list(self._parameters().values())
@@ -69,8 +71,13 @@ class MlxLmNetwork:
         except Exception as error:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
-        self._history = TokenHistory(self._long_rope.original if self._long_rope else 0)
-        self.vocab_size, self.cost, self._shares = measured.vocab_size, measured.cost, measured.shares
+        original = 0
+        if self._long_rope is not None:
+            original = self._long_rope.original
+        self._history = TokenHistory(original)
+        self.vocab_size = measured.vocab_size
+        self.cost = measured.cost
+        self._shares = measured.shares
         if kv is not None and kv.packed:
             self._store(kv)
         self.rolls_back = self._long_rope is None and MlxLmCache(self._fresh_parts(), 1, ()).rolls_back
@@ -87,7 +94,8 @@ class MlxLmNetwork:
         """
         if self._kernels is None:
             return self
-        (ops, stored), self._kernels = self._kernels, None
+        ops, stored = self._kernels
+        self._kernels = None
         before = self._parameters()
         exchanged = exchange(self._model, stored, ops, self._fresh_parts)
         self.arrays = [*self._parameters().values(), *exchanged.arrays]
@@ -139,7 +147,9 @@ class MlxLmNetwork:
         parts = row.cache.parts
         if self._functions is not None:
             self._functions.phase = row.phase
-        model = self._model if self.draft_head is None else text_model(self._model).model
+        model = self._model
+        if self.draft_head is not None:
+            model = text_model(self._model).model  # without the output projection
         if self._long_rope is not None:
             parts = self._rotated(self._long_rope, x, row.cache)
         out: mx.array = model(x, cache=parts)
@@ -158,7 +168,9 @@ class MlxLmNetwork:
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of the output of `layers`."""
-        return x[:, -1] if self.draft_head is None else project(self._model, x[:, -1:])[:, 0]
+        if self.draft_head is None:
+            return x[:, -1]
+        return project(self._model, x[:, -1:])[:, 0]
 
     def _fresh_parts(self) -> list[CachePart]:
         return make_parts(self._model, self.kv_format)

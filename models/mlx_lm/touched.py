@@ -63,7 +63,7 @@ def _traced(model: nn.Module) -> dict[str, float]:
     inputs = next(event["inputs"] for event in events if event["type"] == "inputs")
     read = _bytes_read(inputs, [event for event in events if event["type"] == "primitive"])
     return {
-        name: min(1.0, read[value[0]] / array.nbytes) if array.nbytes else 0.0
+        name: min(1.0, read[value[0]] / max(array.nbytes, 1))
         for (name, array), value in zip(parameters, inputs[1:], strict=True)
     }
 
@@ -75,12 +75,13 @@ def _recurrent_states(model: nn.Module) -> list[list[tuple[tuple[int, ...], mx.D
     """
     parts = make_prompt_cache(model)
     model(mx.array([[0]]), cache=parts)
-    return [
-        [(array.shape, array.dtype) for array in part.cache]
-        if isinstance(part, ArraysCache) and all(isinstance(array, mx.array) for array in part.cache)
-        else None
-        for part in leaves(parts)
-    ]
+    states: list[list[tuple[tuple[int, ...], mx.Dtype]] | None] = []
+    for part in leaves(parts):
+        if isinstance(part, ArraysCache) and all(isinstance(array, mx.array) for array in part.cache):
+            states.append([(array.shape, array.dtype) for array in part.cache])
+        else:
+            states.append(None)
+    return states
 
 
 def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
@@ -101,15 +102,19 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
             origin, nbytes = seen[sources[0][0]]
             seen.update((result[0], (origin, min(nbytes, _nbytes(result)))) for result in results)
         elif kind == "Gather" and operands[0][0] in seen:
-            looked_up = any(operand[0] in from_token for operand in operands[1:])
-            read[seen[operands[0][0]][0]] += 0 if looked_up else sum(_nbytes(result) for result in results)
+            if not any(operand[0] in from_token for operand in operands[1:]):  # else a table of tokens
+                origin, _ = seen[operands[0][0]]
+                read[origin] += sum(_nbytes(result) for result in results)
         else:
-            chosen = prod(operands[-1][1]) if kind.startswith("Gather") else None
             for name, shape, _ in sources:
-                if name not in counted:  # read once per step, however many operations share it
-                    counted.add(name)
-                    origin, nbytes = seen[name]
-                    read[origin] += nbytes * (1 if chosen is None else min(1.0, chosen / shape[0]))
+                if name in counted:  # read once per step, however many operations share it
+                    continue
+                counted.add(name)
+                origin, nbytes = seen[name]
+                if kind.startswith("Gather"):  # products with chosen experts of a stack
+                    read[origin] += nbytes * min(1.0, prod(operands[-1][1]) / shape[0])
+                else:
+                    read[origin] += nbytes
     return read
 
 
@@ -136,7 +141,9 @@ def _assumed(model: nn.Module, config: Mapping[str, object], vocab_size: int) ->
             count = listed.get(mixture, 0)
         else:
             count = 0
-        shares[name] = min(1.0, active / count) if active and count else 1.0
+        shares[name] = 1.0
+        if active and count:
+            shares[name] = min(1.0, active / count)
         if path in tables:
             shares[name] = 0.0
     return shares
@@ -147,7 +154,8 @@ def _listed_experts(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     numbers: defaultdict[str, set[str]] = defaultdict(set)
     for path in modules:
         mixture, _, rest = path.partition(".experts.")
-        if (number := rest.partition(".")[0]).isdecimal():
+        number = rest.partition(".")[0]
+        if number.isdecimal():
             numbers[mixture].add(number)
     return {mixture: len(experts) for mixture, experts in numbers.items()}
 

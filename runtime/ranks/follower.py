@@ -88,7 +88,9 @@ class _Repeated:
         self._caches: dict[int, KVCache] = {}
         self._tokens: dict[int, list[int]] = {}
         self._passes: deque[KVPass] = deque()
-        self._head = None if network.draft_head is None else FollowerHead(network.draft_head)
+        self._head: FollowerHead | None = None
+        if network.draft_head is not None:
+            self._head = FollowerHead(network.draft_head)
         self._clock = _KernelClock(link)
 
     def backend(self, limit: int, max_running: int, keep_prefix: bool) -> None:
@@ -98,8 +100,9 @@ class _Repeated:
 
     def acquire(self, number: int, tokens: list[int], end: int, entries: int, marks: bool) -> None:
         self._tokens[number] = tokens
-        self._caches[number] = cache = self._backend.acquire(tokens[:end], entries)
+        cache = self._backend.acquire(tokens[:end], entries)
         cache.needs_marks = marks
+        self._caches[number] = cache
         self._link.send({"found": cache.committed})
 
     def release(self, number: int, newer: list[int]) -> None:
@@ -122,8 +125,9 @@ class _Repeated:
     def passes(self, groups: list[list[list[Any]]]) -> None:
         rows = [row for group in groups for row in group]
         for number, length, *_ in rows:
-            if (own_length := self._caches[number].length) != length:
-                raise EngineError(f"this rank has {own_length} entries of a sequence, rank 0 {length}")
+            entries = self._caches[number].length
+            if entries != length:
+                raise EngineError(f"this rank has {entries} entries of a sequence, rank 0 {length}")
         self._passes.clear()
         with suppress(PoolFullError):  # rank 0 has raised it, too
             for group in groups:
@@ -136,7 +140,8 @@ class _Repeated:
         mx.async_eval(self._network.follow(kv))
 
     def head(self, name: str, *arguments: object) -> None:
-        if (result := getattr(self._head, name)(*arguments)) is not None:
+        result = getattr(self._head, name)(*arguments)
+        if result is not None:
             mx.async_eval(result)
 
     def evict(self) -> None:
@@ -162,7 +167,7 @@ class _KernelClock:
     """Tells rank 0 the seconds that this rank's kernels compute in a decode step, about every TOLD_S."""
 
     def __init__(self, link: Link) -> None:
-        self._link, self._steps, self._began = link, 0, time.monotonic()
+        self._link = link
         self._measures = ops.select() is ops.native
         self._restart()
 
@@ -179,6 +184,7 @@ class _KernelClock:
         self._steps += decodes
 
     def _restart(self) -> None:
-        self._steps, self._began = 0, time.monotonic()
+        self._steps = 0
+        self._began = time.monotonic()
         if self._measures:
             ops.native.measure_regions(True)

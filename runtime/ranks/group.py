@@ -39,9 +39,12 @@ _HINT = "  hint: start again; a firewall may refuse MLX's ports, or another prog
 
 
 class Group:
-    """The ranks of one model. raw: MLX's group; None for one rank alone, whose collectives are free.
+    """The ranks of one model.
 
-    gathers: sums are gathered where that takes fewer messages. peer: the connection to the only other rank, if any.
+    raw: MLX's group; None for one rank alone, whose collectives are free.
+    device: that receives.
+    gathers: sums are gathered where that takes fewer messages.
+    peer: the connection to the only other rank, if any.
     """
 
     def __init__(
@@ -55,10 +58,14 @@ class Group:
         self._raw = raw
         self._gathers = gathers
         self._peer = peer
-        self.rank: int = 0 if raw is None else raw.rank()
-        self.size: int = 1 if raw is None else raw.size()
-        # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
-        self._receiving = None if raw is None else mx.new_stream(device)
+        self.rank = 0
+        self.size = 1
+        self._receiving: mx.Stream | None = None
+        if raw is not None:
+            self.rank = raw.rank()
+            self.size = raw.size()
+            # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
+            self._receiving = mx.new_stream(device)
 
     @property
     def raw(self) -> mx.distributed.Group | None:
@@ -80,9 +87,10 @@ class Group:
         try:
             with _ended_by_signals(), _ended_by_hangup(), _ended_after(JOIN_S, line):
                 raw = mx.distributed.init(strict=True, backend=backend)
+                if backend == "ring":
+                    return cls(raw, mx.DeviceType.cpu, gathers=True, peer=_peer(raw, address))
                 device = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu
-                ring = backend == "ring"
-                return cls(raw, device, gathers=ring, peer=_peer(raw, address) if ring else None)
+                return cls(raw, device)
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
 
@@ -100,7 +108,9 @@ class Group:
         """Return all ranks' arrays (n, ...), one after the other: (size * n, ...)."""
         if self._peer is not None:
             return self._peer.all_gather(x)
-        return x if self._raw is None else mx.distributed.all_gather(x, group=self._raw)
+        if self._raw is None:
+            return x
+        return mx.distributed.all_gather(x, group=self._raw)
 
     def gather_columns(self, x: mx.array, columns: list[int]) -> mx.array:
         """Return all ranks' arrays (..., columns[rank]) side by side, on rank 0; the others evaluate the result."""
@@ -149,10 +159,15 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
             message = [listener.getsockname()[1], *secrets.token_bytes(32)]
     port, *key = read_ints(_sum(ring, message))
     if listener is None:
-        return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
+        if not port:
+            return None
+        return connect((address, port), ring.rank(), bytes(key), _MEET_S)
     with closing(Reception(listener, bytes(key))) as reception:
         accepted = reception.take(_MEET_S)
-    return None if accepted is None else accepted[1]
+    if accepted is None:
+        return None
+    _, connection = accepted
+    return connection
 
 
 def _all(ring: mx.distributed.Group, flag: bool) -> bool:

@@ -34,13 +34,17 @@ _DOUBT_S = 0.5
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """Return a socket for `Leader` that listens on one address."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
 
 
 class Leader:
-    """The followers, as rank 0 sees them. names: of all ranks, for errors.
+    """The followers, as rank 0 sees them.
 
+    listener, key: see `Reception`.
+    names: of all ranks, for errors.
     on_lost: called on a thread when a rank is lost; then the process ends, since a collective cannot be interrupted.
+    end: ends the process with an exit code.
     """
 
     def __init__(
@@ -54,11 +58,15 @@ class Leader:
         self._reception = Reception(listener, key)
         self._end = end
         self._on_lost = on_lost
-        self.names, self.limit, self.address = list(names), PassLimit(), str(listener.getsockname()[0])
+        self.names = list(names)
+        self.limit = PassLimit()
+        self.address = str(listener.getsockname()[0])
         self._links: dict[int, Link] = {}
-        self._losing, self._lost = threading.Lock(), threading.Event()
+        self._losing = threading.Lock()
+        self._lost = threading.Event()
         self._log: list[list[object]] = []
-        self.out_of_step, self.passes = False, 1  # passes: of the newest step
+        self.out_of_step = False
+        self.passes = 1  # of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
     @property
@@ -70,7 +78,8 @@ class Leader:
         """Wait for all followers. Raises RankLostError that names a missing one."""
         until = time.monotonic() + timeout
         while len(self._links) < self.size - 1:
-            if (accepted := self._reception.take(until - time.monotonic())) is None:
+            accepted = self._reception.take(until - time.monotonic())
+            if accepted is None:
                 missing = [name for rank, name in enumerate(self.names) if rank and rank not in self._links]
                 raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s")
             rank, connection = accepted
@@ -91,7 +100,8 @@ class Leader:
         """Return one record of every follower, in order. Raises RankLostError that names one without."""
         answers = []
         for rank, link in sorted(self._links.items()):
-            if (answer := link.take(timeout)) is None:
+            answer = link.take(timeout)
+            if answer is None:
                 self._lost.wait(SILENCE_S)  # its loss ends this process, with the reason
                 raise RankLostError(f"{self.names[rank]} has closed the connection")
             answers.append(answer)
@@ -125,7 +135,9 @@ class Leader:
             self._lost.wait(_DOUBT_S)  # another rank may be gone, which its neighbours notice, too
         if not self._losing.acquire(blocking=False):
             return
-        name = " or ".join(self.names[1:]) if rank is None else self.names[rank]
+        name = " or ".join(self.names[1:])
+        if rank is not None:
+            name = self.names[rank]
         error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it")
         for other, link in self._links.items():
             if other != rank:
@@ -172,10 +184,13 @@ class LeaderNetwork:
         return self
 
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
-        others = self._leader.kernel_seconds()
-        own_s = parts.weights_s + parts.kv_s + parts.sampling_s
+        kernels_s = [parts.weights_s + parts.kv_s + parts.sampling_s]
+        for seconds in self._leader.kernel_seconds():
+            if seconds is None:
+                return ()
+            kernels_s.append(seconds)
         in_turn = self.staged and self._leader.passes == 1
-        return () if None in others else rank_times(step_s, [own_s, *filter(None, others)], in_turn)
+        return rank_times(step_s, kernels_s, in_turn)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""
@@ -188,7 +203,9 @@ class LeaderNetwork:
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         self._leader.log("run")
         self._leader.flush()
-        self._leader.pending = None if any(row.logits for row in kv.rows) else kv
+        self._leader.pending = kv
+        if any(row.logits for row in kv.rows):
+            self._leader.pending = None  # until `logits`
         return self._network.layers(x, kv)
 
     def logits(self, x: mx.array) -> mx.array:
@@ -203,8 +220,9 @@ class LeaderNetwork:
 class LeaderBackend:
     """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk.
 
-    marks: a rank's caches need marks; those of all ranks go back alike. parts: passes of a step with as many rows, so
-    that each rank of a pipeline has one to compute.
+    backend: of this rank's part.
+    marks: a rank's caches need marks; those of all ranks go back alike.
+    parts: passes of a step with as many rows, so that each rank of a pipeline has one to compute.
     """
 
     def __init__(self, backend: KVBackend, leader: Leader, marks: bool, parts: int = 1) -> None:
@@ -263,11 +281,15 @@ class LeaderBackend:
 
     def clear(self) -> None:
         """Drop everything after an error, but for collectives that the followers wait in."""
-        if (pending := self._leader.pending) is None:
+        pending = self._leader.pending
+        if pending is None:
             self._leader.out_of_step = True  # the followers wait in collectives that no rank 0 will call
             return
         with suppress(RuntimeError):
-            mx.eval(pending if isinstance(pending, mx.array) else pending.arrays)
+            if isinstance(pending, mx.array):
+                mx.eval(pending)
+            else:
+                mx.eval(pending.arrays)
         self._leader.log("clear")
         self._leader.flush()
         self._leader.answers(SILENCE_S)  # a collective fails before the control channel knows of a lost rank

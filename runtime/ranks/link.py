@@ -55,8 +55,10 @@ class Link:
         try:
             with self._sending:
                 send_frame(self._socket, record)
-        except OSError as error:
-            self._lose("takes no messages" if isinstance(error, TimeoutError) else "has closed the connection")
+        except TimeoutError:
+            self._lose("takes no messages")
+        except OSError:
+            self._lose("has closed the connection")
 
     def take(self, timeout: float | None = None) -> Record | None:
         """Return the next record; None once the connection is closed. Raises RankLostError after `timeout` seconds."""

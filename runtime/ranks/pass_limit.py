@@ -31,7 +31,8 @@ class PassLimit:
 
         def wait() -> None:
             while not over.wait(BEAT_S):
-                if (limit := self.exceeded()) is not None:
+                limit = self.exceeded()
+                if limit is not None:
                     lose(f"has not finished a pass in {limit:.0f} s")
 
         threading.Thread(target=wait, name="watch passes", daemon=True).start()
@@ -43,7 +44,8 @@ class PassLimit:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Wait for a pass within this block."""
-        since = self._since = self._clock()
+        since = self._clock()
+        self._since = since
         try:
             yield
         finally:
@@ -55,7 +57,13 @@ class PassLimit:
     def exceeded(self) -> float | None:
         """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""
         since = self._since
+        if since is None:
+            return None
         prompt = max(self._prompts)
+        limit = FIRST_S
         slowest = self._slowest.get(prompt > 0)
-        limit = FIRST_S if slowest is None else max(LEAST_S, _TIMES * slowest * (prompt or 1))
-        return limit if since is not None and self._clock() - since > limit else None
+        if slowest is not None:
+            limit = max(LEAST_S, _TIMES * slowest * (prompt or 1))
+        if self._clock() - since <= limit:
+            return None
+        return limit

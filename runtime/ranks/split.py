@@ -34,6 +34,7 @@ def divided(units: int, shares: Sequence[float]) -> list[range]:
     total = sum(shares)
     edges = [0]
     for rank, share in enumerate(accumulate(shares), 1):
-        least, max_units = edges[-1] + 1, units - (len(shares) - rank)  # one for this rank and one for each later one
+        least = edges[-1] + 1  # one unit for this rank
+        max_units = units - (len(shares) - rank)  # one for each later rank
         edges.append(min(max_units, max(least, round(units * share / total))))
     return [range(first, last) for first, last in pairwise(edges)]
