@@ -97,9 +97,9 @@ def _count_tokens(served: Served) -> Endpoint:
     async def count(call: Call) -> Response:
         engine, card = await served.models.ready(call.model)
         thinking = thinking_of(call, card, served.defaults)
-        answering = engine.submit(
-            lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools, call.options.chat_template_kwargs)]
-        )
+        [number] = engine.new_ids()
+        command = CountTokens(number, call.messages, thinking, call.tools, call.options.chat_template_kwargs)
+        answering = engine.submit([command])
         try:
             arrived = await answering.next()
         finally:

@@ -187,25 +187,22 @@ class ServedEngine:
         if bool(before) != bool(self._watchers):
             self._instruct()
 
-    def submit(
-        self,
-        make: Callable[[Sequence[int]], Sequence[Generate | CountTokens]],
-        count: int = 1,
-        *,
-        watched: bool = False,
-    ) -> Answering:
-        """Submit `count` commands. make: the commands, by their ids. watched: read step records until it is left.
+    def new_ids(self, count: int = 1) -> list[int]:
+        """Return ids for the commands of a request."""
+        return [next(self._ids) for _ in range(count)]
+
+    def submit(self, commands: Sequence[Generate | CountTokens], *, watched: bool = False) -> Answering:
+        """Submit a request's commands, of `new_ids`. watched: read step records until it is left.
 
         Raises ApiError with status 429 if too many generations are open.
         """
         self.check_stopping()
-        if self.open + count > self._most_open:
+        if self.open + len(commands) > self._most_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
-        ids = [next(self._ids) for _ in range(count)]
-        answering = Answering(self._left, ids, int(watched))
+        answering = Answering(self._left, [command.id for command in commands], int(watched))
         self.watch(answering.watchers)
         try:
-            for command in make(ids):
+            for command in commands:
                 self._answering[command.id] = answering
                 self._client.submit(command)
         except HeadraceError:

@@ -74,7 +74,8 @@ async def answer(
     engine, card = await models.ready(call.model)
     form = form_of(card)
     watched = call.steps and call.stream
-    answering = engine.submit(lambda ids: commands(call, ids, card, defaults), call.choices, watched=watched)
+    requests = commands(call, engine.new_ids(call.choices), card, defaults)
+    answering = engine.submit(requests, watched=watched)
     try:
         first = await answering.next(keep_alive_s if call.stream else None)
         headers = _unchecked(first)
