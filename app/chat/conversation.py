@@ -349,7 +349,7 @@ class Conversation:
                 self.damage = self.notice = one_line(event.message, event.hint)
 
     def _handle_answer(self, turn: Turn, event: AnswerEvent) -> None:
-        """Handle what an event means for the conversation, once the writer has it."""
+        """Handle an event of the answer, after the writer."""
         match event:
             case Dropped():
                 if not turn.summarising:

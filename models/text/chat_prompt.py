@@ -105,7 +105,7 @@ class ChatPrompt:
     def continued(self, text: str, suffix: str | None = None) -> list[int]:
         """Return the prompt of a text to continue as it is, or to continue up to `suffix`.
 
-        Raises UsageError if the model has no tokens for a gap, and what `Tokenizer.encode_prompt` raises.
+        Raises UsageError if the model has no tokens for a gap, and the errors of `Tokenizer.encode_prompt`.
         """
         if suffix is None:
             return continued_text(self._tokenizer, text)

@@ -168,7 +168,7 @@ class Engine:
             self._stop_work()
 
     def submit(self, request: Request, *, is_reusable: bool = True) -> Sequence:
-        """Queue a request; its events come from `step`. Raises what `generate` raises, now where it can be known.
+        """Queue a request; its events come from `step`. Raises the errors of `generate` that are known now.
 
         is_reusable: another prompt may begin like it.
         """
@@ -187,7 +187,7 @@ class Engine:
         return sequence
 
     def check(self, request: Request) -> None:
-        """Raise what `submit` raises for a request itself. Any thread may call it."""
+        """Raise the errors of `submit` for a request itself. Any thread may call it."""
         request.check(self.network.vocab_size, self.context_limit)
         self._drafting.check(request.speculate)
         self._budget.check(len(request.prompt))
@@ -308,7 +308,7 @@ class Engine:
     def _advance(self) -> list[Delivery]:
         """Schedule and start the next batch while the device computes the one before, and commit that one.
 
-        The order is another where the tokens of the batch before decide what is scheduled: then it is committed first.
+        The order is another where the tokens of the batch before decide the schedule: then it is committed first.
         """
         unread = self._in_flight  # the device computes it now
         self._in_flight = None
@@ -352,7 +352,7 @@ class Engine:
         """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
 
         None, and nothing is done, without `keep_prefix`. stop: called between chunks; True ends the prefill early, with
-        nothing lost. Raises what `generate` raises.
+        nothing lost. Raises the errors of `generate`.
         """
         self._check_idle()
         self.check(Request(prompt))

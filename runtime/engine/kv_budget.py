@@ -49,7 +49,7 @@ class KVBudget:
         total = self.total  # the free memory is measured here first, before any K/V are allocated
         reserved = self._cost.kv_bytes(sequence.reserved)
         more = self._cost.kv_bytes(entries) - reserved
-        # A sequence that is alone gets its entries in any case: `limit` is what fits then.
+        # A sequence that is alone gets its entries in any case: up to `limit` they fit then.
         if self.used > reserved and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
             return False
         self.used += more
