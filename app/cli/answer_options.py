@@ -43,15 +43,19 @@ def answer_options(command: Command) -> Command:
 def answer_option(name: str) -> Callable[[Command], Command]:
     """Return the click option of one row of the table."""
     row = OPTIONS[name]
-    flag = _flag(name)
-    declared = (row.short, flag) if row.short else (flag,)
-    help = f"{row.help} [{row.default}]." if row.default else f"{row.help}."
+    declared = [_flag(name)]
+    if row.short:
+        declared.insert(0, row.short)
+    help = f"{row.help}."
+    if row.default:
+        help = f"{row.help} [{row.default}]."
     match row.kind:
         case ThinkingValue():
             return click.option(*declared, metavar="|".join(("off", "on", *LEVELS, "N")), help=help)
-        case Texts() | LogitBias():
-            metavar = "ID=VALUE" if isinstance(row.kind, LogitBias) else "TEXT"
-            return click.option(*declared, multiple=True, metavar=metavar, help=f"{help} Repeatable.")
+        case Texts():
+            return click.option(*declared, multiple=True, metavar="TEXT", help=f"{help} Repeatable.")
+        case LogitBias():
+            return click.option(*declared, multiple=True, metavar="ID=VALUE", help=f"{help} Repeatable.")
         case OneOf(names):
             return click.option(*declared, type=click.Choice(names), metavar="|".join(names), help=help)
         case JSONSchema():
@@ -62,8 +66,10 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, metavar="FILE", help=help)
         case Text():
             return click.option(*declared, metavar="REGEX", help=help)
+        case Whole():
+            return click.option(*declared, type=int, help=help)
         case _:
-            return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
+            return click.option(*declared, type=float, help=help)
 
 
 def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:

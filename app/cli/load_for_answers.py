@@ -26,23 +26,28 @@ _CHECK_BYTES = 256 << 20  # a checksum takes a fraction of a second
 
 
 def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False) -> None:
-    """Announce the copy of the .gguf file `name`; on a terminal ask for it first. Most models need none.
+    """Announce the copy of a .gguf file; on a terminal ask for it first. Most models need none.
 
-    ask: whether to ask at all. chat: refuse a file without a chat template. Raises UsageError then, HeadraceError for
-    "no" and for a full disk, and the errors of reading the file.
+    name: of the model; None: the default model.
+    quiet: announce nothing.
+    ask: False: do not ask at all.
+    chat: refuse a file without a chat template.
+    Raises UsageError for such a file, HeadraceError for "no" and for a full disk, and the errors of reading the file.
     """
     from headrace.models.registry.adapters import split_adapter
     from headrace.models.registry.resolve import find_source
     from headrace.models.registry.source import LocalGGUF
     from headrace.models.registry.store import Store
 
+    if name is None:
+        return
     store = Store()
     try:
-        name = name if name is None else split_adapter(name)[0]
-        source = find_source(name, store) if name is not None else None
+        name, _ = split_adapter(name)
+        source = find_source(name, store)
     except HeadraceError:  # reported when the model is loaded
         return
-    if name is None or not isinstance(source, LocalGGUF):
+    if not isinstance(source, LocalGGUF):
         return
     from headrace.app.chat.download_plan import download_plan
     from headrace.app.output.progress import drawn_progress

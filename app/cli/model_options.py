@@ -50,11 +50,11 @@ class LoadArguments:
 
         speculate: as given on the command line. Raises UsageError where both are given.
         """
-        if self.draft is None:
-            return settings.chat.draft or None if speculate is None else None
-        if speculate is not None:
+        if speculate is None:
+            return self.draft or settings.chat.draft or None
+        if self.draft is not None:
             raise UsageError(f"--draft and --speculate {speculate} exclude each other")
-        return self.draft
+        return None
 
 
 def load_arguments(command: Command) -> Command:

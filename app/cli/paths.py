@@ -20,8 +20,8 @@ from headrace.runtime.metrics.units import format_bytes
 def paths(as_json: bool, write_settings: bool) -> None:
     """Show the locations of headrace's files. HEADRACE_HOME=DIR moves all of them to one folder."""
     if write_settings:
-        written = write_default()
-        click.echo(f"{settings_path()} {'written' if written else 'exists already'}", err=True)
+        outcome = "written" if write_default() else "exists already"
+        click.echo(f"{settings_path()} {outcome}", err=True)
     places = {
         "settings": settings_path(),
         "presets": presets_path(),
@@ -35,5 +35,9 @@ def paths(as_json: bool, write_settings: bool) -> None:
         print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
         return
     for name, path in places.items():
-        size = f"  ({format_bytes(kv_cache_bytes())})" if path == kept_chats_dir() else ""
-        click.echo(f"{name:<12}{path}{size if path.exists() else '  (not created yet)'}")
+        note = ""
+        if not path.exists():
+            note = "  (not created yet)"
+        elif path == kept_chats_dir():
+            note = f"  ({format_bytes(kv_cache_bytes())})"
+        click.echo(f"{name:<12}{path}{note}")

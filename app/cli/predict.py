@@ -116,7 +116,9 @@ def _document(given: PredictOptions) -> dict[str, object]:
     name, shape = find_shape(chosen_model(given.model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
     compute = users is not None or given.acceptance is not None
-    targets = [] if given.explain else targets_for(given.chips, given.memory, others=users is None, compute=compute)
+    targets = []
+    if not given.explain:  # of no machine
+        targets = targets_for(given.chips, given.memory, others=users is None, compute=compute)
     shape = _stored(shape, given.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
     if users is not None:
         return users_prediction(name, shape, targets, users, asked[0])
@@ -163,7 +165,9 @@ def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: i
                 f"use one of {', '.join(kind.name for kind in shape.kv_formats)}",
             )
         return shape.with_kv(stored)
-    return shape.with_kv(fitting_kv(shape, targets[0], context, sequences) if targets else FLOAT16)
+    if not targets:
+        return shape.with_kv(FLOAT16)
+    return shape.with_kv(fitting_kv(shape, targets[0], context, sequences))
 
 
 def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool) -> None:

@@ -172,9 +172,14 @@ def doctor(output: Path | None, as_json: bool) -> None:
     else:
         for line in _damage_lines(examination):
             click.echo(line)
-        click.echo(_readable(examination) + (f"; everything readable is in {output}" if output is not None else ""))
+        summary = _readable(examination)
+        if output is not None:
+            summary += f"; everything readable is in {output}"
+        click.echo(summary)
     if examination.is_damaged:
-        hint = None if output is not None else "`headrace sessions doctor --export FILE` saves everything readable"
+        hint = None
+        if output is None:
+            hint = "`headrace sessions doctor --export FILE` saves everything readable"
         raise SessionError("some stored conversations are damaged", hint)
 
 

@@ -47,13 +47,18 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     codecs.register_error(_ESCAPED, _escape)
+    encoding = "utf-8"
+    errors: str | None = _ESCAPED
+    line_buffering = False
     original = sys.stdout
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Output(1, "w", closefd=False)),
-        encoding=original.encoding if original else "utf-8",
-        errors=_ESCAPED if original is None or original.errors in _STRICT else original.errors,
-        line_buffering=original.line_buffering if isinstance(original, io.TextIOWrapper) else False,
-    )
+    if original is not None:
+        encoding = original.encoding
+        if original.errors not in _STRICT:
+            errors = original.errors
+        if isinstance(original, io.TextIOWrapper):
+            line_buffering = original.line_buffering
+    raw = io.BufferedWriter(_Output(1, "w", closefd=False))
+    sys.stdout = io.TextIOWrapper(raw, encoding=encoding, errors=errors, line_buffering=line_buffering)
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -87,7 +87,9 @@ class MarkdownOutput:
         """Return the lines of blocks, after a blank line if others stand above."""
         columns = shutil.get_terminal_size().columns
         lines = rendered_lines(source, max(1, min(columns - 1, _WIDEST)))
-        return [BLANK, *lines] if lines and self._has_finished else lines
+        if lines and self._has_finished:
+            lines.insert(0, BLANK)
+        return lines
 
     def _draw(self, finished: list[RenderedLine], growing: list[RenderedLine]) -> None:
         """Replace the growing lines on the screen by finished ones, and draw the growing ones of now."""
@@ -113,8 +115,11 @@ class AnswerPrinter:
         self._output = output
         self._show_thinking = show_thinking
         self._sanitiser = Sanitiser()
-        self._id = None if last is None else last.id
-        self._count = 0 if last is None else len(self._text(last))  # characters that are printed
+        self._id: int | None = None
+        self._count = 0  # characters that are printed
+        if last is not None:
+            self._id = last.id
+            self._count = len(self._text(last))
         self._new = False
 
     def show(self, message: Message) -> None:

@@ -37,5 +37,8 @@ def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Flatten nested dictionaries to dotted keys."""
     fields: dict[str, object] = {}
     for key, value in values.items():
-        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            fields |= flat(value, f"{prefix}{key}.")
+        else:
+            fields[f"{prefix}{key}"] = value
     return fields

@@ -22,13 +22,20 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. leaves: 0 stays; otherwise the column with the highest number is dropped first."""
+    """A column of a table.
+
+    name: its heading.
+    cells: one for each row.
+    leaves: 0 stays; otherwise the column with the highest number is dropped first.
+    right: aligned right.
+    least: smallest width of a text that may be shortened; None: it may not.
+    """
 
     name: str
     cells: Sequence[Cell]
     leaves: int = 0
     right: bool = True
-    least: int | None = None  # smallest width of a text that may be shortened
+    least: int | None = None
 
     @classmethod
     def of(
@@ -56,20 +63,16 @@ def table_lines(
     from rich.text import Text
 
     chosen = _fitting([replace(column, cells=[_shown(cell) for cell in column.cells]) for column in columns], width)
-    groups = _groups(chosen, width)
-    widths = [_widths(group, width) for group in groups]
-    head = [
-        _line([column.name for column in group], group, widths[number], style="bold")
-        for number, group in enumerate(groups)
-    ]
-    body = [
-        _line([column.cells[row] for column in group], group, widths[number])
-        for row in range(len(chosen[0].cells))
-        for number, group in enumerate(groups)
-    ]
+    groups = [(group, _widths(group, width)) for group in _groups(chosen, width)]
+    body = []
+    for row in range(len(chosen[0].cells)):
+        body += [_line([column.cells[row] for column in group], group, widths) for group, widths in groups]
+    if not header:
+        return body
+    head = [_line([column.name for column in group], group, widths, style="bold") for group, widths in groups]
     if rule:
         head.append(Text("─" * max(line.cell_len for line in (*head, *body)), style="dim"))
-    return [*head, *body] if header else body
+    return [*head, *body]
 
 
 def print_table(columns: Sequence[Column], *, header: bool = True, rule: bool = True, stderr: bool = False) -> None:
@@ -129,14 +132,15 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int
     """Return one line of cells in these widths, shortening text that does not fit."""
     from rich.text import Text
 
-    line = Text(style=style)
-    for number, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+    padded = []
+    for cell, column, width in zip(cells, columns, widths, strict=True):
         text = Text(cell) if isinstance(cell, str) else cell.copy()
         if column.least is not None:
             text.truncate(width, overflow="ellipsis")
         space = " " * (width - text.cell_len)
-        line.append(" " * _GAP if number else "")
-        line.append_text(Text.assemble(space, text) if column.right else Text.assemble(text, space))
+        padded.append(Text.assemble(space, text) if column.right else Text.assemble(text, space))
+    line = Text(style=style)
+    line.append_text(Text(" " * _GAP).join(padded))
     line.rstrip()
     return line
 

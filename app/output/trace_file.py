@@ -26,7 +26,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TracedSequence:
-    """One sequence. steps_from_s: start of the first of `steps`, in seconds from the request."""
+    """One sequence.
+
+    name: of its track.
+    before: spans before decoding.
+    steps_from_s: start of the first of `steps`, in seconds from the request.
+    steps: in order.
+    """
 
     name: str
     before: Sequence[Span]
@@ -53,7 +59,9 @@ def trace(
         track = 2 * number + 1
         events.append(_named("thread_name", track, sequence.name))
         for span in sequence.before:
-            arguments = {} if span.tokens is None else {"tokens": span.tokens}
+            arguments = {}
+            if span.tokens is not None:
+                arguments["tokens"] = span.tokens
             events.append(_slice(span.name, "prefill", track, _ns(span.start_s), _ns(span.end_s), arguments))
         if any(step.proposed for step in sequence.steps):
             events.append(_named("thread_name", track + 1, f"{sequence.name}: draft tokens"))
@@ -92,13 +100,13 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
         return [part for part in timed if part[2] > part[1]]
     if not memory_gb_s or end <= start:
         return []
-    nbytes = step.kv_bytes_read + step.kv_bytes_written
     reading = min(end - start, round(step.step_bytes / memory_gb_s))  # 1 byte / (GB/s) is 1 ns
     read = start + reading
-    weights_read = start + round(reading * step.weight_bytes / step.step_bytes) if step.step_bytes else start
-    parts = [("read weights", start, weights_read), ("not reading", read, end)]
-    if nbytes:
-        parts.insert(1, ("read and write K/V", weights_read, read))
+    weights_read = start + round(reading * step.weight_bytes / max(1, step.step_bytes))
+    parts = [("read weights", start, weights_read)]
+    if step.kv_bytes_read or step.kv_bytes_written:
+        parts.append(("read and write K/V", weights_read, read))
+    parts.append(("not reading", read, end))
     return [part for part in parts if part[2] > part[1]]
 
 

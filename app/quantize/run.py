@@ -43,7 +43,8 @@ from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.network import Network
 
 SCHEMA = "headrace-quantize/1"
-MEASURED, SCORED = 128, 512  # tokens of the text's begin and end
+MEASURED = 128  # tokens of the text's begin
+SCORED = 512  # tokens of its end
 _DECODED = 33  # steps of the measured speed, the first of which is left out
 
 

@@ -35,10 +35,13 @@ def expectation(loaded: LoadedModel) -> Expectation:
     chosen = ops.select()
     reason = _inexact(loaded, chosen.name)
     if reason is None:
-        bits = "16 bits" if loaded.activations == 16 else f"{loaded.activations} bits in prompts, else 16"
+        bits = "16 bits"
+        if loaded.activations != 16:
+            bits = f"{loaded.activations} bits in prompts, else 16"
         return Expectation(True, 0.0, f"native kernels, activations in {bits}: equal bits expected")
-    on_cpu = loaded.kind == "headrace" and mx.default_device().type == mx.DeviceType.cpu
-    rounded = chosen.kv_format(mx.float32) if on_cpu else BFLOAT16
+    rounded = BFLOAT16
+    if loaded.kind == "headrace" and mx.default_device().type == mx.DeviceType.cpu:
+        rounded = chosen.kv_format(mx.float32)
     return Expectation(False, _TOLERANCE[rounded.name], f"{reason}: near-ties may flip")
 
 
@@ -69,8 +72,10 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
             continue
         if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
             continue  # a convolution takes one row at a time
+        entry = dict(section)
         of_module = section.get(module)
-        entry = {**section, **(of_module if isinstance(of_module, dict) else {})}
+        if isinstance(of_module, dict):  # a module's settings go before those of all
+            entry |= of_module
         quantized = f"{module}.scales" in checkpoint.tensors
         if not quantized or entry.get("bits") not in _ROUNDED_BITS or entry.get("mode") == "mxfp8":
             yield module

@@ -61,7 +61,13 @@ def _rows(entries: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 class Flip(Struct, frozen=True):
-    """A position where another token was chosen. margin: in nats; None if the token is not among the TOP."""
+    """A position where another token was chosen.
+
+    sequence, position: from 0.
+    expected, got: token ids.
+    margin: in nats, by which the token is less likely; None if it is not among the TOP.
+    expected_text, got_text: texts of the tokens; empty until they are decoded.
+    """
 
     sequence: int
     position: int
@@ -76,9 +82,12 @@ class Flip(Struct, frozen=True):
 class Comparison:
     """Two answers to one request.
 
+    tokens: number compared.
+    same_bits: nothing differs.
     gap: largest difference of log probabilities (natural logarithms).
-    tokens, entries: compared.
+    flip: the first different token; None if all are equal.
     missing: difference in length.
+    entries: number of cache entries compared.
     changed: positions of cache entries with different bytes.
     """
 
@@ -108,17 +117,21 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
         logprobs = dict(theirs.top)
         gap = max([gap, *(abs(known[i] - logprobs[i]) for i in known.keys() & logprobs.keys())])
         if token != other:
-            margin = known[token] - known[other] if token in known and other in known else None
+            margin = None
+            if token in known and other in known:
+                margin = known[token] - known[other]
             flip = Flip(sequence, position, token, other, margin)
-            same = False
             break
         gap = max(gap, abs(ours.chosen - theirs.chosen))
         same = same and ours == theirs
-    short = 0 if cut or flip else max(0, len(expected.tokens) - len(got.tokens))
-    more = max(0, len(got.tokens) - len(expected.tokens)) if not flip else 0
     entries = expected.entries.keys() & got.entries.keys()
-    if flip:  # later entries belong to other tokens
+    missing = 0
+    if flip:  # later tokens and entries belong to another text
         entries = {entry for entry in entries if entry[1] < got.prompt + flip.position}
+    else:
+        missing = len(expected.tokens) - len(got.tokens)
+        if cut:
+            missing = min(0, missing)
     changed = sorted({entry[1] for entry in entries if expected.entries[entry] != got.entries[entry]})
-    same = same and not short and not more and not changed
-    return Comparison(count, same, gap, flip, short + more, len(entries), tuple(changed))
+    same = same and flip is None and not missing and not changed
+    return Comparison(count, same, gap, flip, abs(missing), len(entries), tuple(changed))

@@ -64,8 +64,8 @@ class LlamaBench:
 
     def warm_up(self, test: Test) -> None:
         """Choose flash attention on or off, the faster for this test."""
-        took = {flash: _seconds(self._run(test, flash), test) for flash in self._ways}
-        self._flash[test] = min(took, key=lambda flash: took[flash])
+        seconds = {flash: _seconds(self._run(test, flash), test) for flash in self._ways}
+        self._flash[test] = min(seconds, key=lambda flash: seconds[flash])
 
     def measure(self, test: Test) -> Sample:
         entry = self._run(test, self._flash.get(test, "1"))

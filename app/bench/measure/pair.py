@@ -112,7 +112,8 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
     outputs: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}
     run = _Run(list(outputs.values()))
-    waiting, running = set(sequences), set(sequences)  # for the first token; until the last
+    waiting = set(sequences)  # for the first token
+    running = set(sequences)  # until the last
     began = ended = time.perf_counter()
     while running:
         counts = not waiting

@@ -26,7 +26,8 @@ SERIES = tuple(f"#0a0a{index:02x}" for index in range(1, 7))
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
 }
-_WIDTH, _HEIGHT = 5.4, 3.6  # inches; the page scales the drawing, on a phone to two thirds
+_WIDTH = 5.4  # inches; the page scales the drawing, on a phone to two thirds
+_HEIGHT = 3.6
 _LEGEND_LINE = 0.22  # inches
 _LONG_NAME = 28  # characters; longer legend names get a line each
 

@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's type numbers
-BATCH, UBATCH = 2048, 512  # llama.cpp's default batch and micro-batch, in tokens
+BATCH = 2048  # llama.cpp's default batch, in tokens
+UBATCH = 512  # and micro-batch
 GUESSES = (2, 10)  # draft lengths of prompt lookup decoding: its documentation's for CPUs, and its default
 
 
@@ -53,14 +54,16 @@ class Tuned:
     def measure(self, prompt: int, generate: int, depth: int, batch: int = 1, tune: bool = False) -> dict[str, Any]:
         test = (prompt, generate, depth, batch)
         if tune:
-            took = []
+            results = []
+            seconds = []
             for way in self._ways:
                 self._run(way, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
                 result = self._run(way, *test)
-                took.append((result["prefill_s"] * bool(prompt) + sum(result["latencies_s"]), result))
-            fastest = min(range(len(took)), key=lambda index: took[index][0])
+                seconds.append(result["prefill_s"] * bool(prompt) + sum(result["latencies_s"]))
+                results.append(result)
+            fastest = seconds.index(min(seconds))
             self._best[test] = self._ways[fastest]
-            return took[fastest][1]
+            return results[fastest]
         return self._run(self._best.get(test, self._ways[0]), *test)
 
     def _run(self, way: "LlamaCpp", prompt: int, generate: int, depth: int, batch: int) -> dict[str, Any]:
@@ -102,8 +105,8 @@ class Lookup:
         test = (*tokens, round(temperature))
         if not tune:
             return self._run(*self._best.get(test, self._ways[0]), tokens, generate, stop, temperature)
-        took = [(way, self._run(*way, tokens, generate, stop, temperature)) for way in self._ways]
-        self._best[test], fastest = min(took, key=lambda result: sum(result[1]["latencies_s"]))
+        results = [(way, self._run(*way, tokens, generate, stop, temperature)) for way in self._ways]
+        self._best[test], fastest = min(results, key=lambda result: sum(result[1]["latencies_s"]))
         return fastest
 
     def _run(
@@ -258,8 +261,10 @@ class Parallel:
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence) in enumerate(rows):
-            batch.token[row], batch.pos[row] = token, position
-            batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
             batch.logits[row] = every or row == len(rows) - 1
         if self._library.llama_decode(self._ctx, batch) != 0:
             raise RuntimeError("llama_decode failed")
