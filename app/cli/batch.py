@@ -39,7 +39,20 @@ PARALLEL = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchArguments:
-    """Arguments of `headrace batch`. options: answer options of the command line."""
+    """Arguments of `headrace batch`.
+
+    source: file of requests; None: standard input.
+    output: file of results; None: standard output.
+    model: None: HEADRACE_MODEL or the settings'.
+    system: system message of requests without one; None: the settings'.
+    options: answer options of the command line.
+    raw: prompts are plain text, without a chat template.
+    parallel: most requests that are answered at a time.
+    in_order: results in the order of the requests.
+    load: options of loading.
+    as_json: print a report as JSON.
+    quiet: errors only.
+    """
 
     source: str | None
     output: str | None

@@ -99,9 +99,17 @@ def load_noted(
     hosts: "HostsChoice | None" = None,
     quiet: bool = False,
 ) -> "LoadedModel":
-    """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
+    """Load the model, and print its notes on standard error.
 
-    hosts: machines that share it. quiet: draw no progress.
+    resolved: the model's files.
+    context: limit in tokens; None: the model's, as memory allows.
+    requantize: quantize plain weights; None: leave them.
+    kv: K/V format, as in --kv.
+    activations: bits of prompts' activations, as in --activations.
+    force: load a model that does not fit into memory.
+    hosts: machines that share it; None: this one alone.
+    quiet: draw no progress.
+    Raises the errors of `load_model`.
     """
     from headrace.app.config.load_options import activations_choice, kv_choice
     from headrace.app.hosts.load import load_model

@@ -15,15 +15,15 @@ FIELDS = (("formula", "formula"), ("good", "good values"), ("improve", "to impro
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One figure. aliases: other names. sections: ids of the decode view's sections that show it."""
+    """One figure."""
 
     name: str
-    aliases: tuple[str, ...]
-    sections: tuple[str, ...]
+    aliases: tuple[str, ...]  # other names
+    sections: tuple[str, ...]  # ids of the decode view's sections that show it
     sentence: str
     formula: str
-    good: str
-    improve: str
+    good: str  # good values
+    improve: str  # ways to better ones
 
 
 @cache

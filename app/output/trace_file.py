@@ -16,12 +16,12 @@ _PID = 1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named time before decoding, in seconds from the request. tokens: computed prompt tokens, if any."""
+    """A named time before decoding."""
 
     name: str
-    start_s: float
+    start_s: float  # from the request
     end_s: float
-    tokens: int | None = None
+    tokens: int | None = None  # computed prompt tokens; None if it computes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ def _named(kind: str, track: int, name: str) -> dict[str, object]:
     return _event("M", kind, 0, track, {"name": name})
 
 
-def _event(phase: str, name: str, at: int, track: int, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return an event. at: nanoseconds; the file has microseconds."""
-    return {"ph": phase, "name": name, "ts": at / 1000, "pid": _PID, "tid": track, "args": arguments}
+def _event(phase: str, name: str, start: int, track: int, arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return an event. start: nanoseconds; the file has microseconds."""
+    return {"ph": phase, "name": name, "ts": start / 1000, "pid": _PID, "tid": track, "args": arguments}
 
 
 def _ns(seconds: float) -> int:

@@ -27,15 +27,15 @@ KEPT = 8  # runs: outlasts a busy hour, follows changes of the machine
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFit:
-    """A fit and its run. created: UTC, ISO 8601. points: number of tests. step_bytes: their mean bytes per step."""
+    """A fit and its run."""
 
-    fixed_s: float
-    bytes_per_second: float
-    step_bytes: float
-    created: str
+    fixed_s: float  # of a step that moves no bytes
+    bytes_per_second: float  # of the bytes of a step
+    step_bytes: float  # mean of the tests
+    created: str  # UTC, ISO 8601
     command: str
-    quiet: bool
-    points: int = 0
+    quiet: bool  # no other program slowed the run
+    points: int = 0  # number of tests
 
     def seconds(self, nbytes: float, share: float = 1.0) -> float:
         """Return the expected time of a step that moves `nbytes`. share: part of the layers that it runs."""

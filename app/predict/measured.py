@@ -43,16 +43,16 @@ class _File(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """One measured decode speed, the median of its run. depth: tokens in the cache. ratio: over mlx-lm's there."""
+    """One measured decode speed, the median of its run."""
 
     chip: str
-    gpu_cores: int | None
+    gpu_cores: int | None  # None without a GPU
     model: str
-    depth: int
+    depth: int  # tokens in the cache
     tokens_per_second: float
-    ratio: float | None
-    date: str
-    headrace: str
+    ratio: float | None  # over mlx-lm's speed in the same run; None if it was not measured
+    date: str  # ISO 8601
+    headrace: str  # version
 
     @property
     def bandwidth(self) -> float | None:

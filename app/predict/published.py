@@ -47,13 +47,24 @@ class Assumptions:
     def seconds(
         self, nbytes: float, layers: int, family: str, chip: str, bandwidth: float, *, mixture: bool = False
     ) -> float:
-        """Return a step's time. bandwidth: nominal, in bytes per second. chip: its name; like an M1 if unknown."""
+        """Return a step's time.
+
+        nbytes: that the step moves.
+        layers: number of them.
+        family: decides the kernels of a layer.
+        chip: its name; like an M1 if unknown.
+        bandwidth: nominal, in bytes per second.
+        mixture: the model has experts.
+        """
         efficiency = self.efficiency
         if self.ultra_efficiency and "Ultra" in chip:
             efficiency = self.ultra_efficiency
-        match = _GENERATION.search(chip)
-        kernel_s = self.kernel_s * self.per_generation ** (int(match[1]) - 1 if match else 0)
-        kernels = layers * self.kernels_of(family) * (self.mixture if mixture else 1.0)
+        kernel_s = self.kernel_s
+        if match := _GENERATION.search(chip):
+            kernel_s *= self.per_generation ** (int(match[1]) - 1)
+        kernels: float = layers * self.kernels_of(family)
+        if mixture:
+            kernels *= self.mixture
         return kernels * kernel_s + nbytes / (efficiency * bandwidth)
 
     def kernels_of(self, family: str) -> int:

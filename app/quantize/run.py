@@ -103,13 +103,13 @@ class QuantizedHere(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A quantization. name: in the store; None: it stands elsewhere. modules: formats of matrices by name."""
+    """A quantization."""
 
-    model: str
-    path: Path
-    name: str | None
+    model: str  # that was quantized
+    path: Path  # of the copy
+    name: str | None  # in the store; None: it stands elsewhere
     figures: QuantizedHere
-    modules: Mapping[str, Groups]
+    modules: Mapping[str, Groups]  # formats of matrices by name
 
     def document(self) -> dict[str, object]:
         """Return the JSON document, see docs/quantize.md."""

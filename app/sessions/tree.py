@@ -8,12 +8,12 @@ from headrace.app.sessions.records import Message
 
 @dataclass(frozen=True, slots=True)
 class TreeLine:
-    """A message. depth: number of forks above it. lead: the graph before it. shown: it is on the active branch."""
+    """A message."""
 
     message: Message
-    depth: int
-    lead: str
-    shown: bool
+    depth: int  # number of forks above it
+    lead: str  # the graph before it
+    shown: bool  # it is on the active branch
 
 
 def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[TreeLine]:

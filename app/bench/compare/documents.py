@@ -25,7 +25,16 @@ class ComparedRun(Struct, frozen=True):
 
 
 class ComparedTest(Struct, frozen=True, kw_only=True):
-    """A test of both runs. ratio: B over A at equal memory speed; None without a result."""
+    """A test of both runs. The figures after the speeds are None without a result.
+
+    engine, model, test, depth: name the test.
+    a_tokens_per_second, b_tokens_per_second: as measured.
+    ratio: B over A at equal memory speed.
+    low, high: its 95 % interval.
+    p: of a ratio of 1.
+    memory_slope: part of a change in memory speed that the test's speed follows.
+    verdict: `faster` or `slower` for a significant difference, else `no difference` or the reason for no figures.
+    """
 
     engine: str
     model: str
@@ -42,7 +51,13 @@ class ComparedTest(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The document of `headrace bench compare`. differences: of device, model, versions and others."""
+    """The document of `headrace bench compare`.
+
+    a, b: the runs.
+    tests: of both.
+    only_in_a, only_in_b: tests of one run.
+    differences: of device, model, versions and others.
+    """
 
     a: ComparedRun
     b: ComparedRun

@@ -48,11 +48,11 @@ def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, Question
 
 @dataclass(slots=True)
 class _Run:
-    """All sequences of one answer. tokens: of each sequence; records: the steps that count."""
+    """All sequences of one answer."""
 
-    tokens: list[list[int]]
-    records: list[StepRecord] = field(default_factory=list)
-    seconds: float = 0.0
+    tokens: list[list[int]]  # of each sequence
+    records: list[StepRecord] = field(default_factory=list)  # of the steps that count
+    seconds: float = 0.0  # of these steps
     latencies_s: list[float] = field(default_factory=list)  # of the first sequence
 
     @property

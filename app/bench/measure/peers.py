@@ -46,8 +46,10 @@ class _Ready(Struct):
 class Peer:
     """A peer to compare with.
 
-    engine: its name in `OPENERS`. python: its interpreter (None: ours, or llama-bench for llama.cpp). gguf: the model
-    file of llama.cpp. kv: our K/V format, mapped to theirs.
+    engine: its name in `OPENERS`.
+    python: its interpreter; None: ours, or llama-bench for llama.cpp.
+    gguf: the model file of llama.cpp, which needs one.
+    kv: our K/V format, mapped to theirs.
     """
 
     engine: str

@@ -51,15 +51,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A workload answered with and without speculation.
+    """A workload answered with and without speculation."""
 
-    same: both gave the same tokens. sources: the proposers used.
-    """
-
-    on: Answered
+    on: Answered  # with speculation
     off: Answered
-    same: bool
-    sources: Sequence[str] = ()
+    same: bool  # both gave the same tokens
+    sources: Sequence[str] = ()  # the proposers used
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ _TEMPLATE = 128  # tokens, more than a chat template adds to a few messages
 
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True):
-    """A conversation to be answered with at most `max_tokens`. about: a one-line description."""
+    """A conversation to be answered."""
 
     name: str
-    about: str
+    about: str  # a one-line description
     kind: Kind
-    max_tokens: int
-    messages: Sequence[Mapping[str, str]]
+    max_tokens: int  # of the answer
+    messages: Sequence[Mapping[str, str]]  # role and content
 
     @property
     def most_prompt_tokens(self) -> int:

@@ -36,10 +36,17 @@ def read_text(file: Path | None) -> str:
 def passages(
     text: str, tokenizer: Tokenizer, depths: Sequence[int], scored: int, room: int, *, asked: bool
 ) -> dict[int, Passage]:
-    """Return a passage per depth: that many tokens before the last `scored` ones. room: the model's context limit.
+    """Return a passage per depth: that many tokens before the last `scored` ones.
 
-    A BOS token goes first, in the context or before the text. Depths without enough text or room are left out, unless
-    `asked` for. Raises UsageError then, and if no depth is left.
+    A BOS token goes first, in the context or before the text. Depths without enough text or room are left out.
+
+    text: the whole text.
+    tokenizer: of the models.
+    depths: numbers of tokens.
+    scored: number of tokens whose predictions are compared.
+    room: the models' context limit.
+    asked: the user named the depths, so none may be left out.
+    Raises UsageError for such a depth, and if no depth is left.
     """
     ids = tokenizer.encode(text)
     opening = tokenizer.encode_prompt("")  # BOS, or nothing
