@@ -958,6 +958,23 @@ def test_screens_open_and_close_at_any_window_size(play) -> None:
     play(scenario, size=(1, 1))
 
 
+def test_page_keys_do_nothing_in_a_list_without_room(play) -> None:
+    """Textual raises for them, since no entry has a line yet."""
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("hi")
+        for width, height in ((1, 1), (2, 2), (8, 3)):
+            await it.pilot.resize_terminal(width, height)
+            for opening in ("f4", "f5", "ctrl+p", "ctrl+b"):
+                for key in (opening, "pagedown", "pageup", "escape"):
+                    await it.press(key)
+        await it.pilot.resize_terminal(120, 40)
+        await it.pilot.pause()
+        assert "Hello, world." in it.text()
+
+    play(scenario, size=(1, 1))
+
+
 def test_a_loop_is_shown_while_it_lasts(play) -> None:
     engine = ScriptedEngine().script(Script(["round ", "and ", "round"], hold=1, repeats=True))
 

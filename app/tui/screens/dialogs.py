@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.option_list import PagedOptionList
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types
@@ -81,7 +82,7 @@ class Choose(Question):
             box.border_title = Content(self._title)
             if self._text:
                 yield Static(Content(self._text), classes="question")
-            yield OptionList(
+            yield PagedOptionList(
                 *(
                     Option(Content.assemble((f" {key} ", "bold $text-accent"), f" {text}"), id=result)
                     for result, key, text in self._answers

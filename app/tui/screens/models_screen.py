@@ -22,6 +22,7 @@ from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.option_list import PagedOptionList
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
@@ -70,7 +71,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
             box.border_title = Content("models")
             yield Field(placeholder="type to filter", id="filter")
             yield Static(id="model-head")
-            yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
+            yield PagedOptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
             yield Static(id="fits", markup=False)
             yield Static(id="pull", markup=False)
         yield KeyBar()

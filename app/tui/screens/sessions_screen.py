@@ -25,6 +25,7 @@ from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.option_list import PagedOptionList
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 from headrace.runtime.metrics.units import format_bytes
@@ -53,7 +54,7 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("sessions")
             yield Field(self._words, placeholder="search all messages", id="words")
-            yield OptionList(id="sessions")
+            yield PagedOptionList(id="sessions")
         yield KeyBar()
 
     def on_mount(self) -> None:

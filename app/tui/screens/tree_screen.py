@@ -17,6 +17,7 @@ from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.option_list import PagedOptionList
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError
 
@@ -41,7 +42,7 @@ class TreeScreen(SingleDismissal, ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("branches of this conversation")
-            yield OptionList(id="tree")
+            yield PagedOptionList(id="tree")
         yield KeyBar()
 
     def on_mount(self) -> None:

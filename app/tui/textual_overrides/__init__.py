@@ -15,6 +15,8 @@ table of widths, which counts no vowel signs. Correctness.
 `command_palette`: guards the palette against keys that come before its entries are laid out or after it closed.
 Correctness.
 
+`option_list`: guards lists of options against page keys where no entry has room. Correctness.
+
 `input_method`: computes `App.cursor_position`, which textual sets before a layout moves the field. Correctness.
 
 `crash`: replaces `App._fatal_error`, which prints a traceback with the values of local variables. Privacy.

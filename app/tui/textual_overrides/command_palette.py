@@ -3,6 +3,7 @@
 from textual.command import CommandList, CommandPalette
 
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.option_list import has_line
 
 
 class Palette(SingleDismissal, CommandPalette):
@@ -10,8 +11,7 @@ class Palette(SingleDismissal, CommandPalette):
 
     def _action_command_list(self, action: str) -> None:
         # OptionList's pages read the line of an entry, which exists after the next layout only.
-        entries = self.query_one(CommandList)
-        if action.startswith("page") and not entries.virtual_size.height:
+        if action.startswith("page") and not has_line(self.query_one(CommandList)):
             return
         super()._action_command_list(action)
 
