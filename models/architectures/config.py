@@ -80,6 +80,7 @@ class ExpertsConfig:
     branch: added to the layer's dense feed-forward, each after a norm of its own (Gemma 4).
     best, shares_first: as in `Mixture`.
     limit: bound of the experts' activations, 0 without (Step 3.5).
+    excludes: experts of groups that are left out rank last, also after negative ranks (Ling 3).
     """
 
     count: int
@@ -101,6 +102,7 @@ class ExpertsConfig:
     shares_first: bool = False
     correction_lost: bool = False
     limit: float = 0.0
+    excludes: bool = False
 
 
 ExpertLayers = list[ExpertsConfig | None]
@@ -116,7 +118,8 @@ class MixerConfig:
     norm_parts: parts that are normalized by themselves, with "ssm"; 0: no norm.
     by_key_head: "delta" has its projections joined, with the rows of each key head together (Qwen3-Next).
     apart: all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear).
-    rank: size of the first of two products that lead to gates and to decays, with "kda".
+    rank: size of the first of two products that lead to gates and to decays, with "kda"; 0: one product each.
+    decay_bound: see `MixerSpec.bound`.
     """
 
     sizes: "MixerSizes"
@@ -127,6 +130,7 @@ class MixerConfig:
     apart: bool = False
     most_beta: float = 1.0
     rank: int = 0
+    decay_bound: float = 0.0
 
     @property
     def fits(self) -> bool:

@@ -11,6 +11,7 @@ from headrace.models.architectures import (
     kimi,
     layer_norms,
     lfm2,
+    ling,
     llama,
     nemotron,
     olmo,
@@ -20,7 +21,23 @@ from headrace.models.architectures import (
 )
 from headrace.models.architectures.architecture import Architecture
 
-_FILES = (deepseek, falcon, gemma, glm, granite, kimi, layer_norms, lfm2, llama, nemotron, olmo, others, qwen, step)
+_FILES = (
+    deepseek,
+    falcon,
+    gemma,
+    glm,
+    granite,
+    kimi,
+    layer_norms,
+    lfm2,
+    ling,
+    llama,
+    nemotron,
+    olmo,
+    others,
+    qwen,
+    step,
+)
 ARCHITECTURES = {row.name: row for file in _FILES for row in file.ROWS}
 _UNKNOWN = Architecture("")
 

@@ -83,7 +83,7 @@ def _sparse(fields: Fields, layers: int) -> set[int]:
 
 
 def _runs(fields: Fields) -> bool:
-    """Return False for layers of a kind that turn differently, and for one expert a token, whose weight is 1."""
+    """Return False for layers of a kind that turn differently, and for one expert a token: its weight is 1."""
     turns = [_turns(fields, _STEP, kind) for kind in (_FULL, _SLIDING)]
     return all(len(each) < 2 for each in turns) and fields.values.get("moe_top_k") != 1
 

@@ -57,7 +57,7 @@ def read_mixer(
     if sizes.kind != "ssm":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
         max_beta = mixer.most_beta
-        spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=max_beta, norm=norm, norm_eps=mixer.eps)
+        spec = MixerSpec(sizes, taps, bias, rate, step_bias, mixer.decay_bound, max_beta, norm=norm, norm_eps=mixer.eps)
         stored_order = _by_key_head(sizes) if mixer.by_key_head else None
         return spec, parameters.fused(prefix, inputs, stored_order), output
     order = _as_queries(sizes)
@@ -219,6 +219,8 @@ def _layer(
     elif config.latent is not None:
         spec = _attention(config, parameters, attn, layer, rope)
         latent, qkv, output = read_latent(config, parameters, prefix, config.latent, layer)
+        for tensor in attention_gate(config, layer):
+            gate = parameters.tensor(prefix, tensor)
     else:
         spec = _attention(config, parameters, attn, layer, rope)
         qkv, gate, output = _projections(config, parameters, prefix, layer, rope)
@@ -414,6 +416,8 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
     correction = None
     if experts.correction is not None:
         correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
+        if experts.excludes:  # experts of groups that are left out rank 0, now below all others
+            correction = correction - correction.min()
     curve = None
     if experts.limit:
         curve = BoundedSilu(experts.limit)

@@ -211,7 +211,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
         if mixer.rank:
             rows |= {"g_a_proj": (), "f_a_proj": (), "b_proj": heads}
         else:
-            rows |= {"g_proj": inner, "b_proj": heads, "a_proj": heads}
+            rows |= {"g_proj": inner, "b_proj": heads, "a_proj": (("mixer_heads", sizes.decays),)}
     elif mixer.by_key_head:
         rows = {
             "in_proj_qkvz": (("mixer_keys", sizes.channels + sizes.inner),),

@@ -59,6 +59,7 @@ class MixerSpec:
     tap_bias: mx.array | None = None  # (C,)
     rate: mx.array | None = None  # (Hv,), negative: decay is exp(rate * softplus(a + step_bias))
     step_bias: mx.array | None = None  # as a
+    bound: float = 0.0  # if above 0, decay is exp(-bound * sigmoid(-rate * (a + step_bias))); "kda" only
     most_beta: float = 1.0  # beta is this times the sigmoid of b
     steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
     skip: mx.array | None = None  # (Hv,)

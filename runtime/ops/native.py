@@ -34,9 +34,11 @@ from headrace.runtime.ops.native_plans import (
     prepared_matrix,
 )
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
+from headrace.runtime.ops.recurrent import bounded_steps
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
+_LEAST_STEP = 1e-30  # its logarithm is finite
 _NONE = mx.zeros((0,))  # data of a weight that is read later
 _waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", default=None)
 
@@ -412,6 +414,11 @@ def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
     """Mix the tokens of several sequences, in one node; see the reference for shapes."""
+    if spec.bound:
+        before, a = mx.split(x, [x.shape[-1] - spec.sizes.decays], axis=-1)
+        steps = mx.maximum(bounded_steps(a, spec), _LEAST_STEP)
+        # The inverse of softplus, which the kernel takes of a.
+        x = mx.concatenate([before, steps + mx.log(-mx.expm1(-steps))], axis=-1)
     return kernels.mix_pass(x, list(states), list(counts), mixer_plan(spec))
 
 

@@ -105,6 +105,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     feed_forward = gate_up is not None
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
+    if layer.mixer is not None and layer.mixer.bound:
+        return None
     if layer.latent is not None or layer.mixer_gates is not None or layer.head_norms is not None:
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
@@ -249,7 +251,12 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
     key = id(spec)
     if key not in _mixers:
         sizes = (spec.sizes.kind, spec.sizes.heads, spec.sizes.key_heads, spec.sizes.key_dim, spec.sizes.value_dim)
-        vectors = (spec.tap_bias, spec.rate, spec.step_bias, spec.skip, spec.norm)
+        rate = spec.rate
+        step_bias = spec.step_bias
+        if spec.bound and rate is not None and step_bias is not None:  # `native.mix_pass` has applied both
+            rate = -mx.ones_like(rate)
+            step_bias = mx.zeros_like(step_bias)
+        vectors = (spec.tap_bias, rate, step_bias, spec.skip, spec.norm)
         settings = (spec.norm_first, spec.norm_eps, spec.steps, spec.most_beta)
         _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings)
         weakref.finalize(spec, _mixers.pop, key, None)

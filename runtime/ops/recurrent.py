@@ -88,20 +88,32 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     assert spec.rate is not None
     assert spec.step_bias is not None
     step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, as a
+    rate = spec.rate
+    if spec.bound:
+        step = bounded_steps(a, spec)
+        rate = -mx.ones_like(rate)
     recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
     if sizes.kind != "ssm":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
         q = q * sizes.key_dim**-0.5
         step = step.reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dk) or (1, T, Hv, 1)
-        decay = mx.exp(spec.rate[:, None] * step)
+        decay = mx.exp(rate[:, None] * step)
         beta = mx.sigmoid(b[0]) * spec.most_beta
         y, recurrent = recurrence(q, k, v, decay, beta, recurrent)
     else:
         step = mx.clip(step, *spec.steps)
-        y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(spec.rate * step), None, recurrent)
+        y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(rate * step), None, recurrent)
     if spec.skip is not None:
         y = y + v * spec.skip[:, None]
     return _gated(y, z, spec), mx.concatenate([taps, recurrent.flatten()])
+
+
+def bounded_steps(a: mx.array, spec: MixerSpec) -> mx.array:
+    """Return the negative logarithms of bounded decays; see `MixerSpec.bound`. a (1, T, Hv * Dk)."""
+    assert spec.rate is not None
+    assert spec.step_bias is not None
+    rates = mx.repeat(spec.rate, spec.sizes.key_dim)
+    return spec.bound * mx.sigmoid(-rates * (a + spec.step_bias))
 
 
 def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:

@@ -203,6 +203,12 @@ _NEOX = {  # its class has the approximated GELU
     "model_type": "gpt_neox", "head_dim": 16, "num_key_value_heads": 4, "layer_norm_eps": 1e-2, "rotary_pct": 0.5,
     "rotary_emb_base": 10000, "hidden_act": "gelu_fast", "intermediate_size": 256,
 }  # fmt: skip
+_LING3 = {
+    "model_type": "bailing_moe_v3", "num_hidden_layers": 5, "layer_group_size": 2, "num_key_value_heads": 4,
+    "kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3,
+    "n_group": 4, "topk_group": 2, "rope_scaling": None,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -439,6 +445,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "rotary_dim": 8,
         "layer_norm_epsilon": 1e-2, "intermediate_size": 256, "head_dim": 16, "num_key_value_heads": 4,
     },
+    "ling-3": _LING3,
+    "ling-3-dense": {
+        **_LING3, "q_lora_rank": None, "first_k_dense_replace": 5, "kda_lower_bound": -0.3, "tie_word_embeddings": True,
+        "rope_scaling": {**_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
     "gemma": {"model_type": "gemma", "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
@@ -453,7 +464,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # model_type
 RECURRENT = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h",
-    "olmo_hybrid", "kimi_linear",
+    "olmo_hybrid", "kimi_linear", "bailing_moe_v3",
 )  # fmt: skip
 
 

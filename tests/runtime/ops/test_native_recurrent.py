@@ -5,6 +5,7 @@ with other sequences, and however its prompt is cut.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -130,6 +131,18 @@ def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     wanted, ours = (ops.mix_pass(x, states, counts, spec) for ops in (reference, native))
     assert close(ours[0], wanted[0])
     assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
+
+
+@pytest.mark.parametrize("bound", [5.0, 0.01, 300.0])
+def test_bounded_decays_match_the_reference(bound: float) -> None:
+    spec = replace(mixer("kda", norm="head"), bound=bound)
+    x = mixer_inputs(spec, 12) * 3
+    state = mx.random.normal((spec.sizes.state,))
+    wanted, ours = (ops.mix_pass(x, [state], [12], spec) for ops in (reference, native))
+    assert close(ours[0], wanted[0])
+    assert close(ours[1][0], wanted[1][0])
+    _, [unbounded] = native.mix_pass(x, [state], [12], replace(spec, bound=0.0))
+    assert not close(ours[1][0], unbounded)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

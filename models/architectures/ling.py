@@ -1,0 +1,100 @@
+"""Ling 3: delta networks with bounded decays of each channel (KDA), attention over latents with gates, experts."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
+from headrace.models.architectures.experts import after_dense_layers, corrected_experts, several_experts
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.latent import latent_with_eps
+from headrace.models.architectures.mixers import mixer_sizes
+from headrace.runtime.errors import CheckpointError
+
+_ATTENTION = re.compile(r"model\.layers\.(\d+)\.attention\.(.+)")
+_KDA = {"o_proj": "out_proj", "o_norm": "norm", "f_proj": "a_proj"}
+_LATENT = {"dense": "o_proj", "g_proj": "gate_proj"}
+
+
+def _recurrent(fields: Fields, layers: int) -> list[bool]:
+    """Return the layers with a delta network: all but the last of each whole group, and those after the last group."""
+    group = fields.count("layer_group_size", default=4)
+    grouped = layers // group * group
+    return [i < grouped and (i + 1) % group != 0 for i in range(layers)]
+
+
+def _renamed(name: str, config: Mapping[str, Any]) -> str:
+    """Return the name of a tensor of attention, or of a delta network in its place."""
+    match = _ATTENTION.fullmatch(name)
+    if match is None:
+        return name
+    fields = Fields(config)
+    layers = _recurrent(fields, fields.count("num_hidden_layers"))
+    mixes = int(match[1]) < len(layers) and layers[int(match[1])]
+    module, dot, rest = match[2].partition(".")
+    ours = (_KDA if mixes else _LATENT).get(module, module)
+    return f"model.layers.{match[1]}.{'mixer' if mixes else 'self_attn'}.{ours}{dot}{rest}"
+
+
+def _mixer(fields: Fields) -> MixerConfig:
+    heads = fields.count("num_attention_heads")
+    size = fields.count("head_dim", default=128)
+    width = fields.count("short_conv_kernel_size", default=4)
+    stated = fields.values.get("kda_lower_bound", -5.0)
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not -1e3 < stated < 0:
+        raise CheckpointError(f"config.json: kda_lower_bound must be a negative number, not {stated!r:.60}")
+    sizes = mixer_sizes("kda", heads, key_heads=heads, key_dim=size, value_dim=size, width=width)
+    return MixerConfig(sizes, fields.positive("rms_norm_eps", default=1e-6), apart=True, decay_bound=-float(stated))
+
+
+def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    values = fields.values
+    stated = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, **values}
+    experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
+    size = fields.count("moe_shared_expert_intermediate_size", default=512)
+    experts = replace(
+        experts,
+        normalized=True,
+        correction="gate.expert_bias",
+        excludes=True,
+        shared=size * fields.count("num_shared_experts", default=1),
+    )
+    return after_dense_layers(Fields({**stated, "moe_layer_freq": 1}), layers, experts)
+
+
+def _runs(fields: Fields) -> bool:
+    """Return False for variants that mlx-lm's class refuses, and for one expert a token: its weight is 1 there."""
+    required = ("rope_interleave", "no_kda_lora", "kda_safe_gate")
+    return all(fields.values.get(key, True) for key in required) and several_experts(fields)
+
+
+def _third(config: Config) -> None:
+    """Name the class of Ling 3, which has the model_type of other hybrids."""
+    if config.get("architectures") == ["BailingMoeV3ForCausalLM"]:
+        config["model_type"] = "bailing_moe_v3"
+
+
+ROWS = (
+    Architecture("bailing_hybrid", add_keys=_third),
+    Architecture(
+        "bailing_moe_v3",
+        Family(interleaved=True, gates="head_sigmoids"),
+        tensor_names=((".word_embeddings.", ".embed_tokens."),),
+        rename=_renamed,
+        context=131072,
+        theta=6e6,
+        rotated=1.0,
+        experts=_experts,
+        mixer=_mixer,
+        recurrent=_recurrent,
+        latent=latent_with_eps,
+        runs=_runs,
+        biases={},
+        plain=(
+            ".mlp.gate", ".q_a_proj", ".q_b_proj", ".kv_a_proj_with_mqa", ".embed_q", ".unembed_out", ".mixer.b_proj",
+            ".self_attn.q_proj", ".self_attn.gate_proj", "lm_head", "embed_tokens",
+        ),
+    ),
+)  # fmt: skip
