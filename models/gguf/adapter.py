@@ -80,7 +80,7 @@ def _takes_adapter(target: Target) -> bool:
 
 
 def _check_shapes(name: str, a: RawTensor, b: RawTensor, shape: Sequence[int]) -> None:
-    """Raise CheckpointError unless B A has the shape of the base's tensor. Reordering would drop what is too much."""
+    """Raise CheckpointError unless B A has the shape of the base's tensor. Reordering would drop surplus rows."""
     for factor in (a, b):
         if len(factor.shape) != 2:
             raise UnsupportedModelError(f"the adapter's {factor.name} is no matrix; headrace applies none to experts")

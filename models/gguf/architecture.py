@@ -105,7 +105,7 @@ class DraftLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Facts of one architecture. Functions are for what its files or its class state in their own way."""
+    """Facts of one architecture. Functions are for facts that its files or its class state otherwise."""
 
     model_class: str
     model_type: str

@@ -148,7 +148,7 @@ def _heads(metadata: Metadata, row: Architecture, key: str, default: int | None 
 
 
 def _refuse_other(metadata: Metadata, row: Architecture, config: Config) -> None:
-    """Raise UnsupportedModelError for what the model's class cannot run."""
+    """Raise UnsupportedModelError for a config that the model's class cannot run."""
     if row.whole_heads:
         require_whole_heads(config)
     if row.untied and config["tie_word_embeddings"]:
