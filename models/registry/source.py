@@ -34,12 +34,21 @@ _HUB_URL = re.compile(
 _ELSEWHERE = {
     "modelscope.cn": "download it with ModelScope's own program, then pass its folder or .gguf file",
     "modelscope.ai": "download it with ModelScope's own program, then pass its folder or .gguf file",
-    "ollama.com": "`ollama show --modelfile NAME` names the file of a pulled model, which can be passed; "
+    "ollama.com": "a model that Ollama has pulled runs by its name there, `headrace list` names them; "
     "or take the model from the hub",
-    "registry.ollama.ai": "`ollama show --modelfile NAME` names the file of a pulled model, which can be passed",
+    "registry.ollama.ai": "a model that Ollama has pulled runs by its name there, `headrace list` names them",
 }
+# Likewise of addresses that begin with a scheme
+_SCHEMES = {
+    "file": "pass the path itself, or file:///PATH",
+    "lmstudio": "a model in LM Studio's folder runs by its name there, `headrace list` names them",
+    "modelscope": _ELSEWHERE["modelscope.cn"],
+    "ms": _ELSEWHERE["modelscope.cn"],
+    "ollama": _ELSEWHERE["ollama.com"],
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20})://.*", re.DOTALL)
 _ADDRESS = re.compile(r"(https?://)?(?:www\.)?([A-Za-z0-9.-]+)(?::\d+)?(?:[/?#].*)?", re.DOTALL)
-_FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/.*)", re.DOTALL)
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?|(?!//))(/.*)", re.DOTALL)
 _TAG_OF_4_BITS = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE)
 INSTRUCT = re.compile(r"-(instruct|chat|it)$", re.IGNORECASE)
 _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
@@ -106,6 +115,8 @@ def parse_source(text: str) -> Source:
     if (file_url := _FILE_URL.fullmatch(text.strip())) is not None:
         text = unquote(file_url[1])
     try:
+        if not Path(text).expanduser().exists():
+            text = text.strip()  # copied with the spaces around it
         path = Path(text).expanduser()
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # name too long, unknown ~user
@@ -113,7 +124,7 @@ def parse_source(text: str) -> Source:
     # A bare word is a path only if a model is there, so that an unrelated folder does not hide a catalog entry.
     if exists and (_looks_like_path(text) or "/" in text or _is_model(path)):
         return _local(path)
-    if (url := _HUB_URL.fullmatch(text.strip())) is not None:
+    if (url := _HUB_URL.fullmatch(text)) is not None:
         return _hub_url(url[1])
     _refuse_other_hosts(text)
     if _looks_like_path(text) and not _in_a_repository(text):
@@ -122,6 +133,8 @@ def parse_source(text: str) -> Source:
         return _hub_id(text.rstrip("/"))
     if _CATALOG_NAME.fullmatch(text):
         return CatalogName(text)
+    if text.endswith("/") and (known := _respelled(text.rstrip("/"))) is not None:
+        return CatalogName(known)  # completed by a shell to a folder of that name
     if (tagged := _TAGGED.fullmatch(text)) is not None:
         return CatalogName(_with_tag(tagged[1], tagged[2]))
     raise UsageError(f"not a model name, path or hub id: {_shorten(text)}", f"{_FORMS}; a path starts with ./ or /")
@@ -129,7 +142,11 @@ def parse_source(text: str) -> Source:
 
 def _refuse_other_hosts(text: str) -> None:
     """Raise UsageError with the way to use a model for the address of a host that is not the hub."""
-    address = _ADDRESS.fullmatch(text.strip())
+    scheme = _SCHEME.fullmatch(text)
+    if scheme is not None and (kind := scheme[1].lower()) not in {"http", "https"}:
+        hint = _SCHEMES.get(kind, "download its file or folder, and pass that")
+        raise UsageError(f"models are not fetched from {kind}:// addresses", hint)
+    address = _ADDRESS.fullmatch(text)
     if address is None or not (address[1] or address[2] in _ELSEWHERE):
         return
     hint = _ELSEWHERE.get(address[2], "download its file or folder, and pass that")
@@ -141,13 +158,17 @@ def _with_tag(name: str, tag: str) -> str:
 
     The catalog's models follow instructions, and most have 4 bits: tags of other formats name none of them.
     """
-    from headrace.models.registry.catalog import respelled
-
     if tag == "latest":
-        return respelled(name) or name
+        return _respelled(name) or name
     shorter = _TAG_OF_4_BITS.sub("", tag)
-    names = (respelled(f"{name}-{each}") for each in (tag, shorter, INSTRUCT.sub("", shorter)))
+    names = (_respelled(f"{name}-{each}") for each in (tag, shorter, INSTRUCT.sub("", shorter)))
     return next((known for known in names if known is not None), f"{name}-{tag}")
+
+
+def _respelled(name: str) -> str | None:
+    from headrace.models.registry.catalog import respelled  # late: reads the catalog
+
+    return respelled(name)
 
 
 def _looks_like_path(text: str) -> bool:

@@ -75,6 +75,9 @@ def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
         ("llama3.2:1b-instruct-q8_0", CatalogName("llama3.2-1b-instruct-q8_0")),
         ("qwen3:latest", CatalogName("qwen3")),
         ("mine:7b", CatalogName("mine-7b")),
+        ("smollm2-135m/", CatalogName("smollm2-135m")),
+        (" org/name\n", HubId("org/name")),
+        (" Qwen3:4b ", CatalogName("qwen3-4b")),
     ],
 )
 def test_names_as_other_programs_write_them(text: str, source: object) -> None:
@@ -136,8 +139,14 @@ def test_a_projector_next_to_the_model_is_not_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "word"),
     [
-        ("https://ollama.com/library/llama3.2:3b", "ollama show"),
-        ("registry.ollama.ai/library/qwen3", "ollama show"),
+        ("https://ollama.com/library/llama3.2:3b", "headrace list"),
+        ("registry.ollama.ai/library/qwen3", "headrace list"),
+        ("ollama://llama3.2", "headrace list"),
+        ("lmstudio://org/name", "LM Studio"),
+        ("modelscope://Qwen/Qwen3-8B", "ModelScope"),
+        ("MS://Qwen/Qwen3-8B", "ModelScope"),
+        ("s3://bucket/m.gguf", "download"),
+        ("file://m.gguf", "file:///"),
         ("https://www.modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
         ("modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
         ("https://example.com/m.gguf", "download"),
