@@ -79,15 +79,16 @@ def open_adapter(path: Path) -> Adapter:
     mlx = path / _MLX_FILE
     if peft.is_file():
         file = peft
+        pattern = _PEFT_NAME
         scale_of = _peft_scale(config)
     elif mlx.is_file():
         file = mlx
+        pattern = _MLX_NAME
         scale_of = _mlx_scale(config)
     else:
         raise CheckpointError(f"{path} has an {CONFIG_FILE}, but neither {_PEFT_FILE} nor {_MLX_FILE}")
     tensors = dict[str, TensorInfo]()
     read_header(path, file.name, tensors)
-    pattern = _PEFT_NAME if file is peft else _MLX_NAME
     factors: dict[str, dict[str, str]] = {}
     for name in tensors:
         match = pattern.fullmatch(name)
@@ -98,8 +99,10 @@ def open_adapter(path: Path) -> Adapter:
         raise CheckpointError(f"{file.name} has no tensors")
     modules = {module: _low_rank(module, names, tensors, scale_of) for module, names in factors.items()}
     base = config.get("base_model_name_or_path") or config.get("model")
+    if not isinstance(base, str):
+        base = None
     nbytes = sum(info.nbytes for info in tensors.values())
-    return Adapter(path, file, base if isinstance(base, str) else None, modules, nbytes)
+    return Adapter(path, file, base, modules, nbytes)
 
 
 _Scale = Callable[[str, int], float]
@@ -123,7 +126,8 @@ def _peft_scale(config: Mapping[str, object]) -> _Scale:
 
     def scale(module: str, rank: int) -> float:
         matching = (alpha for pattern, alpha in alphas.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
-        return next(matching, default) / (math.sqrt(rank) if by_root else rank)
+        divisor = math.sqrt(rank) if by_root else rank
+        return next(matching, default) / divisor
 
     return scale
 
@@ -153,8 +157,12 @@ def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
     transposed = names["a"].endswith("lora_a")
     if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype not in FLOATS or b.dtype not in FLOATS:
         raise UnsupportedModelError(f"the adapter's factors of {quote(module)} are no matrices of floats")
-    rank = a.shape[1] if transposed else a.shape[0]
-    other_rank = b.shape[0] if transposed else b.shape[1]
+    if transposed:  # a (K, r), b (r, N)
+        _, rank = a.shape
+        other_rank, _ = b.shape
+    else:
+        rank, _ = a.shape
+        _, other_rank = b.shape
     if rank != other_rank or not rank:
         raise CheckpointError(f"the adapter's factors of {quote(module)} have ranks {rank} and {other_rank}")
     return LowRank(names["a"], names["b"], scale_of(module, rank), transposed)

@@ -66,10 +66,13 @@ class FilePart:
         self._shard = shard
         self._axis = axis
         first = self._pieces[0]
-        axis %= max(1, first.ndim)
-        length = sum(piece.shape[axis] for piece in self._pieces) if first.ndim else 0
-        self.shape = (*first.shape[:axis], length, *first.shape[axis + 1 :]) if first.ndim else ()
-        self.ndim, self.size = first.ndim, prod(self.shape)
+        self.ndim = first.ndim
+        self.shape: tuple[int, ...] = ()
+        if first.ndim:
+            axis %= first.ndim
+            length = sum(piece.shape[axis] for piece in self._pieces)
+            self.shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+        self.size = prod(self.shape)
         self.nbytes = self.size * first.itemsize
 
     def __getitem__(self, index: Any) -> "FilePart":
@@ -94,11 +97,16 @@ class FilePart:
         for piece in self._pieces:
             self._shard.fetch(piece)
         # numpy copies without the interpreter lock, which heartbeats need while a slow disk is read.
-        copied = np.concatenate(self._pieces, axis=self._axis) if self.ndim else self._whole.copy()
+        if self.ndim:
+            copied = np.concatenate(self._pieces, axis=self._axis)
+        else:
+            copied = self._whole.copy()
         array = mx.array(np.asarray(copied, order="C"))
         for piece in self._pieces:
             self._shard.forget(piece)
-        return array if self._kind is None else array.view(self._kind)
+        if self._kind is not None:
+            array = array.view(self._kind)
+        return array
 
     @property
     def _whole(self) -> View:
@@ -117,7 +125,9 @@ def file_parts(checkpoint: Checkpoint) -> "dict[str, mx.array | FilePart]":
     """
     foreign = checkpoint.foreign
     shards = dict[Path, _Shard]()
-    converted = set[str]() if foreign is None else {*foreign.matrices, *foreign.dropped}
+    converted = set[str]()
+    if foreign is not None:
+        converted = {*foreign.matrices, *foreign.dropped}
     arrays: dict[str, mx.array | FilePart] = {**read_arrays(checkpoint)}
     for name, info in checkpoint.tensors.items():
         if name not in converted and info.dtype in TYPES and info.nbytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.models.checkpoint.json_object import quote
 from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES, MAX_RANK, are_counts, read_strict_object
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError
 
 LINK_FILE = "gguf.json"
@@ -42,7 +43,9 @@ def _unchanged(root: Path, name: str, facts: object) -> Path:
     if "/" in name or name in {"", ".", ".."} or "\0" in name:
         raise CheckpointError(f"headrace.json: {quote(name)} leaves the model directory")
     link = root / name
-    shown = link.readlink() if link.is_symlink() else link
+    shown = link
+    if link.is_symlink():
+        shown = link.readlink()
     hint = "pass its path where it is now; `headrace rm NAME` removes the old entry"
     try:
         regular = stat.S_ISREG(link.stat().st_mode)
@@ -55,9 +58,10 @@ def _unchanged(root: Path, name: str, facts: object) -> Path:
 
 
 def _tensor(name: str, entry: object, file: Path) -> TensorInfo:
-    dtype = entry.get("dtype") if isinstance(entry, dict) else None
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
+    stated = as_mapping(entry)
+    dtype = str(stated.get("dtype"))
+    shape = stated.get("shape")
+    width = DTYPE_BYTES.get(dtype)
     if width is None or not isinstance(shape, list) or len(shape) > MAX_RANK or not are_counts(shape):
         raise CheckpointError(f"{LINK_FILE}: tensor {quote(name)} is not described by a type and a shape")
-    return TensorInfo(str(dtype), tuple(shape), file, prod(shape) * width)
+    return TensorInfo(dtype, tuple(shape), file, prod(shape) * width)

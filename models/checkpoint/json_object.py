@@ -57,4 +57,6 @@ def without_nulls(values: Mapping[str, object]) -> dict[str, object]:
 def quote(value: object) -> str:
     """Return `value` from a hostile file, short and printable."""
     text = ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) > 80:
+        text = text[:77] + "..."
+    return text

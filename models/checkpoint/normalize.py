@@ -5,6 +5,7 @@ Older names are added to a config; existing values stay, except that nested rope
 """
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.families import architecture_of
@@ -31,7 +32,8 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
     if isinstance(text, dict):
         for key, value in architecture_of(text).nested_defaults.items():
             text.setdefault(key, result.get(key) or value)
-        result["text_config"] = text = _section(text)
+        text = _section(text)
+        result["text_config"] = text
         for key in architecture_of(result).outer_keys:
             if key in text:
                 result.setdefault(key, text[key])
@@ -41,7 +43,9 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
 def _wrapped(config: dict[str, object]) -> dict[str, object]:
     """Return a text-only config as the text part of the multimodal family, where mlx-lm has only that."""
     outer = architecture_of(config).outer
-    kind = None if outer is None else outer(config)
+    if outer is None:
+        return config
+    kind = outer(config)
     if kind is None:
         return config
     shared = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "quantization_config", "vocab_size")
@@ -52,8 +56,13 @@ def _is_deep(value: object) -> bool:
     """Return whether it has over `_MOST_LEVELS` levels, too many for recursion; real configs have six."""
     level = [value]
     for _ in range(_MOST_LEVELS):
-        inner = [part for part in level if isinstance(part, dict | list)]
-        level = [child for part in inner for child in (part.values() if isinstance(part, dict) else part)]
+        children: list[object] = []
+        for part in level:
+            if isinstance(part, dict):
+                children += part.values()
+            elif isinstance(part, list):
+                children += part
+        level = children
         if not level:
             return False
     return True
@@ -85,7 +94,7 @@ def _section(config: dict[str, object]) -> dict[str, object]:
         config["head_dim"] = hidden // max(heads, 1)
     for key, value in stated.constants.items():
         if config.get(key) is None:
-            config[key] = dict(value) if isinstance(value, dict) else value
+            config[key] = deepcopy(value)  # later steps add keys to sections
     if stated.add_keys is not None:
         stated.add_keys(config)
     _layer_kinds(config, architecture)
@@ -112,7 +121,9 @@ def _unnest_rope(config: dict[str, object]) -> None:
     kind = full.get("rope_type") or full.get("type") or "default"
     scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
     scaling |= {"type": kind, "rope_type": kind}
-    config["rope_scaling"] = None if kind in ("default", "axial") else scaling
+    config["rope_scaling"] = None
+    if kind not in ("default", "axial"):
+        config["rope_scaling"] = scaling
     trained = full.get("original_max_position_embeddings")
     if kind == "longrope":
         trained = trained or config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
@@ -126,8 +137,9 @@ def _layer_kinds(config: dict[str, object], architecture: Architecture) -> None:
     mlp = config.get("mlp_layer_types")
     if isinstance(attention, list) and "full_attention" in attention:
         period = attention.index("full_attention") + 1
-        expected = ["full_attention" if (i + 1) % period == 0 else attention[0] for i in range(len(attention))]
-        if architecture.period_key and attention == expected:
+        one_period = [*[attention[0]] * (period - 1), "full_attention"]
+        is_periodic = all(kind == one_period[index % period] for index, kind in enumerate(attention))
+        if architecture.period_key and is_periodic:
             config.setdefault(architecture.period_key, period)
         elif architecture.only_periodic:
             raise CheckpointError("config.json: layer_types must be periodic for this family")
@@ -171,4 +183,6 @@ def _plain_floats(value: object) -> object:
         if value.keys() == {"__float__"} and str(value["__float__"]) in _FLOATS:
             return _FLOATS[str(value["__float__"])]
         return {key: _plain_floats(item) for key, item in value.items()}
-    return [_plain_floats(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_plain_floats(item) for item in value]
+    return value

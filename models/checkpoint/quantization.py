@@ -60,7 +60,9 @@ class Quantization:
 def stated_quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the general settings that a config.json states, with those of modules; None without any."""
     section = config.get("quantization") or config.get("quantization_config")
-    return section if isinstance(section, Mapping) and section.get("bits") else None
+    if not isinstance(section, Mapping) or not section.get("bits"):
+        return None
+    return section
 
 
 def layer_quantization(section: Mapping[str, object] | None, module: str) -> Groups:
@@ -88,7 +90,9 @@ def layer_quantization(section: Mapping[str, object] | None, module: str) -> Gro
 
 def has_groups_of_16(section: Mapping[str, object] | None) -> bool:
     """Return whether any module is in groups of 16, which only the native kernels support."""
-    entries = [section, *section.values()] if section is not None else []
+    if section is None:
+        return False
+    entries = [section, *section.values()]
     affine = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("mode", "affine") == "affine"]
     return any(entry.get("group_size") == groups_of_16.GROUP for entry in affine)
 

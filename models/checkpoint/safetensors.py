@@ -20,6 +20,7 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.shard_header import read_header, read_strict_object
 from headrace.models.checkpoint.side_file import check_name
 from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.runtime.config.typed import as_list, as_mapping
 from headrace.runtime.errors import CheckpointError
 
 MAX_INDEX_BYTES = 32 << 20
@@ -55,8 +56,8 @@ class Checkpoint:
     @property
     def inexact(self) -> list[dict[str, object]]:
         """Return the tensors of a GGUF whose conversion was inexact, as recorded: type, became."""
-        noted = (self.origin or {}).get("inexact_tensors")
-        return [row for row in noted if isinstance(row, dict)] if isinstance(noted, list) else []
+        rows = as_list((self.origin or {}).get("inexact_tensors"))
+        return [row for row in rows if isinstance(row, dict)]
 
     @property
     def files(self) -> list[Path]:
@@ -74,7 +75,9 @@ def quantization_section(config: dict[str, object]) -> dict[str, object] | None:
     theirs = config.get("quantization_config")
     if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
         return {"mode": "mxfp4", "bits": 4, "group_size": 32}  # as transformers stores GPT-OSS
-    return section if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        return None
+    return section
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -92,7 +95,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json")
     config = _with_quantization(read_strict_object(root, "config.json"), root, names)
     refuse_code(config)
-    origin = read_strict_object(root, ORIGIN_FILE) if ORIGIN_FILE in names else None
+    origin = None
+    if ORIGIN_FILE in names:
+        origin = read_strict_object(root, ORIGIN_FILE)
     if LINK_FILE in names:
         gguf, tensors = read_link(root, origin)
         return Checkpoint(Path(path), normalized(config, tensors.keys()), [], tensors, origin, gguf=gguf)
@@ -114,19 +119,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _with_quantization(config: dict[str, object], root: Path, names: list[str]) -> dict[str, object]:
     """Return the config with a top-level `quantization_config`, also if the text part or ModelOpt's file has it."""
-    own_section = config.get("quantization_config")
-    if own_section is not None:
-        legacy = (
-            isinstance(own_section, dict)
-            and "quant_method" not in own_section
-            and {"bits", "group_size"} <= own_section.keys()
-        )
-        return {**config, "quantization": config.get("quantization", own_section)} if legacy else config
-    text = config.get("text_config")
-    section = text.get("quantization_config") if isinstance(text, dict) else None
+    stated = config.get("quantization_config")
+    if isinstance(stated, dict) and "quant_method" not in stated and {"bits", "group_size"} <= stated.keys():
+        return {"quantization": stated, **config}  # as older MLX conversions state it
+    if stated is not None:
+        return config
+    section = as_mapping(config.get("text_config")).get("quantization_config")
     if section is None and "hf_quant_config.json" in names:
         section = {"quant_method": "modelopt", **read_strict_object(root, "hf_quant_config.json")}
-    return config if section is None else {**config, "quantization_config": section}
+    if section is None:
+        return config
+    return {**config, "quantization_config": section}
 
 
 def refuse_code(config: dict[str, object]) -> None:

@@ -55,7 +55,8 @@ class TextPart:
         if not self.ignored:
             return None
         parts = ", ".join(f"{part} ({size / 1e6:.0f} MB)" for part, size in self.ignored.items())
-        return f"only text: {parts} is not loaded" if len(self.ignored) == 1 else f"only text: {parts} are not loaded"
+        verb = "is" if len(self.ignored) == 1 else "are"
+        return f"only text: {parts} {verb} not loaded"
 
 
 def text_part(checkpoint: Checkpoint) -> TextPart:
@@ -70,7 +71,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
         ours = text_name(name, body)
-        if _drafts(name if ours is None else ours, config):
+        if _drafts(ours or name, config):
             continue
         if ours is not None and is_unread is not None and is_unread(ours, config):
             continue
@@ -104,11 +105,13 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
             **config,
             "quantization": {headrace_name(_renamed(key), config): value for key, value in section.items()},
         }
-    inner_config = text if isinstance(text, dict) else config
+    inner_config = config  # older Qwen-VL configs are flat
+    if isinstance(text, dict):
+        inner_config = text
     if isinstance(section, dict):
         names = {headrace_name(_renamed(key), inner_config): value for key, value in section.items()}
         config = {**config, "quantization": names}
-    if not isinstance(text, dict):  # older Qwen-VL configs are flat
+    if not isinstance(text, dict):
         nested = architecture_named(f"{architecture.name}_text")
         return {**config, "model_type": nested.layers_of or architecture.name}
     inherited = {key: config[key] for key in _OUTER if config.get(key) is not None}
@@ -120,12 +123,21 @@ def headrace_name(name: str, config: dict[str, object]) -> str:
     """Return a tensor's or module's name with the parts that differ in this family replaced."""
     architecture = architecture_of(config)
     for theirs, ours in architecture.tensor_names:
-        name = f"{name}.".replace(theirs, ours)[:-1] if theirs.endswith(".") else name.replace(theirs, ours)
-    return name if architecture.rename is None else architecture.rename(name, config)
+        if theirs.endswith("."):  # a whole name, also the last
+            name = f"{name}.".replace(theirs, ours)[:-1]
+        else:
+            name = name.replace(theirs, ours)
+    if architecture.rename is not None:
+        name = architecture.rename(name, config)
+    return name
 
 
 def _renamed(module: str) -> str:
-    return next((ours for body in BODIES if (ours := text_name(f"{module}.", body)) is not None), f"{module}.")[:-1]
+    for body in BODIES:
+        ours = text_name(f"{module}.", body)
+        if ours is not None:
+            return ours[:-1]
+    return module
 
 
 def text_name(name: str, body: str) -> str | None:
@@ -133,4 +145,6 @@ def text_name(name: str, body: str) -> str | None:
     for head in _HEADS:
         if name.startswith(head):
             return "lm_head." + name.removeprefix(head)
-    return "model." + name.removeprefix(body) if name.startswith(body) else None
+    if name.startswith(body):
+        return "model." + name.removeprefix(body)
+    return None

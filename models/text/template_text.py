@@ -26,7 +26,7 @@ class TemplateText(str):
     def __new__(cls, text: str, origin: str | None = None) -> "TemplateText":
         """origin: default: all characters are the template's own."""
         new = super().__new__(cls, text)
-        new.origin = OWN * len(new) if origin is None else origin
+        new.origin = origin or OWN * len(new)
         return new
 
     def __str__(self) -> str:
@@ -42,11 +42,15 @@ class TemplateText(str):
     # --- joined ----------------------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Any:
-        return concatenate((self, other)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        return concatenate((self, other))
 
     def __radd__(self, other: object) -> Any:
         # Python asks the subclass first, so this also serves `plain text + template text`.
-        return concatenate((other, self)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        return concatenate((other, self))
 
     def __mul__(self, times: SupportsIndex) -> "TemplateText":
         return TemplateText(super().__mul__(times), self.origin * times)
@@ -71,12 +75,17 @@ class TemplateText(str):
         simple = all(_SIMPLE_FIELD.fullmatch(field) for field in _ANY_FIELD.findall(self))
         if not simple or OUTSIDE in self.origin or isinstance(values, dict):
             return text
-        remaining = iter(values if isinstance(values, tuple) else (values,))
+        if not isinstance(values, tuple):
+            values = (values,)
+        remaining = iter(values)
         parts: list[str] = []
         end = 0
         for field in _SIMPLE_FIELD.finditer(self):
             parts.append(self[end : field.start()])
-            parts.append(TemplateText("%") if field[1] == "%" else _inserted(next(remaining), field[0]))
+            if field[1] == "%":
+                parts.append(TemplateText("%"))
+            else:
+                parts.append(_inserted(next(remaining), field[0]))
             end = field.end()
         return concatenate([*parts, self[end:]])
 
@@ -92,16 +101,20 @@ class TemplateText(str):
         return self[: len(super().rstrip(chars))]
 
     def removeprefix(self, prefix: str) -> "TemplateText":
-        return self[len(prefix) :] if self.startswith(prefix) else self
+        if not self.startswith(prefix):
+            return self
+        return self[len(prefix) :]
 
     def removesuffix(self, suffix: str) -> "TemplateText":
-        return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
+        if not self.endswith(suffix):
+            return self
+        return self[: len(self) - len(suffix)]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._located(super().split(sep, maxsplit), 0 if sep is None else len(sep), spaces=sep is None)
+        return self._located(super().split(sep, maxsplit), len(sep or ""), spaces=sep is None)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._located(super().rsplit(sep, maxsplit), 0 if sep is None else len(sep), spaces=sep is None)
+        return self._located(super().rsplit(sep, maxsplit), len(sep or ""), spaces=sep is None)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         lines = self._located(super().splitlines(keepends=True))
@@ -160,20 +173,24 @@ class TemplateText(str):
         """
         if len(text) == len(self):
             return TemplateText(text, self.origin)
-        return text if OUTSIDE in self.origin else TemplateText(text)
+        if OUTSIDE in self.origin:
+            return text
+        return TemplateText(text)
 
 
 def as_template_text(text: object) -> TemplateText:
     """Return a text whose operations keep origins: plain text is from outside, other values become plain text."""
     if isinstance(text, TemplateText):
         return text
-    text = str(text)
-    return text if isinstance(text, TemplateText) else TemplateText(text, OUTSIDE * len(text))
+    text = str(text)  # of a value whose own `__str__` may return a `TemplateText`
+    if isinstance(text, TemplateText):
+        return text
+    return TemplateText(text, OUTSIDE * len(text))
 
 
 def concatenate(parts: Iterable[object]) -> str:
     """Return the written forms of all parts as one text, plain if all of them are."""
-    texts = [part if isinstance(part, str) else str(part) for part in parts]
+    texts = [str(part) for part in parts]
     text = "".join(texts)
     if not any(isinstance(part, TemplateText) for part in texts):
         return text
@@ -181,7 +198,9 @@ def concatenate(parts: Iterable[object]) -> str:
 
 
 def _origin(text: str) -> str:
-    return text.origin if isinstance(text, TemplateText) else OUTSIDE * len(text)
+    if isinstance(text, TemplateText):
+        return text.origin
+    return OUTSIDE * len(text)
 
 
 def _inserted(value: object, field: str) -> str:

@@ -24,6 +24,7 @@ from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import TaggedStream, ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
 from headrace.models.text.turn_ends import TURN_ENDS
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow regular expressions are slowest
 
 
+def _read_object(file: Path) -> dict[str, object]:
+    """Return the object in a JSON file; {} without the file."""
+    if not file.is_file():
+        return {}
+    return read_json_object(file)
+
+
 class Tokenizer:
+    """Text to token ids and back, with the chat template of one checkpoint."""
+
     def __init__(
         self, rust: "RustTokenizer", configs: Mapping[str, Mapping[str, object]], sources: dict[str, str]
     ) -> None:
@@ -44,7 +54,9 @@ class Tokenizer:
         self._config = configs["tokenizer_config.json"]
         self._special_texts = _special_texts(self._config, configs["special_tokens_map.json"])
         self.template_source = "\n".join(sources.values())
-        self.chat_template = ChatTemplate(sources, self._special_texts) if sources else None
+        self.chat_template: ChatTemplate | None = None
+        if sources:
+            self.chat_template = ChatTemplate(sources, self._special_texts)
         self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
         self.eos_ids = self._find_eos_ids(configs)
         self._controls = self._find_controls()
@@ -57,8 +69,9 @@ class Tokenizer:
         Raises UnsupportedModelError without a tokenizer, CheckpointError for unreadable files.
         """
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
-        configs = {name: read_json_object(file) if (file := directory / name).is_file() else {} for name in names}
-        if (file := directory / "tokenizer.json").is_file():
+        configs = {name: _read_object(directory / name) for name in names}
+        file = directory / "tokenizer.json"
+        if file.is_file():
             rust = load_tokenizer(file)
         else:
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
@@ -123,10 +136,8 @@ class Tokenizer:
         """
         if message.get("role") != "assistant":
             return message
-        return {
-            key: self._controls.mark_markup(value) if isinstance(value, str) else value
-            for key, value in message.items()
-        }
+        texts = {key: value for key, value in message.items() if isinstance(value, str)}
+        return {**message, **{key: self._controls.mark_markup(text) for key, text in texts.items()}}
 
     def shield(self, text: str, *, markup: bool = False) -> str:
         """Return a text of a message that stays as it is in `encode_chat`, whatever control tokens it spells.
@@ -155,7 +166,10 @@ class Tokenizer:
                 parts[-1] = parts[-1][0] + text, is_control
             else:
                 parts.append((text, is_control))
-        return [*parts, (rest, False)] if (rest := stream.finish()) else parts
+        rest = stream.finish()
+        if rest:
+            parts.append((rest, False))
+        return parts
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token's text, None if the vocabulary has none."""
@@ -224,15 +238,19 @@ class Tokenizer:
         if not isinstance(wanted, bool):
             with library_errors(_FAILED):
                 wanted = self._rust.encode("", add_special_tokens=True).ids[:1] == [bos]
-        return [bos] if wanted else []
+        if not wanted:
+            return []
+        return [bos]
 
     def _find_eos_ids(self, configs: Mapping[str, Mapping[str, object]]) -> frozenset[int]:
         declared: list[Any] = []
         for config in (configs["generation_config.json"], configs["config.json"]):
-            text_config = config.get("text_config")
-            for part in (config, text_config if isinstance(text_config, Mapping) else {}):
+            for part in (config, as_mapping(config.get("text_config"))):
                 ids = part.get("eos_token_id")
-                declared.extend(ids if isinstance(ids, list) else [ids])
+                if isinstance(ids, list):
+                    declared += ids
+                else:
+                    declared.append(ids)
         # Names count only if the checkpoint states no end tokens. In Harmony `<|end|>` ends a channel, such as
         # thinking, and the answer follows.
         silent = configs["generation_config.json"].get("eos_token_id") is None

@@ -22,6 +22,7 @@ from headrace.models.checkpoint.foreign.matrices import (
     requantized,
 )
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 AFFINE_GROUPS = (128, 64, 32)  # MLX's group sizes, largest first
@@ -60,9 +61,15 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
 
 
 def _is_nvfp4(section: Mapping[str, object]) -> bool:
+    return section.get("quant_method") == "modelopt" and _modelopt_algorithm(section) == "NVFP4"
+
+
+def _modelopt_algorithm(section: Mapping[str, object]) -> object:
+    """Return the algorithm that ModelOpt states, in a section of its own or in this one."""
     inner = section.get("quantization")
-    settings = inner if isinstance(inner, Mapping) else section
-    return section.get("quant_method") == "modelopt" and settings.get("quant_algo") == "NVFP4"
+    if isinstance(inner, Mapping):
+        return inner.get("quant_algo")
+    return section.get("quant_algo")
 
 
 def _read(method: str, section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
@@ -73,8 +80,7 @@ def _read(method: str, section: Mapping[str, object], tensors: Mapping[str, Tens
     if method == "bitsandbytes" and section.get("load_in_4bit"):
         return _four_bit(tensors)
     if method in ("fp8", "fbgemm_fp8", "modelopt"):
-        inner = section.get("quantization")
-        algorithm = (inner if isinstance(inner, Mapping) else section).get("quant_algo")
+        algorithm = _modelopt_algorithm(section)
         if method == "modelopt" and algorithm != "FP8":
             raise _unsupported(f"modelopt {algorithm}")
         blocks = section.get("weight_block_size")
@@ -90,12 +96,9 @@ def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]
         raise _unsupported(f"compressed-tensors with {sparsity['format']} sparsity")
     if section.get("transform_config"):
         raise _unsupported("compressed-tensors with transforms")
-    groups = section.get("config_groups")
-    weights = [
-        group["weights"]
-        for group in (groups.values() if isinstance(groups, Mapping) else ())
-        if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping)
-    ]
+    groups = as_mapping(section.get("config_groups")).values()
+    stated = [as_mapping(group).get("weights") for group in groups]
+    weights = [entry for entry in stated if isinstance(entry, Mapping)]
     if kind in ("float-quantized", "int-quantized", "naive-quantized"):
         if any(entry.get("num_bits") != 8 for entry in weights):
             raise _unsupported(f"compressed-tensors {kind} with other than 8 bits")
@@ -106,7 +109,10 @@ def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]
             name = "INT8"
         else:
             name = "8-bit"
-        return _scaled(f"{name} (compressed-tensors)", tensors, blocks.pop() if len(blocks) == 1 else ())
+        block: tuple[int, ...] = ()
+        if len(blocks) == 1:
+            [block] = blocks
+        return _scaled(f"{name} (compressed-tensors)", tensors, block)
     if kind == "pack-quantized":
         kinds = {(entry.get("num_bits"), entry.get("type", "int")) for entry in weights}
         if len(kinds) != 1:
@@ -148,7 +154,9 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
         return shape
     if counts == shape[-2:-1] and len(shape) == 2:
         counts = (*counts, 1)
-    sizes = (*(1 for _ in shape[:-2]), *block) if len(block) == 2 else ()
+    sizes: tuple[int, ...] = ()
+    if len(block) == 2:
+        sizes = (*(1 for _ in shape[:-2]), *block)
     blocks: list[int] = []
     for axis, (size, count) in enumerate(zip(shape, counts, strict=False)):
         if count == 1 or count == size:
@@ -168,9 +176,12 @@ def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, 
     """Recognise GPTQ and AWQ: W transposed, `32 / bits` values per word, zero points packed the same way."""
     bits = section.get("bits", section.get("w_bit", 4))
     kind = str(section.get("checkpoint_format") or section.get("format") or section.get("version") or "").lower()
-    known = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}[method]
-    if not isinstance(bits, int) or bits not in ((2, 4, 8) if method == "gptq" else (4,)) or kind not in known:
-        raise _unsupported(f"{method} with {bits} bits" + (f" in the format {kind!r}" if kind else ""))
+    known_bits, known_kinds = _PACKINGS[method]
+    if not isinstance(bits, int) or bits not in known_bits or kind not in known_kinds:
+        form = f"{method} with {bits} bits"
+        if kind:
+            form += f" in the format {kind!r}"
+        raise _unsupported(form)
     if section.get("dynamic") or section.get("is_marlin_format"):
         raise _unsupported(f"{method} with settings per module or in Marlin's layout")
     matrices: dict[str, ForeignMatrix] = {}
@@ -183,18 +194,31 @@ def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, 
         if method == "gptq" and f"{module}.g_idx" in tensors:
             parts["order"] = f"{module}.g_idx"
         _need(parts, tensors)
-        inner, outer = info.shape if len(info.shape) == 2 else (0, 0)
-        shape = (outer, inner * per_word) if method == "gptq" else (outer * per_word, inner)
+        inner, outer = _matrix_shape(info)
+        shape = (outer * per_word, inner)
+        if method == "gptq":  # words along the inputs, of AWQ along the outputs
+            shape = (outer, inner * per_word)
         groups = tensors[parts["scales"]].shape[0]
         wanted = {"scales": (groups, shape[0]), "zeros": (groups, shape[0] // per_word), "order": (shape[1],)}
         _check(parts, tensors, wanted, shape[1], groups)
-        affine = None if section.get("desc_act") else _affine_group(shape[1] // groups)
+        affine = None
+        if not section.get("desc_act"):
+            affine = _affine_group(shape[1] // groups)
         matrices[f"{module}.weight"] = _matrix(_LAYOUTS[method], shape, parts, bits, shape[1] // groups, affine)
     less_one = method == "gptq" and kind != "gptq_v2"
     return Foreign(method.upper(), matrices, _dropped(tensors), less_one)
 
 
 _LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "awq": "awq"}
+_PACKINGS = {"gptq": ((2, 4, 8), ("", "gptq", "gptq_v2")), "awq": ((4,), ("", "gemm"))}  # bits, and formats
+
+
+def _matrix_shape(info: TensorInfo) -> tuple[int, int]:
+    """Return the shape of a matrix; (0, 0), which fits nothing, of other tensors."""
+    if len(info.shape) != 2:
+        return 0, 0
+    rows, columns = info.shape
+    return rows, columns
 
 
 def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
@@ -209,13 +233,14 @@ def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
             if f"{weight}{end}" in tensors:
                 parts[role] = f"{weight}{end}"
         _need(parts, tensors)
-        rows, words = info.shape if len(info.shape) == 2 else (0, 0)
+        rows, words = _matrix_shape(info)
         columns = words * 32 // bits
-        scales = tensors[parts["scales"]].shape
-        groups = scales[1] if len(scales) == 2 else 0
+        _, groups = _matrix_shape(tensors[parts["scales"]])
         wanted = {"scales": (rows, groups), "zeros": (-(-rows * bits // 32), groups), "order": (columns,)}
         _check(parts, tensors, wanted, columns, groups)
-        affine = None if "order" in parts else _affine_group(columns // groups)
+        affine = None
+        if "order" not in parts:
+            affine = _affine_group(columns // groups)
         matrices[weight] = _matrix("packed", (rows, columns), parts, bits, columns // groups, affine)
     return Foreign(f"{bits}-bit integers (compressed-tensors)", matrices, _dropped(tensors))
 

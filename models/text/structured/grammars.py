@@ -6,7 +6,7 @@ A thinking model thinks first: the answer's grammar begins after the thinking se
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
@@ -26,6 +26,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.form import ToolForm, quoted
 from headrace.models.text.tools.grammar import CallRules, call_rules
 from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import UsageError
 
 Thinks = Literal["no", "may", "once", "open"]
@@ -36,7 +37,7 @@ Where thoughts are messages of their own, `may` allows several, and `once` one: 
 
 MAX_TEXT = 256 << 10  # bytes of a grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
-_KEPT = 64  # compiled grammars: those of many tools, too
+_MAX_COMPILED = 64  # compiled grammars: those of many tools, too
 _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
 _UNMARKED = "calls without markup are checked only if they are forced"
 _COMPACT = {"whitespace_flexible": False}
@@ -71,22 +72,34 @@ class Grammars:
         begun: text that the answer begins with. calls: of tools, instead of a text or besides. Raises UsageError, one
         line, for a grammar that is wrong, cannot be honoured wholly, or exceeds a limit.
         """
-        key = source, thinks, begun, calls
-        if (grammar := self._compiled.get(key)) is None:
-            kind = source.kind if source is not None else "tools"
-            json_tokens = self._json_tokens(thinks, begun) if kind == "schema" and calls is None else None
-            if source is not None and kind == "schema" and json_tokens is None:
-                source = replace(source, text=schema_text(json.loads(source.text), masks_spell_keys=False))
-            matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
-            if begun and not matcher.consume_tokens(self.trie(begun)):
-                raise UsageError(f"the answer so far does not fit the {kind}")
-            grammar = MatcherGrammar(matcher, self._vocab_size, self.trie.ends, json_tokens)
+        key = (source, thinks, begun, calls)
+        grammar = self._compiled.get(key)
+        if grammar is None:
+            grammar = self._compile(source, thinks, begun, calls)
         with self._lock:  # several threads may compile
             self._compiled[key] = grammar
             self._compiled.move_to_end(key)
-            while len(self._compiled) > _KEPT:
+            while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return grammar
+
+    def _compile(
+        self, source: GrammarSource | None, thinks: Thinks, begun: str, calls: CallRules | None
+    ) -> MatcherGrammar:
+        """Compile a grammar. See `compile`."""
+        kind: Kind = "tools"
+        json_tokens = None
+        if source is not None:
+            kind = source.kind
+        if source is not None and kind == "schema":
+            if calls is None:
+                json_tokens = self._json_tokens(thinks, begun)
+            if json_tokens is None:  # masks do not keep keys apart: the grammar has to
+                source = replace(source, text=schema_text(json.loads(source.text), masks_spell_keys=False))
+        matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
+        if begun and not matcher.consume_tokens(self.trie(begun)):
+            raise UsageError(f"the answer so far does not fit the {kind}")
+        return MatcherGrammar(matcher, self._vocab_size, self.trie.ends, json_tokens)
 
     def refusal(self, schema: Mapping[str, object]) -> str | None:
         """Return the reason for which a schema of a tool's arguments cannot be honoured; None if it can."""
@@ -107,7 +120,8 @@ class Grammars:
         tools = dict(use.tools)
         unchecked: dict[str, str] = {}
         for tool in use.callable:
-            if (reason := self.refusal(tool.schema)) is None:
+            reason = self.refusal(tool.schema)
+            if reason is None:
                 parameters = json.loads(schema_text(tool.schema, masks_spell_keys=False))
                 tools[tool.name] = replace(tool, parameters=parameters)
                 continue
@@ -119,9 +133,14 @@ class Grammars:
 
     def literal(self, text: str) -> str:
         """Return a text as Lark, its control tokens by their ids."""
-        parts = self._control_texts.split(text)
-        ids = [self._tokenizer.token_id(part) if index % 2 else None for index, part in enumerate(parts)]
-        terms = [f"<[{i}]>" if i is not None else quoted(part) for i, part in zip(ids, parts, strict=True)]
+        terms = []
+        for index, part in enumerate(self._control_texts.split(text)):
+            is_control = index % 2 == 1  # `split` returns the texts between matches, and the matches
+            token = self._tokenizer.token_id(part)
+            if is_control and token is not None:
+                terms.append(f"<[{token}]>")
+            else:
+                terms.append(quoted(part))
         return " ".join(filter(None, terms))
 
     @cached_property
@@ -138,8 +157,12 @@ class Grammars:
         """Return the vocabulary of an answer of JSON; None if no token marks its beginning."""
         if thinks == "no":
             return self._vocabulary.after_text(begun)
-        index = self._tokenizer.token_id("<|message|>") if self._has_channels else self._thinking_marks[1]
-        return None if index is None else self._vocabulary.beginning_behind(index)
+        _, index = self._thinking_marks
+        if self._has_channels:
+            index = self._tokenizer.token_id("<|message|>")
+        if index is None:
+            return None
+        return self._vocabulary.beginning_behind(index)
 
     @cached_property
     def _vocabulary(self) -> JsonTokens:
@@ -149,7 +172,9 @@ class Grammars:
     def _thinking_marks(self) -> list[int | None]:
         """The tokens that begin and end thinking; None where they are text."""
         form = self._tokenizer.thinking_form
-        names = {name: index for index, name in form.ids.items()} if form else {}
+        names: dict[str, int] = {}
+        if form is not None:
+            names = {name: index for index, name in form.ids.items()}
         return [names.get("open", self._tokenizer.token_id(OPEN)), names.get("close", self._tokenizer.token_id(CLOSE))]
 
     @cached_property
@@ -165,7 +190,9 @@ class Grammars:
         try:
             self._trial.check(grammar, _LIMITS)
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-            warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
+            warnings: Sequence[str] = []
+            if not matcher.is_error():
+                warnings = matcher.get_grammar_warnings()
             matcher.compute_bitmask()
             error = matcher.get_error() or next(iter(warnings), "")
         except TrialError:
@@ -187,9 +214,10 @@ class Grammars:
         text = ""
         if source is not None:
             form = self._tokenizer.thinking_form
-            has_head = form is not None and form.has_channels and thinks != "no"
-            final = self.literal(form.answer_head) if form is not None and has_head else ""
-            fits = f"{final} @fits"
+            head = ""
+            if form is not None and form.has_channels and thinks != "no":
+                head = self.literal(form.answer_head)
+            fits = f"{head} @fits"
         if calls is not None:
             if calls.forced:
                 fits = "calls"
@@ -217,7 +245,9 @@ class Grammars:
         thoughts = "thought?" if thinks == "once" else "thought*"
         if form is not None and form.has_tags:
             section = f"TEXT {self.literal(form.closing)}"
-            return [section if thinks == "open" else f"({self.literal(form.opening)} {section})?"]
+            if thinks == "open":
+                return [section]
+            return [f"({self.literal(form.opening)} {section})?"]
         if form is not None and form.has_recipients:
             return [thoughts, f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
         if self._has_channels:
@@ -226,10 +256,16 @@ class Grammars:
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
             return [thoughts, thought, "CHANNEL: /analysis|commentary/"]
         first, last = (f"<[{index}]>" if index in self.trie.marks else "" for index in self._thinking_marks)
-        section = f"TEXT {last} LINES?" if last else "thinking LINES?"
-        close = re.escape(CLOSE).replace("/", "\\/")
-        lead = section if thinks == "open" else f"{space} ({first or quoted(OPEN)} {section})?"
-        return [lead, *([] if last else [f"thinking[lazy]: /(.|\\n)*{close}/"])]
+        if last:
+            section = f"TEXT {last} LINES?"
+            rules = []
+        else:  # the end of thinking is text
+            section = "thinking LINES?"
+            close = re.escape(CLOSE).replace("/", "\\/")
+            rules = [f"thinking[lazy]: /(.|\\n)*{close}/"]
+        if thinks == "open":
+            return [section, *rules]
+        return [f"{space} ({first or quoted(OPEN)} {section})?", *rules]
 
 
 def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, object]]:
@@ -238,40 +274,56 @@ def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, object
         return [{"lark_grammar": whole}]
     answer: dict[str, object] = {"lark_grammar": source.text}
     if source.kind == "schema":
-        schema = json.loads(source.text)
-        answer = {"json_schema": {**(schema if isinstance(schema, dict) else {}), "x-guidance": _COMPACT}}
+        answer = {"json_schema": {**as_mapping(json.loads(source.text)), "x-guidance": _COMPACT}}
     elif source.kind == "regex":
         [answer] = json.loads(LLMatcher.grammar_from_regex(source.text))["grammars"]
-    return [{"name": "whole", "lark_grammar": whole}, {**answer, "name": "fits"}] if whole else [answer]
+    if not whole:
+        return [answer]
+    return [{"name": "whole", "lark_grammar": whole}, {**answer, "name": "fits"}]
 
 
 def _check_size(source: GrammarSource | None, whole: str) -> None:
     """Raise UsageError for a text that is too long, or nested so deeply that its parser could overflow the stack."""
-    kind, text = ("tools", whole) if source is None else (source.kind, source.text)
+    kind: Kind = "tools"
+    text = whole
+    max_bytes = _MAX_TOOLS
+    if source is not None:
+        kind = source.kind
+        text = source.text
+        max_bytes = MAX_TEXT
     try:
         size = len((text + whole).encode())
     except UnicodeEncodeError:
         raise UsageError(f"the {kind} has a lone surrogate, which no text contains") from None
-    if size > (MAX_TEXT if source is not None else _MAX_TOOLS):
+    if size > max_bytes:
         raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {MAX_TEXT}")
-    depth = deepest = 0
-    for char in text if kind in ("regex", "grammar") else "":
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_NESTING:
+    if kind in ("regex", "grammar") and _nesting(text) > MAX_NESTING:
         raise UsageError(f"the {kind} is nested too deeply: more than {MAX_NESTING} brackets")
     if kind == "grammar":
         for attributes in _ATTRIBUTES.findall(text):
-            if (match := _COUNTED.search(attributes)) is not None:
+            match = _COUNTED.search(attributes)
+            if match is not None:
                 raise UsageError(f"grammar: {match[1]} is not supported", "suffix or lazy end a rule")
+
+
+def _nesting(text: str) -> int:
+    """Return the most brackets that are open at a place, in quotes or not."""
+    depth = 0
+    deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _plain(error: str, kind: Kind) -> str:
     """Return llguidance's error in one line that names the keyword."""
-    if (match := _IN_REGEX.search(error)) is not None:
+    match = _IN_REGEX.search(error)
+    if match is not None:
         prefix = {"schema": "pattern: ", "regex": ""}.get(kind, f"{error.partition(' (in regex)')[0]}: ")
         return f"{prefix}{match[1]}"
-    if (match := _UNIMPLEMENTED.search(error)) is not None:
+    match = _UNIMPLEMENTED.search(error)
+    if match is not None:
         return f"{match[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
     if "patternProperty regexes" in error:
         return "overlapping patterns of keys, or open objects in allOf, cannot be guaranteed; close the objects"

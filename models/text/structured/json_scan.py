@@ -14,7 +14,7 @@ import numpy as np
 MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is printed with
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _ESCAPE, _COLON = b'"\\:'
-_OPENING = b"{["
+_OPENING_OBJECT, _OPENING_LIST = b"{["
 _CLOSING = b"}]"
 _BETWEEN = b",:"
 # A key, or its beginning, in JSON's shortest form: without needless escapes. Group 1: an unended escape.
@@ -57,22 +57,31 @@ class JsonState:
         digits = self.digits
         breaks = False
         for byte in data:
-            digits = digits + 1 if byte in _DIGITS and not in_text else 0
+            if byte in _DIGITS and not in_text:
+                digits += 1
+            else:
+                digits = 0
             if in_text and (escaped or byte != _QUOTE):
                 escaped = byte == _ESCAPE and not escaped
-                key = None if key is None else key + bytes((byte,))
+                if key is not None:
+                    key += bytes((byte,))
             elif in_text:
                 in_text = False
-                if key is not None and levels and (keys := levels[-1]) is not None:
+                keys = levels[-1] if levels else None
+                if key is not None and keys is not None:
                     breaks = breaks or key in keys or not _is_shortest(key)
                     levels[-1] = keys | {key}
                 key = None
             elif byte == _QUOTE:
                 in_text = True
-                key = None if is_value else b""
-            elif byte in _OPENING:
-                is_value = byte != _OPENING[0]
-                levels.append(None if is_value else frozenset())
+                if not is_value:
+                    key = b""
+            elif byte == _OPENING_OBJECT:
+                is_value = False
+                levels.append(frozenset())
+            elif byte == _OPENING_LIST:
+                is_value = True
+                levels.append(None)
             elif byte in _CLOSING:
                 del levels[-1:]
                 is_value = True
@@ -95,7 +104,10 @@ class JsonState:
     @property
     def is_within_an_escape(self) -> bool:
         """True after the beginning of an escape in a key."""
-        return self.key is not None and (match := _SHORTEST.fullmatch(self.key)) is not None and bool(match[1])
+        if self.key is None:
+            return False
+        match = _SHORTEST.fullmatch(self.key)
+        return match is not None and bool(match[1])
 
 
 def _is_shortest(key: bytes) -> bool:
@@ -133,7 +145,9 @@ class JsonTokens:
 
     def start(self) -> JsonState | None:
         """Return the state before an answer; None before its JSON."""
-        return self._first if self._begins is None else None
+        if self._begins is not None:
+            return None
+        return self._first
 
     def after(self, state: JsonState | None, tokens: Iterable[int]) -> JsonState | None:
         """Return the state after more tokens."""
@@ -154,13 +168,19 @@ class JsonTokens:
         for candidates in self._may_break(state):
             allowed = candidates[narrowed[candidates]]
             narrowed[[index for index in allowed if state.after(self._tokens[int(index)]).breaks]] = False
-        return narrowed if narrowed.any() else row
+        if not narrowed.any():
+            return row
+        return narrowed
 
     def _may_break(self, state: JsonState) -> list[IndexArray]:
         """Return tokens, by their index, that may repeat a key or escape one of its characters without need."""
-        candidates = [self._opening_and_escaping]
-        if state.key is not None:
-            candidates = [self._in_escape if state.is_within_an_escape else self._escaping]
-        if (least := state.quotes_to_end_a_key) > 0:
+        if state.key is None:
+            candidates = [self._opening_and_escaping]
+        elif state.is_within_an_escape:
+            candidates = [self._in_escape]
+        else:
+            candidates = [self._escaping]
+        least = state.quotes_to_end_a_key
+        if least > 0:
             candidates.append(self._quoting[least])
         return candidates

@@ -40,20 +40,22 @@ class Matcher:
         self._vocab_size = vocab_size
         self._ends = ends
         self._json = json
-        self._state = json.start() if json is not None else None
+        self._state: JsonState | None = None
+        if json is not None:
+            self._state = json.start()
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
         state = self._state
         rows = [self._mask(state)]
-        taken = 0
+        num_consumed = 0
         for token in draft_tokens:
             if not self._matcher.try_consume_tokens([token]):
                 break
-            taken += 1
+            num_consumed += 1
             state = self._after(state, [token])
             rows.append(self._mask(state))
-        if taken:
-            self._matcher.rollback(taken)
+        if num_consumed:
+            self._matcher.rollback(num_consumed)
         self._check()
         rows += [np.ones(self._vocab_size, np.bool_)] * (1 + len(draft_tokens) - len(rows))
         return mx.array(np.stack(rows))
@@ -77,10 +79,14 @@ class Matcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         row = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        return row if self._json is None else self._json.narrow(row, state)
+        if self._json is None:
+            return row
+        return self._json.narrow(row, state)
 
     def _after(self, state: JsonState | None, tokens: Sequence[int]) -> JsonState | None:
-        return None if self._json is None else self._json.after(state, tokens)
+        if self._json is None:
+            return None
+        return self._json.after(state, tokens)
 
     def _check(self) -> None:
         if self._matcher.is_error():
