@@ -243,24 +243,27 @@ class _Windowed:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._context: list[int] = []  # the last returned tokens, which precede the next ones
-        self._held: list[int] = []
+        self._pending: list[int] = []  # tokens of a character that is not complete yet
 
     def add(self, token_id: int) -> str:
-        self._held.append(token_id)
+        self._pending.append(token_id)
         new = self._new_text()
         # Bytes of one character take at most four tokens; longer runs never complete.
-        if not new or (new.endswith(_REPLACEMENT) and len(self._held) < 4):
+        if not new or (new.endswith(_REPLACEMENT) and len(self._pending) < 4):
             return ""
-        self._context = self._held
-        self._held = []
+        self._context = self._pending
+        self._pending = []
         return new
 
     def finish(self, *, cut: bool = False) -> str:
-        return self._new_text().rstrip(_REPLACEMENT) if cut else self._new_text()
+        text = self._new_text()
+        if cut:
+            return text.rstrip(_REPLACEMENT)
+        return text
 
     def _new_text(self) -> str:
         before = self._decode(self._context)
-        return self._decode(self._context + self._held)[len(before) :]
+        return self._decode(self._context + self._pending)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         with library_errors("the tokenizer failed"):

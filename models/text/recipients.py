@@ -33,7 +33,7 @@ class RecipientStream:
         """calls: the answer may have calls of tools."""
         self._inner = inner
         self._calls = calls
-        self._held = ""
+        self._pending = ""
         self._has_begun = False
 
     def add(self, token_id: int) -> str:
@@ -45,24 +45,26 @@ class RecipientStream:
         return self._released(self._inner.finish(cut=cut), final=True)
 
     def _released(self, text: str, *, final: bool) -> str:
-        self._held += text
+        self._pending += text
         if not self._has_begun and not self._begin(final=final):
             return ""
-        whole = self._held.replace(_TO_USER, "")
-        half = 0 if final else half_length(whole, _TO_USER)
-        self._held = whole[len(whole) - half :]
-        return whole[: len(whole) - half]
+        whole = self._pending.replace(_TO_USER, "")
+        end = len(whole)
+        if not final:
+            end -= half_length(whole, _TO_USER)
+        self._pending = whole[end:]
+        return whole[:end]
 
     def _begin(self, *, final: bool) -> bool:
         """Take the recipient that an answer begins with. Return False while it may go on."""
-        pending = self._held
+        pending = self._pending
         first = _TO_USER.removeprefix(MARK)
         is_call = self._calls and _CALL.match(pending) is not None
         may_go_on = first.startswith(pending) or (self._calls and _MAY_BE_CALL.fullmatch(pending) is not None)
         if pending.startswith(first):
-            self._held = pending.removeprefix(first)
+            self._pending = pending.removeprefix(first)
         elif is_call:
-            self._held = f"{MARK}{pending}"
+            self._pending = f"{MARK}{pending}"
         elif may_go_on and not final:
             return False
         self._has_begun = True

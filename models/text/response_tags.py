@@ -23,7 +23,7 @@ class ResponseStream:
         """thinks: the prompt has begun a thinking section."""
         self._inner = inner
         self._splitter = ThinkingSplitter(thinks=thinks)
-        self._held = ""
+        self._pending = ""
         self._is_tagged: bool | None = None  # None: the answer has not begun
 
     def add(self, token_id: int) -> str:
@@ -35,27 +35,34 @@ class ResponseStream:
         """End the stream and return the text held back. cut: see `ThinkingStream`."""
         section, content = self._splitter.finish(self._inner.finish(cut=cut))
         content = self._answer(content)
-        pending = self._held
-        self._held = ""
-        return section + content + ("" if self._is_tagged and pending.startswith(_CLOSE) else pending)
+        pending = self._pending
+        self._pending = ""
+        if self._is_tagged and pending.startswith(_CLOSE):
+            pending = ""
+        return section + content + pending
 
     def _answer(self, text: str) -> str:
-        self._held += text
+        self._pending += text
         if self._is_tagged is None:
-            start = self._held.lstrip()
+            start = self._pending.lstrip()
             if _OPEN.startswith(start):
                 return ""
             self._is_tagged = start.startswith(_OPEN)
             if self._is_tagged:
-                self._held = start.removeprefix(_OPEN).lstrip("\n")
-        released = self._closing_place() if self._is_tagged else len(self._held)
-        text = self._held[:released]
-        self._held = self._held[released:]
+                self._pending = start.removeprefix(_OPEN).lstrip("\n")
+        end = len(self._pending)
+        if self._is_tagged:
+            end = self._content_length()
+        text = self._pending[:end]
+        self._pending = self._pending[end:]
         return text
 
-    def _closing_place(self) -> int:
-        """Return the place of a closing tag, or half of one, that nothing but spaces follows."""
-        index = self._held.rfind("<")
-        rest = self._held[index:] if index >= 0 else ""
-        may_close = _CLOSE.startswith(rest) or (rest.startswith(_CLOSE) and not rest[len(_CLOSE) :].strip())
-        return index if rest and may_close else len(self._held)
+    def _content_length(self) -> int:
+        """Return the length of the text before a closing tag, or half of one, that nothing but spaces follows."""
+        index = self._pending.rfind("<")
+        if index < 0:
+            return len(self._pending)
+        rest = self._pending[index:]
+        if _CLOSE.startswith(rest) or (rest.startswith(_CLOSE) and not rest[len(_CLOSE) :].strip()):
+            return index
+        return len(self._pending)

@@ -21,7 +21,7 @@ class StopMatcher:
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise UsageError("a stop string cannot be empty")
-        self._held = ""
+        self._pending = ""
         self.found: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:
@@ -30,23 +30,23 @@ class StopMatcher:
             return "", True
         if not self._stops:
             return text, False
-        text = self._held + text
+        text = self._pending + text
         start, stop = self._first(text)
-        held_from = len(text) - half_length(text, *self._stops)
-        # A stop string that begins after `held_from` waits: one that begins there may still become complete.
-        if stop is not None and start <= held_from:
-            self._held = ""
+        certain = len(text) - half_length(text, *self._stops)
+        # A stop string that begins after `certain` waits: one that begins there may still become complete.
+        if stop is not None and start <= certain:
+            self._pending = ""
             self.found = stop
             return text[:start], True
-        self._held = text[held_from:]
-        return text[:held_from], False
+        self._pending = text[certain:]
+        return text[:certain], False
 
     def flush(self) -> tuple[str, bool]:
         """End the stream; return as `feed` does the text held back."""
-        pending = self._held
-        self._held = ""
+        pending = self._pending
+        self._pending = ""
         start, stop = self._first(pending)
-        self.found = self.found if stop is None else stop
+        self.found = stop or self.found
         return pending[:start], self.found is not None
 
     def _first(self, text: str) -> tuple[int, str | None]:

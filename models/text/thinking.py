@@ -44,7 +44,9 @@ class TextByKind:
     def thinking(self) -> str | None:
         """The thinking; None without a section."""
         begin = self.kinds.opening
-        return self.text[begin : begin + self.kinds.thinking].rstrip("\n") if begin else None
+        if begin == 0:
+            return None
+        return self.text[begin : begin + self.kinds.thinking].rstrip("\n")
 
     @property
     def content(self) -> str:
@@ -69,8 +71,9 @@ class TextByKind:
     def ended(self) -> "TextByKind":
         """Return the whole text: what is left is of the part that it ends with."""
         rest = len(self.text) - sum(self.kinds)
-        more = Kinds(thinking=rest) if self.is_open else Kinds(content=rest)
-        return self.grown("", more)
+        if self.is_open:
+            return self.grown("", Kinds(thinking=rest))
+        return self.grown("", Kinds(content=rest))
 
 
 NO_TEXT = TextByKind()
@@ -93,7 +96,7 @@ class ThinkingSplitter:
         """thinks: the section has begun before the text."""
         self.has_section = thinks
         self.is_over = False  # all further text is content
-        self._held = ""
+        self._pending = ""
         self._is_opened = thinks  # no opening tag to drop
         self._line_ends = ""  # after the thinking so far
         self._has_thinking = False
@@ -103,36 +106,36 @@ class ThinkingSplitter:
         """Return the next text of the section, tags included, and of the content. Half a tag is held back."""
         if self.is_over:
             return "", text
-        self._held += text
+        self._pending += text
         if not self.has_section:
-            start = self._held.lstrip()
+            start = self._pending.lstrip()
             if start.startswith(OPEN):
                 self.has_section = True
             elif OPEN.startswith(start):
                 return "", ""
             else:
                 self.is_over = True
-                content = self._held
-                self._held = ""
+                content = self._pending
+                self._pending = ""
                 return "", content
-        before, tag, content = self._held.partition(CLOSE)
+        before, tag, content = self._pending.partition(CLOSE)
         if tag:
             self.is_over = True
-            self._held = ""
+            self._pending = ""
             return before + tag, content
-        end = len(self._held) - half_length(self._held, CLOSE)
-        section = self._held[:end]
-        self._held = self._held[end:]
+        end = len(self._pending) - half_length(self._pending, CLOSE)
+        section = self._pending[:end]
+        self._pending = self._pending[end:]
         return section, ""
 
     def finish(self, text: str) -> tuple[str, str]:
         """Return the last text as `feed` does, with half a tag that was held back."""
         section, content = self.feed(text)
         if self.has_section:
-            section += self._held
+            section += self._pending
         else:
-            content += self._held
-        self._held = ""
+            content += self._pending
+        self._pending = ""
         self.is_over = True
         return section, content
 

@@ -86,14 +86,18 @@ class ThinkingForm:
         if answer.thinking is None:
             if self.has_tags:
                 return [(self.closing, True), (answer.content, False)]
-            head = [(self.answer_head, True)] if self.has_channels else []
-            return [*head, (answer.content, False)]
-        begun = [] if is_open else [(self.opening, True), (self.name, False)]
-        pieces = [*begun, (answer.thinking, False)]
+            if self.has_channels:
+                return [(self.answer_head, True), (answer.content, False)]
+            return [(answer.content, False)]
+        pieces: list[tuple[str, bool]] = []
+        if not is_open:
+            pieces += [(self.opening, True), (self.name, False)]
+        pieces.append((answer.thinking, False))
         if answer.is_open:
             return pieces
-        end = [("\n", False)] if self.name else []
-        return [*pieces, *end, (self.closing, True), (answer.content, False)]
+        if self.name:
+            pieces.append(("\n", False))
+        return [*pieces, (self.closing, True), (answer.content, False)]
 
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
@@ -174,8 +178,11 @@ class ThinkingStream:
         if self._blank is None:
             return text
         text = self._blank + text
-        self._blank = None if text.strip() else text
-        return "" if self._blank is not None else f"{OPENING}{text}"
+        if not text.strip():
+            self._blank = text
+            return ""
+        self._blank = None
+        return f"{OPENING}{text}"
 
     def _add(self, token_id: int, mark: str | None) -> str:
         self._begun = self._begun or mark is not None
@@ -193,14 +200,20 @@ class ThinkingStream:
             self._header = None
             return text
         if mark in ("open", "close"):
-            self._header = "" if mark == "open" and self._form.name else None
-            return self._turn(mark == "open")
+            opens = mark == "open"
+            self._header = None
+            if opens and self._form.name:
+                self._header = ""
+            return self._turn(opens)
         if mark in (_END, _END_OF_MESSAGE):
             return ""
-        if mark != _MESSAGE:  # a recipient may stand before the channel
-            self._header = f"{self._header} " if "to=" in (self._header or "") else ""
+        header = self._header or ""
+        if mark != _MESSAGE:
+            self._header = ""
+            if "to=" in header:  # a recipient may stand before the channel
+                self._header = f"{header} "
             return ""
-        channel = (self._header or "").strip()
+        channel = header.strip()
         self._header = None
         recipient = _RECIPIENT.search(channel)
         if self._form.has_recipients and (recipient is None or recipient[1] in (_THINKER, _USER)):
@@ -217,12 +230,18 @@ class ThinkingStream:
         return pending + self._inner.finish(cut=cut)
 
     def _turn(self, thinks: bool) -> str:
-        before = self._thinks
+        """Begin or end a section; return its closing. Its opening is returned with its first text."""
+        if thinks == self._thinks:
+            return ""
         self._thinks = thinks
+        if thinks:
+            self._blank = ""
+            return ""
         is_empty = self._blank is not None
-        if before != thinks:
-            self._blank = "" if thinks else None
-        return "" if before == thinks or thinks or is_empty else CLOSING
+        self._blank = None
+        if is_empty:
+            return ""
+        return CLOSING
 
 
 class TaggedStream(ThinkingStream):
@@ -260,9 +279,13 @@ class TaggedStream(ThinkingStream):
         if not self._calls:
             return f"{self._turn(False)}{name}"
         # Calls are read with the end of the text before them, as the template writes them.
-        end_of_text = (_TAGS[1], _RESPONSE, _TAGS[2]) if self._has_ended else ()
-        written = (*end_of_text, self._begin, name)
+        written = [self._begin, name]
+        if self._has_ended:
+            written = [_TAGS[1], _RESPONSE, _TAGS[2], *written]
         return self._turn(False) + "".join(map(self._text_of, written)) + text
 
     def _text_of(self, part: str) -> str:
-        return self._inner.add(self._ids[part]) if part in self._ids else part
+        """Return the text of a control token, or of a name."""
+        if part not in self._ids:
+            return part
+        return self._inner.add(self._ids[part])

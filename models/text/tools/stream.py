@@ -78,7 +78,7 @@ class ToolStream:
         self._form = form
         self._marks = marks
         self.marks: Mapping[int, str] = marks.character_of
-        self._held = ""
+        self._pending = ""
         self._begins: Sequence[str] = form.begins
         self._thinks = thinking  # within the section
         self._at_start = True  # only spaces so far, after any thinking
@@ -95,7 +95,7 @@ class ToolStream:
 
     def feed(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text that is no call, and the calls that it completes."""
-        self._held += text
+        self._pending += text
         return self._take(final=False)
 
     def finish(self, text: str = "", *, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
@@ -105,37 +105,37 @@ class ToolStream:
         """
         released, calls = self.feed(text)
         if cut and self._within_call:
-            cut_calls = self._form.cut_calls(self._held)
+            cut_calls = self._form.cut_calls(self._pending)
             if cut_calls:
-                self._held = ""
+                self._pending = ""
                 return released, calls + cut_calls
         more, last = self._take(final=True)
         return released + more, calls + last
 
     @property
     def _within_call(self) -> bool:
-        """True if the held text is the beginning of a call, its markup complete."""
-        pending = self._held
+        """True if the pending text is the beginning of a call, its markup complete."""
+        pending = self._pending
         marked = any(pending.startswith(begin) for begin in self._begins)
         return not self._thinks and (marked or (self._form.bare and pending.lstrip()[:1] in "{["))
 
     def _take(self, *, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
         released: list[str] = []
         calls: list[ToolCall] = []
-        while self._held and self._step(released, calls, final=final):
+        while self._pending and self._step(released, calls, final=final):
             pass
         if final:
-            self._release(released, len(self._held))
+            self._release(released, len(self._pending))
         return self._marks.visible("".join(released)), tuple(calls)
 
     def _step(self, released: list[str], calls: list[ToolCall], *, final: bool) -> bool:
-        """Take one part of the held text. Return False if it needs more."""
+        """Take one part of the pending text. Return False if it needs more."""
         if self._thinks:
             return self._think(released, final=final)
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         if self._at_start:
             if start.startswith(OPEN):
-                self._release(released, len(self._held) - len(start) + len(OPEN))
+                self._release(released, len(self._pending) - len(start) + len(OPEN))
                 self._thinks = True
                 self._at_start = True
                 return True
@@ -145,25 +145,25 @@ class ToolStream:
         if at is None:
             self._release(released, begins)  # the rest comes with `final`
             return False
-        if at and self._at_start and not self._held[:at].strip():
+        if at and self._at_start and not self._pending[:at].strip():
             self._drop(at)  # spaces before a call are no text
             return True
         if at:
             self._release(released, at)
-            return bool(self._held)
-        if self._deltas is not None and not self._deltas.read(self._held) and not final:
+            return bool(self._pending)
+        if self._deltas is not None and not self._deltas.read(self._pending) and not final:
             return False
-        reading = self._form.read(self._held, final=final)
+        reading = self._form.read(self._pending, final=final)
         if reading is None and not final:
             return False
         if reading is None or not reading.calls:
             # At least one character is text now: else the same beginning would be read again for ever.
             self._at_start = False
-            length = len(self._held)
+            length = len(self._pending)
             if reading is not None:
                 length = max(1, reading.length)
             self._release(released, length)
-            return bool(self._held)
+            return bool(self._pending)
         calls += reading.calls
         if self._deltas is not None:
             self._deltas.completed(len(reading.calls))
@@ -174,7 +174,7 @@ class ToolStream:
 
     def _next_begin(self) -> tuple[int | None, int]:
         """Return the position of the first call's beginning; None, and the length of text that begins none."""
-        pending = self._held
+        pending = self._pending
         start = len(pending) - len(pending.lstrip())
         first = pending[start : start + 1]
         may_begin = first in ("{", "[", "`") or (first == "," and self._after_call)  # Phi-4-mini's calls have commas
@@ -183,47 +183,47 @@ class ToolStream:
         places = [index for begin in self._begins if (index := pending.find(begin)) >= 0]
         if places:
             return min(places), 0
-        return None, self._spaces_held(len(pending) - half_length(pending, *self._begins))
+        return None, self._without_spaces(len(pending) - half_length(pending, *self._begins))
 
-    def _spaces_held(self, length: int) -> int:
+    def _without_spaces(self, length: int) -> int:
         """Return `length`, or 0 for spaces that a call may follow."""
-        if (self._after_call or self._at_start) and not self._held[:length].strip():
+        if (self._after_call or self._at_start) and not self._pending[:length].strip():
             return 0
         return length
 
     def _think(self, released: list[str], *, final: bool) -> bool:
-        index = self._held.find(CLOSE)
+        index = self._pending.find(CLOSE)
         if index >= 0:
             self._release(released, index + len(CLOSE))
             self._thinks = False
             self._at_start = True
             return True
         # A call in the thinking is one if nothing ends the thinking after it.
-        begin = min((at for text in self._begins if (at := self._held.find(text)) >= 0), default=None)
+        begin = min((at for text in self._begins if (at := self._pending.find(text)) >= 0), default=None)
         if begin is not None:
             self._release(released, begin)
             if not final:
                 return False
-            reading = self._form.read(self._held, final=True)
+            reading = self._form.read(self._pending, final=True)
             if reading is not None and reading.calls:
                 released.append(f"\n{CLOSE}\n\n")
                 self._thinks = False
                 self._at_start = True
                 return True
-        half = half_length(self._held, CLOSE, *self._begins)
-        self._release(released, len(self._held) - half)  # the rest comes with `final`
+        half = half_length(self._pending, CLOSE, *self._begins)
+        self._release(released, len(self._pending) - half)  # the rest comes with `final`
         return False
 
     def _drop(self, length: int) -> str:
-        """Remove the first characters of the held text, and return them."""
-        text = self._held[:length]
-        self._held = self._held[length:]
+        """Remove the first characters of the pending text, and return them."""
+        text = self._pending[:length]
+        self._pending = self._pending[length:]
         if self._deltas is not None:
             self._deltas.dropped(length)
         return text
 
     def _release(self, released: list[str], length: int) -> None:
-        """Release the first characters of the held text; spaces after a call are dropped."""
+        """Release the first characters of the pending text; spaces after a call are dropped."""
         text = self._drop(length)
         if self._after_call:
             text = text.lstrip()
