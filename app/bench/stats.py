@@ -73,8 +73,11 @@ def bootstrap_of(
 def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
     """Return the geometric mean of paired ours / theirs and its bootstrap interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
+    ratio = math.exp(fmean(logs))
     low, high = bootstrap(logs)
-    return math.exp(fmean(logs)), (None, None) if low is None or high is None else (math.exp(low), math.exp(high))
+    if low is None or high is None:
+        return ratio, (None, None)
+    return ratio, (math.exp(low), math.exp(high))
 
 
 def student_cdf(t: float, df: int) -> float:
@@ -82,12 +85,18 @@ def student_cdf(t: float, df: int) -> float:
     angle = math.atan2(t, math.sqrt(df))
     cosine = math.cos(angle)
     sine = math.sin(angle)
-    term = cosine if df % 2 else 1.0
-    total = term if df > 1 else 0.0
-    for k in range(3 if df % 2 else 2, df - 1, 2):
+    # Series in powers of the cosine: odd ones for an odd df, even ones, from 1 on, for an even df.
+    is_odd = df % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    if df > 1:
+        total = term
+    for k in range(3 if is_odd else 2, df - 1, 2):
         term *= (k - 1) / k * cosine * cosine
         total += term
-    inside = 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
+    inside = sine * total  # P(-t < T < t)
+    if is_odd:
+        inside = 2 / math.pi * (angle + sine * total)
     return (1 + inside) / 2
 
 
@@ -98,7 +107,10 @@ def student_quantile(p: float, df: int) -> float:
     high = 1.0
     while student_cdf(high, df) < p:
         high *= 2
-    for _ in range(60):
+    for _ in range(60):  # more bits than a float has
         middle = (low + high) / 2
-        low, high = (middle, high) if student_cdf(middle, df) < p else (low, middle)
+        if student_cdf(middle, df) < p:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2

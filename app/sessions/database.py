@@ -100,6 +100,8 @@ APPENDED = """
     coalesce((SELECT group_concat(text, '') FROM
         (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '')
 """
+# SQL: messages with their full text as `whole`.
+SELECT_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
 class Database:
@@ -112,7 +114,9 @@ class Database:
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             _make_private(path)
-            uri = path.absolute().as_uri() + ("?immutable=1" if _is_at_rest(path) else "")
+            uri = path.absolute().as_uri()
+            if _is_at_rest(path):
+                uri += "?immutable=1"
             # Statements outside of `transaction` commit by themselves.
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
             self._connection.row_factory = sqlite3.Row

@@ -2,12 +2,10 @@
 
 from contextlib import suppress
 
-from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.database import SELECT_MESSAGE, Database
 from headrace.app.sessions.records import Message, SessionEntry
 from headrace.app.sessions.rows import lost_message, message_of, session_of
 from headrace.runtime.errors import SessionError
-
-SELECT_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
 def readable_sessions(db: Database) -> list[SessionEntry]:

@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from headrace.app.answer.answer_steps import AnswerSteps, unpacked
-from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.database import APPENDED, SELECT_MESSAGE, Database
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
 from headrace.app.sessions.rows import marked, message_of, readable, session_of
-from headrace.app.sessions.salvage import SELECT_MESSAGE, readable_messages, readable_sessions
+from headrace.app.sessions.salvage import readable_messages, readable_sessions
 from headrace.app.sessions.write_back import write_back
 from headrace.models.text.thinking import Kinds
 from headrace.runtime.config.paths import data_dir

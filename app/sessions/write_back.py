@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.database import SELECT_MESSAGE, Database
 
 _SESSION = ("title", "created_at", "updated_at", "model", "system", "sampling", "summary", "draft")
 _MESSAGE = (
@@ -26,9 +26,7 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
     (session,) = memory.rows("SELECT * FROM sessions WHERE id = ?", session_id)
     file.run("INSERT OR IGNORE INTO sessions (id, title, created_at, updated_at) VALUES (?, '', 0, 0)", session_id)
     _update(file, "sessions", session_id, {name: session[name] for name in _SESSION})
-    messages = memory.rows(
-        f"SELECT *, content || {APPENDED} AS whole FROM messages WHERE session_id = ? ORDER BY id", session_id
-    )
+    messages = memory.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
     there = {row["id"] for row in file.rows("SELECT id FROM messages WHERE session_id = ?", session_id)}
     ids_in_memory = {row["id"] for row in messages}
     deleted = [id for id in there - ids_in_memory if id <= last_id]

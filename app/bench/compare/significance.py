@@ -17,44 +17,50 @@ from statistics import fmean
 from headrace.app.bench.stats import student_cdf, student_quantile
 
 Pairs = Sequence[tuple[float, float | None]]
-"""(speed, memory speed beside it)"""
+"""(speed, memory speed around it)"""
 
-
-_MOST = 300.0  # of a margin in logarithms, so that it has an exponential
+_MAX_MARGIN = 300.0  # in logarithms, so that it has an exponential
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B over A: ratio of speeds at equal memory speed, 95 % interval, two-sided p value, slope."""
+    """B over A."""
 
-    ratio: float
-    low: float
+    ratio: float  # of speeds, at equal memory speed
+    low: float  # its 95 % interval
     high: float
-    p: float
-    slope: float
+    p: float  # two-sided, of a ratio of 1
+    slope: float  # part of a change in memory speed that the speeds follow, 0 to 1
 
 
 def difference(a: Pairs, b: Pairs) -> Difference | None:
     """Compare two samples. None for fewer than two repetitions on a side."""
     if len(a) < 2 or len(b) < 2:
         return None
+    # y: logarithms of speeds; x: of memory speeds. Sums of squares and products are within the runs.
     samples = [([math.log(speed) for speed, _ in side], _centred_memory(side, (*a, *b))) for side in (a, b)]
     (ya, xa), (yb, xb) = samples
     sxx = sum(_products(x, x) for _, x in samples)
     sxy = sum(_products(x, y) for y, x in samples)
-    slope = min(1.0, max(0.0, sxy / sxx)) if sxx > 0 else 0.0
-    df = len(a) + len(b) - (3 if sxx > 0 else 2)
-    apart = fmean(xb) - fmean(xa)
-    shift = fmean(yb) - fmean(ya) - slope * apart
     syy = sum(_products(y, y) for y, _ in samples)
+    memory_shift = fmean(xb) - fmean(xa)
+    slope = 0.0
+    df = len(a) + len(b) - 2
+    variances = 1 / len(a) + 1 / len(b)  # of the shift, in those of one repetition
+    if sxx > 0:
+        slope = min(1.0, max(0.0, sxy / sxx))
+        df -= 1
+        variances += memory_shift * memory_shift / sxx
+    df = max(df, 1)
+    shift = fmean(yb) - fmean(ya) - slope * memory_shift
     residual = max(0.0, syy - 2 * slope * sxy + slope * slope * sxx)
-    spread = residual / max(df, 1) * (1 / len(a) + 1 / len(b) + (apart * apart / sxx if sxx > 0 else 0.0))
-    error = math.sqrt(spread * _inflation([_residuals(x, y, slope) for y, x in samples]))
+    error = math.sqrt(residual / df * variances * _inflation([_residuals(x, y, slope) for y, x in samples]))
     if error == 0:
+        margin = 0.0
         p = 1.0 if shift == 0 else 0.0
-        return Difference(math.exp(shift), math.exp(shift), math.exp(shift), p, slope)
-    margin = min(_MOST, student_quantile(0.975, max(df, 1)) * error)
-    p = 2 * (1 - student_cdf(abs(shift) / error, max(df, 1)))
+    else:
+        margin = min(_MAX_MARGIN, student_quantile(0.975, df) * error)
+        p = 2 * (1 - student_cdf(abs(shift) / error, df))
     return Difference(math.exp(shift), math.exp(shift - margin), math.exp(shift + margin), p, slope)
 
 
