@@ -69,9 +69,16 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         second_engine: Callable[[], ChatEngine] = EngineClient,
         **load_options: Unpack[ModelOptions],
     ) -> None:
-        """warning: shown after the start. watch: machine load; None: not shown.
+        """Take the parts of a chat.
 
-        second_engine: makes the engine of a second model. load_options: for each `ModelSpec`.
+        engine: not started.
+        store: of the sessions.
+        session: to open; None: a new one.
+        settings: the user's; None: defaults.
+        warning: shown after the start.
+        watch: machine load; None: not shown.
+        second_engine: makes the engine of a second model.
+        load_options: for each `ModelSpec`.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()
@@ -252,7 +259,10 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
             return
-        keys = [] if isinstance(self.screen, ChatScreen) else keys_of(self.screen)
-        figures = self.screen.figures if isinstance(self.screen, DecodeScreen) else ()
-        why = self.screen.why if isinstance(self.screen, DecodeScreen) else ""
-        self.push_screen(HelpScreen(keys, figures, why))
+        screen = self.screen
+        if isinstance(screen, ChatScreen):
+            self.push_screen(HelpScreen())
+        elif isinstance(screen, DecodeScreen):
+            self.push_screen(HelpScreen(keys_of(screen), screen.figures, screen.why))
+        else:
+            self.push_screen(HelpScreen(keys_of(screen)))

@@ -25,7 +25,8 @@ from textual.widget import Widget
 
 _LOOK_S = 1.0
 _PATIENCE_S = 10.0  # for the loop to come back and the engine to end
-_MADE_WITHIN_S, _MADE_LOOK_S = 5.0, 0.01  # of a screen under construction
+_MADE_WITHIN_S = 5.0  # that a screen gets to be constructed
+_MADE_LOOK_S = 0.01  # between two looks at it
 
 
 def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:

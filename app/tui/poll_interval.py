@@ -32,7 +32,8 @@ class PollInterval:
 
     def begin(self) -> None:
         """Start a poll."""
-        self._began, self._look_at = time.process_time(), time.monotonic()
+        self._began = time.process_time()
+        self._look_at = time.monotonic()
 
     def whole(self) -> None:
         """Note that this poll lays out text again."""
@@ -54,8 +55,13 @@ class PollInterval:
 
     def wait_s(self, *, awaiting: bool, idle: bool = False) -> float:
         """Return the seconds to sleep. awaiting: a request has no text yet. idle: nothing is asked."""
-        rest = min(AWAITING_S, SHORTEST_S) if awaiting else SHORTEST_S * (_IDLE if idle else 1)
-        return max(0.0, self._look_at + rest - time.monotonic())
+        if awaiting:
+            interval = min(AWAITING_S, SHORTEST_S)
+        elif idle:
+            interval = SHORTEST_S * _IDLE
+        else:
+            interval = SHORTEST_S
+        return max(0.0, self._look_at + interval - time.monotonic())
 
     @property
     def whole_s(self) -> float:

@@ -109,7 +109,10 @@ class Poller:
         events = [event for _, event in answer_events]
         if comparison.ids and metrics.answers.ids != comparison.ids:
             metrics.begin_batch(comparison.ids)
-        metrics.take(events if comparison.ids else [event for event in events if isinstance(event, PeakMeasured)])
+        if comparison.ids:
+            metrics.take(events)
+        else:  # each pane has metrics for its own model
+            metrics.take([event for event in events if isinstance(event, PeakMeasured)])
         self._handle_events(events)
         figures, _ = self._figures_due((comparison, *(side.phase for side in comparison.answers)))
         if (screen := self._parallel_screen) is not None:

@@ -80,7 +80,8 @@ class TopApp(CrashReports[None]):
         super().__init__()
         self.metrics = LiveMetrics()
         self.metrics.begin_batch((), _ROWS)
-        self._reader, self._url = reader, sanitise(url)
+        self._reader = reader
+        self._url = sanitise(url)
         self._frozen: LiveMetrics | None = None
         self._answers = 0
 
@@ -124,8 +125,9 @@ class TopApp(CrashReports[None]):
             problem = self._reader.problem
             model = self.metrics.model
             name = sanitise(model.name) or "no model"
-            steps = self.metrics.charted
-            context = steps[-1].context if steps else 0
+            context = 0
+            if steps := self.metrics.charted:
+                context = steps[-1].context
             marks = (problem,) if problem else ()
             status = Status(name, self._url, context, model.context_limit or None, marks=marks)
             self.screen.show(self._frozen or self.metrics, status, frozen=self._frozen is not None)

@@ -57,7 +57,8 @@ MORE = (TurnsSection.NAME, ContextSpeedSection.NAME, MachineSection.NAME)
 """Sections that the Tab key puts first."""
 _BEFORE = "An answer shows here, step by step: where its time goes, the latency of each step, the K/V cache."
 _DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-_TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
+_TWO_FROM = 76  # cells from which there are two columns
+_THREE_FROM = 170  # cells from which there are three
 _USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
 _LEAST = 30
@@ -87,26 +88,29 @@ def section_bindings(*, priority: bool = False) -> list[BindingType]:
 
 def numbered_title(section: Section) -> str:
     """Return the title of a section after the digit that shows or hides it."""
-    number = next((number for number, kind in enumerate(NUMBERED, start=1) if kind.NAME == section.NAME), None)
-    return section.TITLE if number is None else f"{_DIGITS[number]} {section.TITLE}"
+    for number, kind in enumerate(NUMBERED, start=1):
+        if kind.NAME == section.NAME:
+            return f"{_DIGITS[number]} {section.TITLE}"
+    return section.TITLE
 
 
 class Wanted(NamedTuple):
     """A section to place.
 
-    least, most: lines.
-    usual: lines that leave room for others.
-    chart: it gains by width.
-
-    spare: it is shown only where the others have their usual lines.
+    name: its id.
+    min_lines: with the frame.
+    usual_lines: leave room for others.
+    max_lines: beyond them there is nothing to add.
+    is_chart: it gains by width.
+    is_spare: it is shown only where the others have their usual lines.
     """
 
     name: str
-    least: int
-    usual: int
-    most: int
-    chart: bool
-    spare: bool
+    min_lines: int
+    usual_lines: int
+    max_lines: int
+    is_chart: bool
+    is_spare: bool
 
 
 def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
@@ -125,12 +129,14 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     rooms = [size.height] * count
     spare = [size.height] * count
     for section in wanted:
-        right = max(range(1, count), key=lambda index: rooms[index], default=0)
-        index = right if section.chart or section.least > rooms[0] else 0
-        if section.least <= rooms[index] and (not section.spare or section.usual <= spare[index]):
-            columns[index].append(section)
-            rooms[index] -= section.least
-            spare[index] -= section.usual
+        index = 0
+        if section.is_chart or section.min_lines > rooms[0]:
+            index = max(range(1, count), key=lambda index: rooms[index], default=0)
+        if section.min_lines > rooms[index] or (section.is_spare and section.usual_lines > spare[index]):
+            continue
+        columns[index].append(section)
+        rooms[index] -= section.min_lines
+        spare[index] -= section.usual_lines
     ends = [round(index * size.width / count) for index in range(count + 1)]
     if count == 2:
         ends[1] = round(size.width * _LEFT)
@@ -148,16 +154,16 @@ def heights(sections: Sequence[Wanted], height: int) -> list[int]:
 
     The last one takes lines that none wants.
     """
-    rows = [section.least for section in sections]
-    room = height - sum(rows)
-    while room > 0 and (growing := [n for n, section in enumerate(sections) if rows[n] < section.most]):
+    rows = [section.min_lines for section in sections]
+    while (room := height - sum(rows)) > 0:
+        growing = [index for index, section in enumerate(sections) if rows[index] < section.max_lines]
+        if not growing:
+            break
         for index in growing:
-            more = min(max(1, room // len(growing)), sections[index].most - rows[index])
-            more = min(more, height - sum(rows))
-            rows[index] += more
-        room = height - sum(rows)
+            more = min(max(1, room // len(growing)), sections[index].max_lines - rows[index])
+            rows[index] += min(more, height - sum(rows))
     if rows:
-        rows[-1] += room
+        rows[-1] += height - sum(rows)
     return rows
 
 
@@ -219,9 +225,10 @@ class Sections(Widget, can_focus=False):
 
     def toggle(self, name: str) -> None:
         """Show a section before all others; put it back if it is the first."""
-        others = tuple(other for other in self._first if other != name)
-        is_first = self._first[:1] == (name,)
-        self.put_first(others if is_first else (name, *others))
+        names = [other for other in self._first if other != name]
+        if self._first[:1] != (name,):
+            names.insert(0, name)
+        self.put_first(names)
 
     def show(self, metrics: LiveMetrics) -> None:
         """Draw these metrics."""
@@ -243,13 +250,16 @@ class Sections(Widget, can_focus=False):
             return
         metrics = self.metrics
         wanted = []
-        for each in self._ordered:
-            if each.applies(metrics) or each.NAME in self._first:
-                is_spare = each.NAME in SPARE and each.NAME not in self._first
-                usual = min(each.MOST, _USUAL)
-                is_asked = self._first[:1] == (each.NAME,)  # it gets its usual lines before others get their least
-                least = max(each.LEAST, min(usual, self.size.height)) if is_asked else each.LEAST
-                wanted.append(Wanted(each.NAME, least, usual, each.MOST, each.CHART, is_spare))
+        for section in self._ordered:
+            name = section.NAME
+            if not section.applies(metrics) and name not in self._first:
+                continue
+            min_lines = section.LEAST
+            usual_lines = min(section.MOST, _USUAL)
+            if self._first[:1] == (name,):  # it gets its usual lines before others get their least
+                min_lines = max(min_lines, min(usual_lines, self.size.height))
+            is_spare = name in SPARE and name not in self._first
+            wanted.append(Wanted(name, min_lines, usual_lines, section.MOST, section.CHART, is_spare))
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places

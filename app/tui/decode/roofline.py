@@ -40,7 +40,7 @@ class RooflineSection(Section):
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)
         limits = roofs(metrics.limits)
-        marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
+        marks = [(point, *mark) for point, mark in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
         if not marks:
             return [Content.styled("after the first answer", "$faint")]
         if limits.memory is None:

@@ -3,6 +3,7 @@
 The panes stand in a grid. Where not all fit, the page with the chosen one shows.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -27,7 +28,8 @@ from headrace.runtime.metrics.units import three_digits
 if TYPE_CHECKING:
     from headrace.app.chat.candidates import Candidates
 
-_WIDTH, _HEIGHT = 38, 9  # least cells of a pane
+_WIDTH = 38  # least cells of a pane
+_HEIGHT = 9
 _STOP_WITHIN_S = 2.0  # a prefill pass is not cut short
 _AROUND = 3  # lines of the screen without panes
 
@@ -116,7 +118,8 @@ class AgainScreen(ParallelScreen):
         start = self.panes.index(self.chosen) // page * page
         shown = self.panes[start : start + page]
         grid = self.query_one("#again-panes")
-        grid.styles.grid_size_columns, grid.styles.grid_size_rows = columns, -(-len(shown) // columns)
+        grid.styles.grid_size_columns = columns
+        grid.styles.grid_size_rows = math.ceil(len(shown) / columns)
         for pane in self.panes:
             pane.display = pane in shown
             pane.set_class(pane is self.chosen, "-chosen")
@@ -155,9 +158,9 @@ class AgainScreen(ParallelScreen):
     def action_take(self) -> None:
         self.leave(self.chosen.side)
 
-    def action_choose(self, place: int) -> None:
-        if place < len(self.panes):
-            self.chosen = self.panes[place]
+    def action_choose(self, index: int) -> None:
+        if index < len(self.panes):
+            self.chosen = self.panes[index]
             self._arrange()
 
     def action_go(self, by: int) -> None:

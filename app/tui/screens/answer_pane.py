@@ -17,7 +17,7 @@ from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines, bar, spread
-from headrace.runtime.metrics.units import percent, three_digits
+from headrace.runtime.metrics.units import percent, three_digits, times
 
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
@@ -55,7 +55,13 @@ class FigureLines(Lines):
         other: tuple[str, Figures] | None,
         context: tuple[int, int | None],
     ) -> None:
-        """state: text and style. other: name and figures of the answer to compare with. context: tokens, limit."""
+        """Draw other values.
+
+        state: text and style.
+        figures: of this answer.
+        other: name and figures of the answer to compare with; None: there is none.
+        context: its tokens, and their limit if it is known.
+        """
         self._state = state
         self._figures = figures
         self._other = other
@@ -66,38 +72,46 @@ class FigureLines(Lines):
         return self._state, self._figures, self._other, self._fill
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        figures, (tokens, limit) = self._figures, self._fill
+        figures = self._figures
         rate = Content.assemble((f"{three_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
+        compared = rate + self._ratio()
+        state = Content.styled(*self._state)
+        if state.cell_length + compared.cell_length + 2 > width:
+            compared = rate
         named = " token" if figures.tokens == 1 else " tokens"
         output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
         if (stats := totals_of(metrics.answer.records)).proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
-        context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
-        state = Content.styled(*self._state)
-        compared = rate + self._ratio()
-        fits = state.cell_length + compared.cell_length + 2 <= width
-        return [spread(state, compared if fits else rate, width), self._ttft(width), spread(output, context, width)]
+        tokens, limit = self._fill
+        context = Content.assemble(("context ", "$quiet"), f"{tokens:,}")
+        if limit:
+            context = context.append(Content.styled(f" / {limit:,}", "$quiet"))
+        return [spread(state, compared, width), self._ttft(width), spread(output, context, width)]
 
     def _ttft(self, width: int) -> Content:
-        """The line of TTFT, cached prompt tokens and MBU, as much as fits."""
+        """Return the line of TTFT, cached prompt tokens and MBU, as much as fits."""
         figures = self._figures
-        seconds = "–" if figures.ttft_s is None else f"{figures.ttft_s:.2f} s"
-        ttft = Content.assemble(("TTFT ", "$quiet"), seconds)
-        cached = Content.styled(f", {figures.reused:,} of {figures.prompt:,} cached", "$quiet")
-        whole = ttft + cached if figures.reused else ttft
         mbu = mbu_text(figures.mbu, busy=figures.busy)
         share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>5}")
         if width >= _BAR_FROM:
             share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
-        return spread(whole if whole.cell_length + share.cell_length < width else ttft, share, width)
+        seconds = "–" if figures.ttft_s is None else f"{figures.ttft_s:.2f} s"
+        ttft = Content.assemble(("TTFT ", "$quiet"), seconds)
+        cached = f", {figures.reused:,} of {figures.prompt:,} cached"
+        if figures.reused and ttft.cell_length + len(cached) + share.cell_length < width:
+            ttft = ttft.append(Content.styled(cached, "$quiet"))
+        return spread(ttft, share, width)
 
     def _ratio(self) -> Content:
-        """The speed relative to the other answer's."""
-        if self._other is None or not self._other[1].rate or self._figures.rate is None:
+        """Return the speed relative to the other answer's."""
+        if self._other is None or self._figures.rate is None:
             return Content("")
         name, other = self._other
-        ratio = self._figures.rate / (other.rate or 1.0)
-        return Content.styled(f"  {ratio:.2f}x {name}", "bold $text-success" if ratio >= _FASTER else "$quiet")
+        if not other.rate:
+            return Content("")
+        ratio = self._figures.rate / other.rate
+        style = "bold $text-success" if ratio >= _FASTER else "$quiet"
+        return Content.styled(f"  {times(ratio)} {name}", style)
 
 
 class AnswerPane(Vertical):
@@ -106,9 +120,16 @@ class AnswerPane(Vertical):
     def __init__(
         self, side: ParallelAnswer, first: int, known: LiveMetrics, title: Callable[[ParallelAnswer], str]
     ) -> None:
-        """first: index of the first message to show. known: the chat's metrics, for facts about the machine."""
+        """Make the pane of an answer.
+
+        side: the answer.
+        first: index of the first message to show.
+        known: the chat's metrics, for facts about the machine.
+        title: returns the title of an answer's pane.
+        """
         super().__init__(id=f"side-{side.name.lower()}")
-        self.side, self.metrics = side, LiveMetrics()
+        self.side = side
+        self.metrics = LiveMetrics()
         self._first = first
         self._known = known
         self._title = title
@@ -127,24 +148,30 @@ class AnswerPane(Vertical):
     @property
     def figures(self) -> Figures:
         """The stored metrics of a finished answer, else the live ones."""
-        live = self.metrics
         answer = self.side.answer
         if self.side.turn is None and answer is not None and (stored := answer.metrics) is not None:
             return Figures(
-                stored.completion_tokens,
-                stored.decode_tokens_per_second,
-                stored.ttft_s,
-                stored.mbu,
-                stored.prompt_tokens,
-                stored.reused_tokens,
-                stored.busy,
+                tokens=stored.completion_tokens,
+                rate=stored.decode_tokens_per_second,
+                ttft_s=stored.ttft_s,
+                mbu=stored.mbu,
+                prompt=stored.prompt_tokens,
+                reused=stored.reused_tokens,
+                busy=stored.busy,
             )
         if self.side.turn is None or self.side.phase == "waiting":
             return Figures()
+        live = self.metrics
         running = live.answer
-        prompt = running.reused + running.prefill_total + 1  # the first step feeds the last prompt token
-        busy = self._known.contention is not None  # the load is sampled for the chat's metrics alone
-        return Figures(running.tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, running.reused, busy)
+        return Figures(
+            tokens=running.tokens,
+            rate=live.rate_average,
+            ttft_s=live.ttft_s,
+            mbu=live.mbu_average,
+            prompt=running.reused + running.prefill_total + 1,  # the first step feeds the last prompt token
+            reused=running.reused,
+            busy=self._known.contention is not None,  # the load is sampled for the chat's metrics alone
+        )
 
     def _forget_earlier(self) -> None:
         """Drop the figures of an earlier answer while this one waits."""
@@ -180,12 +207,12 @@ class AnswerPane(Vertical):
             message_states[-1] = MessageState(growing=True, waiting=self._state_text()[0])
         self.transcript.show(messages, message_states)
         self.transcript.highlight_code()
-        comparable = other is not None and side.phase == other.side.phase == "idle"
+        compared = None
+        if other is not None and side.phase == other.side.phase == "idle":
+            compared = (other.side.name, other.figures)
+        limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).set_figures(
-            self._state_text(),
-            self.figures,
-            (other.side.name, other.figures) if other is not None and comparable else None,
-            (side.context_tokens, side.card.context_limit if side.card is not None else None),
+            self._state_text(), self.figures, compared, (side.context_tokens, limit)
         )
         if (title := self._title(side)) != self._shown_title:
             self._shown_title = title
@@ -198,18 +225,19 @@ class AnswerPane(Vertical):
             self.metrics.use_model(self.side.card, self._known.machine)
 
     def _state_text(self) -> tuple[str, str]:
-        """Text and style."""
+        """Return the answer's state as text and style."""
         side = self.side
         metrics = self.metrics
         if side.phase == "queued":
             return "… queued", "$quiet"
         if side.phase == "loading":
-            share = f" {percent(metrics.load_share)}" if metrics.load_share is not None else ""
-            return f"◌ {sanitise(metrics.load_stage) or 'starting the engine'}{share}", "$text-accent"
+            stage = sanitise(metrics.load_stage) or "starting the engine"
+            return f"◌ {stage} {percent(metrics.load_share)}".rstrip(), "$text-accent"
         if side.phase in ("waiting", "prefill"):
             answer = metrics.answer
-            done = f": {answer.prefill_done} of {answer.prefill_total} tokens" if answer.prefill_total else ""
-            return f"◌ prefill{done}", "$text-accent"
+            if not answer.prefill_total:
+                return "◌ prefill", "$text-accent"
+            return f"◌ prefill: {answer.prefill_done} of {answer.prefill_total} tokens", "$text-accent"
         if side.phase == "answering":
             return "● answering", "bold $text-success"
         if side.notice is not None:

@@ -23,7 +23,8 @@ class ChatActions:
     """Commands raise HeadraceError; the chat's screen shows it."""
 
     def __init__(self, view: ChatView) -> None:
-        self._view, self._state = view, view.state
+        self._view = view
+        self._state = view.state
         self.messages = MessageActions(view)
         self.commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._run("app.show_keys"),

@@ -36,11 +36,14 @@ NOTIFICATION_S = 4.0
 class ChatState:
     """One engine, one conversation at a time, and the operations that every screen offers.
 
-    comparison: polled instead of the conversation while it is not None. frozen: metrics shown instead of the live ones.
-    pulls: downloads in progress, by name. failed_pulls: reasons of failed downloads, by name, until they are tried
-    again. awaited: the model that is loaded once it is fetched. fetched: the same once it is there.
-    store_error: the error that leaving the chat met. unsent: returns what is
-    typed and not sent; None until there is a prompt.
+    comparison: polled instead of the conversation while it is not None.
+    frozen: metrics shown instead of the live ones.
+    pulls: downloads in progress, by name.
+    failed_pulls: reasons of failed downloads, by name, until they are tried again.
+    awaited: the model that is loaded once it is fetched.
+    fetched: the same once it is there.
+    store_error: the error that leaving the chat met.
+    unsent: returns the text that is typed and not sent; None until there is a prompt.
     """
 
     def __init__(
@@ -76,8 +79,8 @@ class ChatState:
         self.unsent: Callable[[], Draft] | None = None
         self.closed = False
         self.store_error: SessionError | None = None
-        self._named_setup: tuple[object, str | None] = None, None  # system prompt and sampling, and their preset
-        self._notified = "", 0.0  # the latest notification, and when it disappears
+        self._named_setup: tuple[object, str | None] = (None, None)  # system prompt and sampling, and their preset
+        self._notified = ("", 0.0)  # the latest notification, and when it disappears
 
     @property
     def shown_metrics(self) -> LiveMetrics:
@@ -87,34 +90,34 @@ class ChatState:
     def status(self) -> Status:
         """Contents of the status bar."""
         conversation = self.conversation
-        name = self.metrics.model.name or conversation.session.model or ""
-        card = conversation.engine.card
-        packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
-        if card and card.activations != 16:
-            packed += f"activations {card.activations}  "
-        sampling = tuple(
-            f"{packed}{sampling_in_effect(conversation.effective, short=short)}" for short in (False, True)
-        )
-        title = sanitise(conversation.session.title)
-        marks = ("not saved",) if self.store.unsaved is not None else ()
+        formats = ""
+        if card := conversation.engine.card:
+            if card.kv in PACKED:
+                formats += f"K/V {card.kv}  "
+            if card.activations != 16:
+                formats += f"activations {card.activations}  "
+        sampling = [sampling_in_effect(conversation.effective, short=short) for short in (False, True)]
         return Status(
-            sanitise(name),
-            title,
-            conversation.branch.context_tokens,
-            conversation.context_limit,
-            sampling,
-            marks,
-            self._instructions,
+            model=sanitise(self.metrics.model.name or conversation.session.model or ""),
+            title=sanitise(conversation.session.title),
+            tokens=conversation.branch.context_tokens,
+            limit=conversation.context_limit,
+            sampling=tuple(f"{formats}{text}" for text in sampling),
+            marks=("not saved",) if self.store.unsaved is not None else (),
+            instructions=self._instructions,
         )
 
     @property
     def _instructions(self) -> str:
-        """The preset in force, by name, else whether there is a system prompt."""
+        """The preset in force, by name, else a word on the system prompt."""
         session = self.conversation.session
         setup = session.system, dict(session.sampling)
         if setup != self._named_setup[0]:
             self._named_setup = setup, _preset_of(*setup)
-        return f"preset {sanitise(name)}" if (name := self._named_setup[1]) else "system prompt" * bool(session.system)
+        _, preset = self._named_setup
+        if preset is not None:
+            return f"preset {sanitise(preset)}"
+        return "system prompt" if session.system else ""
 
     def presets_changed(self) -> None:
         self._named_setup = None, None

@@ -175,9 +175,10 @@ class ChatView:
         self._show_messages(self._branch.messages(self.conversation))
         if not self._marks_drafts:
             return "draft tokens are no longer marked"
-        there = any(entry.state.drafts for entry in self.transcript.entries)
         marks = "accepted green, rejected struck through"
-        return f"draft tokens are marked: {marks}" if there else f"draft tokens will be marked ({marks}); none yet"
+        if any(entry.state.drafts for entry in self.transcript.entries):
+            return f"draft tokens are marked: {marks}"
+        return f"draft tokens will be marked ({marks}); none yet"
 
     def extend_last_line(self) -> bool:
         """Draw text that only extends the answer's last line; return False if a layout is needed."""
@@ -209,15 +210,15 @@ class ChatView:
 
     def _show_prompt_title(self) -> None:
         """Draw the prompt's title: the meaning of Enter and Esc, and a busy CPU."""
-        contention = self.state.metrics.contention
-        room = self.prompt.size.width
-        parts = [contention_text(contention, room)] if contention is not None else []
+        parts = []
         if self.editing == MARK:
-            parts.insert(0, "summary: Enter keeps it, Esc leaves it")
+            parts.append("summary: Enter keeps it, Esc leaves it")
         elif self.editing is not None:
-            parts.insert(0, "editing: Enter makes a branch, Esc leaves it")
+            parts.append("editing: Enter makes a branch, Esc leaves it")
         elif self.conversation.phase != "idle":
-            parts.insert(0, "answering: Esc stops")
+            parts.append("answering: Esc stops")
+        if (contention := self.state.metrics.contention) is not None:
+            parts.append(contention_text(contention, self.prompt.size.width))
         title = " · ".join(parts)
         if title != self._prompt_title:
             self._prompt_title = title
@@ -277,7 +278,8 @@ class ChatView:
         if len(names) == 1 and not always:
             take(0)
             return
-        answers = [(str(n), _PICK_KEYS[n] if n < len(_PICK_KEYS) else " ", name) for n, name in enumerate(names)]
+        keys = _PICK_KEYS.ljust(len(names))  # more names have none
+        answers = [(str(index), keys[index], name) for index, name in enumerate(names)]
 
         def resolve(chosen: str | None) -> None:
             if chosen is not None:

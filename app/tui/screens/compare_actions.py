@@ -21,7 +21,8 @@ _HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NA
 
 class CompareActions:
     def __init__(self, view: ChatView) -> None:
-        self._view, self._state = view, view.state
+        self._view = view
+        self._state = view.state
         self.commands = {"compare": self._compare, "again": self._again}
 
     def _again(self, count: str) -> None:
@@ -107,11 +108,15 @@ def _read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
     if text.strip() in presets:
         words = [f"preset={text.strip()}"]
     while words:
-        name, equals, value = words.pop(0).partition("=")
-        if not equals and name.replace("-", "_") in _NAMES and words:
-            value, equals = words.pop(0), "="  # as after /set
-        if not equals:
-            name, value = ("preset" if name in presets else "model"), name
+        word = words.pop(0)
+        if "=" in word:
+            name, _, value = word.partition("=")
+        elif words and word.replace("-", "_") in _NAMES:  # as after /set
+            name = word
+            value = words.pop(0)
+        else:
+            name = "preset" if word in presets else "model"
+            value = word
         setup = _with(setup, name, value, presets)
     return setup
 

@@ -44,7 +44,9 @@ class FileMenu(CompletionMenu):
     """A completion menu without slash commands."""
 
     def offer(self, before_cursor: str) -> None:
-        super().offer("" if before_cursor.startswith("/") and " " not in before_cursor else before_cursor)
+        if before_cursor.startswith("/") and " " not in before_cursor:
+            before_cursor = ""
+        super().offer(before_cursor)
 
 
 class CompareScreen(ParallelScreen):
@@ -102,11 +104,12 @@ class CompareScreen(ParallelScreen):
 
     @property
     def head(self) -> str:
-        comparison = self.comparison
-        memory = "loaded one at a time" if comparison.takes_turns else ""
-        if comparison.beside:
-            memory = "both models are in memory"
-        return " · ".join(filter(None, ["▚ compare", "one after the other, for undisturbed speed", memory]))
+        parts = ["▚ compare", "one after the other, for undisturbed speed"]
+        if self.comparison.beside:
+            parts.append("both models are in memory")
+        elif self.comparison.takes_turns:
+            parts.append("loaded one at a time")
+        return " · ".join(parts)
 
     def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
         super().handle_events(events)
@@ -127,9 +130,9 @@ class CompareScreen(ParallelScreen):
             if pane.transcript.display != shown:
                 pane.transcript.display = shown
                 pane.set_class(not shown, "-folded")
-        contention = self.state.metrics.contention
-        parts = ["the same question to both", contention_text(contention) if contention else ""]
-        title = " · ".join(filter(None, parts))
+        title = "the same question to both"
+        if contention := self.state.metrics.contention:
+            title += f" · {contention_text(contention)}"
         if title != self._prompt_title:
             self._prompt_title = title
             self.prompt.border_title = Content(title)
@@ -181,7 +184,9 @@ class CompareScreen(ParallelScreen):
 
     def action_turn_over(self) -> None:
         """Show the other pane's text."""
-        self._chosen, self._front = True, self.panes[self._front is self.panes[0]]
+        a, b = self.panes
+        self._front = b if self._front is a else a
+        self._chosen = True
         self.sync()
 
     def action_do(self, name: str) -> None:  # noqa: ARG002
@@ -208,9 +213,10 @@ class CompareScreen(ParallelScreen):
         return joined([*map(Draft, self._queue.texts), self.prompt.draft])
 
     def _unsent(self) -> Draft:
-        """Return the unsent text here, behind that of the chat."""
-        chat = self._chat_unsent() if self._chat_unsent is not None else Draft()
-        return joined([chat, self.typed])
+        """Return the unsent text here, after that of the chat."""
+        if self._chat_unsent is None:
+            return self.typed
+        return joined([self._chat_unsent(), self.typed])
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
@@ -259,10 +265,12 @@ class CompareScreen(ParallelScreen):
 
 
 def _setup_text(side: ParallelAnswer) -> str:
-    """The model, its settings and its system prompt."""
+    """Return the model, its settings and its system prompt."""
     name = side.card.name if side.card is not None else side.setup.model_name
-    system = f" · system: {' '.join(side.setup.system.split())}" if side.setup.system else ""
-    return f"{name} · {sampling_in_effect(side.effective)}{system}"
+    parts = [name, sampling_in_effect(side.effective)]
+    if side.setup.system:
+        parts.append(f"system: {' '.join(side.setup.system.split())}")
+    return " · ".join(parts)
 
 
 def _title(side: ParallelAnswer) -> str:

@@ -75,7 +75,9 @@ class Choose(Question):
     def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
         """text: "" if the title is enough. answers: (result, key, description)."""
         super().__init__()
-        self._title, self._text, self._answers = title, text, list(answers)
+        self._title = title
+        self._text = text
+        self._answers = list(answers)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:

@@ -100,9 +100,14 @@ class HelpScreen(SingleDismissal, ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
 
-    def __init__(self, keys: Sequence[tuple[str, str]], figures: Sequence[Explanation] = (), why: str = "") -> None:
-        """keys: of the screen below, with descriptions; empty for the chat, where all are. figures: explained in the
-        place of all other keys and commands. why: sentences on the current figures, above the keys.
+    def __init__(
+        self, keys: Sequence[tuple[str, str]] = (), figures: Sequence[Explanation] = (), why: str = ""
+    ) -> None:
+        """Show keys and explanations.
+
+        keys: of the screen below, with descriptions; empty for the chat, where all are.
+        figures: explained in the place of all other keys and commands.
+        why: sentences on the current figures, above the keys.
         """
         super().__init__()
         self._here = [("this screen", keys)] if keys else []

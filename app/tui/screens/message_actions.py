@@ -23,7 +23,8 @@ class MessageActions:
     """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen."""
 
     def __init__(self, view: ChatView) -> None:
-        self._view, self._state = view, view.state
+        self._view = view
+        self._state = view.state
         self.commands = {
             "file": self._attach_file,
             "editor": self._open_editor,

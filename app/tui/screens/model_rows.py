@@ -14,8 +14,17 @@ from headrace.runtime.metrics.limit import step_limit
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model; sizes in bytes. fits: None and context_fits: empty if the machine's memory is unknown.
+    """One model.
 
+    name: as `-m` takes it.
+    title: its full name.
+    bytes: on disk, or to download.
+    memory_bytes: with its cache; None if unknown.
+    context: limit in tokens; None if unknown.
+    context_fits: contexts that fit into memory; empty if the machine's memory is unknown.
+    fits: None if the machine's memory is unknown.
+    tokens_per_second: at most; None if unknown.
+    problem: reason for which it cannot be used.
     recommended_for: uses for which it is the catalog's best on this machine.
     """
 
@@ -68,7 +77,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
                 context_fits=fits_text(document["context_fits"], document["context"]),
                 quantization=document["quantization"] or "",
                 licence=str(document.get("licence") or ""),
-                fits=memory <= usable if memory is not None and usable is not None else None,
+                fits=None if memory is None or usable is None else memory <= usable,
                 tokens_per_second=_most(costs.get(document["name"]), size, document["context"], machine),
                 problem=document.get("problem"),
                 recommended_for=tuple(uses.get(document["name"], ())),
@@ -84,8 +93,12 @@ def _most(cost: StepCost | None, size: int, longest: int | None, machine: Machin
     size: bytes on disk.
     longest: context of the model, in tokens; None if unknown.
     """
-    context = min(DEFAULT_CONTEXT, longest - 1) if longest else DEFAULT_CONTEXT
-    nbytes, flops = (cost.step_bytes(context), cost.step_flops(context)) if cost is not None else (size, 0)
+    nbytes = size
+    flops = 0
+    if cost is not None:
+        context = min(DEFAULT_CONTEXT, longest - 1) if longest else DEFAULT_CONTEXT
+        nbytes = cost.step_bytes(context)
+        flops = cost.step_flops(context)
     if not machine.measured_gb_s or not nbytes:
         return None
     return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
@@ -99,4 +112,6 @@ def _recommended_uses(card: ModelCard | None) -> dict[str, list[str]]:
     if card is None or card.budget is None:
         return {}
     target = known_target(card.machine, card.budget.usable + card.active_memory_bytes)
-    return {} if target is None else uses_by_model(recommendations(target))
+    if target is None:
+        return {}
+    return uses_by_model(recommendations(target))

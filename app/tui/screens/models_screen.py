@@ -42,6 +42,7 @@ _COLUMNS = (
 )
 _LONGEST_NAME = 40  # cells
 _MARK = 2
+_BAR = 24  # cells of a download's progress
 _DEFAULT = " default"
 
 
@@ -122,42 +123,41 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         if not is_open(self) or not rows:
             return
         models = self.query_one("#models", OptionList)
-        at = models.highlighted
+        highlighted = models.highlighted
         self._rows = rows
         self._failed = dict(self._state.failed_pulls)
         self._matching = _matching(rows, self.query_one("#filter", Field).value)
         current = self._state.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
-        longest = max(len(sanitise(row.name)) + len(_marks(row)) for row in rows)
-        name_cells = max(
-            12, min(_LONGEST_NAME, longest + 1, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5]))
-        )
+        longest = max(len(sanitise(row.name)) + len("".join(_marks(row))) for row in rows)
+        # Names get the room that the first five columns leave; the other columns get what long names leave.
+        max_name_cells = min(_LONGEST_NAME, longest + 1)
+        name_cells = max(12, min(max_name_cells, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5])))
         shown = 0
         room = width - _MARK - name_cells
         while shown < len(_COLUMNS) and _COLUMNS[shown][1] <= room:
             room -= _COLUMNS[shown][1]
             shown += 1
-        name_cells = min(_LONGEST_NAME, longest + 1, name_cells + room)
-        explained = any(name == _SPEED for name, _, _ in _COLUMNS[:shown])
-        self.query_one(".dialog").border_subtitle = Content(_SPEED_IS if explained else "")
+        name_cells = min(max_name_cells, name_cells + room)
+        subtitle = ""
+        if any(name == _SPEED for name, _, _ in _COLUMNS[:shown]):
+            subtitle = _SPEED_IS
+        self.query_one(".dialog").border_subtitle = Content(subtitle)
         head = Content.assemble(
             f"{'':{_MARK}}{'model':<{name_cells}}", *_cells([name for name, _, _ in _COLUMNS], shown)
         )
         self.query_one("#model-head", Static).update(Content.styled(head.plain, "$quiet"))
-        lines = []
+        options = []
         for row in self._matching:
             line = _line(row, self._failed.get(row.name), row.name == current, name_cells, shown)
-            lines.append(line.truncate(width, ellipsis=True))
-        models.add_options(
-            [
-                Option(line, id=row.name, disabled=bool(row.problem))
-                for line, row in zip(lines, self._matching, strict=True)
-            ]
-        )
-        if not self._matching:
-            models.add_option(Option(Content.styled("no model has this in its name", "$quiet"), disabled=True))
-        models.highlighted = at if at is not None and at < len(self._matching) else 0
+            options.append(Option(line.truncate(width, ellipsis=True), id=row.name, disabled=bool(row.problem)))
+        if not options:
+            options.append(Option(Content.styled("no model has this in its name", "$quiet"), disabled=True))
+        models.add_options(options)
+        models.highlighted = 0
+        if highlighted is not None and highlighted < len(self._matching):
+            models.highlighted = highlighted
         fit_list(self)
         self._show_detail()
 
@@ -166,18 +166,22 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
 
     def _show_detail(self) -> None:
         """Show why the highlighted model's download failed, or the context lengths that fit in memory by K/V format."""
-        at = self.query_one("#models", OptionList).highlighted
-        row = self._matching[at] if at is not None and at < len(self._matching) else None
-        failure = self._failed.get(row.name) if row is not None else None
-        fits = row.context_fits if row is not None else ""
-        uses = ", ".join(USES[use] for use in row.recommended_for) if row is not None else ""
+        highlighted = self.query_one("#models", OptionList).highlighted
         line = self.query_one("#fits", Static)
-        line.display = bool(failure or fits)
-        if failure:
-            line.update(Content.assemble(("✗ ", "$text-error"), sanitise(failure), ("; Enter tries again", "$quiet")))
-        else:
-            star = f" · {STAR} {uses}" if uses else ""
-            line.update(Content.assemble(("context that fits: ", "$quiet"), fits, (star, "$text-success")))
+        line.display = False
+        if highlighted is not None and highlighted < len(self._matching):
+            row = self._matching[highlighted]
+            if failure := self._failed.get(row.name):
+                line.display = True
+                hint = ("; Enter tries again", "$quiet")
+                line.update(Content.assemble(("✗ ", "$text-error"), sanitise(failure), hint))
+            elif row.context_fits:
+                line.display = True
+                uses = ""
+                if row.recommended_for:
+                    uses = f" · {STAR} {', '.join(USES[use] for use in row.recommended_for)}"
+                fits = ("context that fits: ", "$quiet")
+                line.update(Content.assemble(fits, row.context_fits, (uses, "$text-success")))
         self.call_after_refresh(fit_list, self)  # a reason may take several lines
 
     def _follow(self) -> None:
@@ -200,16 +204,18 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
                 self._load()
             return
         pull = next(iter(pulls.values()))
-        share = pull.done / pull.total if pull.total else 0.0
-        cells = round(share * 24)
-        total = f" of {format_bytes(pull.total)}" if pull.total else ""
+        size = format_bytes(pull.done)
+        cells = 0
+        if pull.total:
+            size += f" of {format_bytes(pull.total)}"
+            cells = round(pull.done / pull.total * _BAR)
         line.display = True
         line.update(
             Content.assemble(
                 (f"{sanitise(pull.name)}: {pull.stage} ", "bold"),
                 ("━" * cells, "$accent"),
-                ("─" * (24 - cells), "$faint"),
-                f" {format_bytes(pull.done)}{total}",
+                ("─" * (_BAR - cells), "$faint"),
+                f" {size}",
             )
         )
 
@@ -268,24 +274,26 @@ def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
 def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, shown: int) -> Content:
     """Return a model's line. ● loaded, ✓ installed, ↓ can be downloaded, ✗ with a problem or a failed download.
 
-    failure: the reason of the latest download's failure. shown: number of `_COLUMNS`.
+    row: the model.
+    failure: the reason of the latest download's failure; None: it did not fail.
+    current: it is the loaded model.
+    name_cells: room for its name.
+    shown: number of `_COLUMNS`.
     """
+    if reason := row.problem or failure:
+        return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(reason)}")
     if current:
         mark = ("●", "bold $text-success")
     elif row.installed:
         mark = ("✓", "$text-success")
     else:
         mark = ("↓", "$quiet")
-    if row.problem:
-        return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
-    if failure:
-        return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(failure)}")
     fits = {True: ("yes", "$text-success"), False: ("too big", "$text-error"), None: ("?", "$quiet")}[row.fits]
-    star = f" {STAR}" if row.recommended_for else ""
+    star, default = _marks(row)
     name = Content.assemble(
         (sanitise(row.name), "bold" if row.installed else ""),
         (star, "$text-success"),
-        (_DEFAULT if row.is_default else "", "$quiet"),
+        (default, "$quiet"),
     )
     facts: list[str | Content] = [
         format_bytes(row.bytes),
@@ -299,9 +307,10 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
     return Content.assemble(mark, " ", name.truncate(name_cells, ellipsis=True, pad=True), *_cells(facts, shown))
 
 
-def _marks(row: ModelRow) -> str:
-    """Return the text after a model's name."""
-    return f" {STAR}" * bool(row.recommended_for) + _DEFAULT * row.is_default
+def _marks(row: ModelRow) -> tuple[str, str]:
+    """Return the texts after a model's name: of a recommended one, and of the default."""
+    star = f" {STAR}" if row.recommended_for else ""
+    return star, _DEFAULT if row.is_default else ""
 
 
 def _matching(rows: Sequence[ModelRow], words: str) -> list[ModelRow]:

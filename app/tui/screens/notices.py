@@ -36,22 +36,23 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
     awaited: the model that is being fetched while another one is loaded.
     """
     state = conversation.engine.state
-    down = state in ("dead", "failed")
-    text = conversation.notice or ("the engine is not running" if down else "")
-    if not text and conversation.writer.repeats:
-        text = f"{REPEATS}; Esc stops it"
-    if not text and conversation.branch.shared:
-        text = "this session is also open in another terminal: messages from there become branches"
-    if not text and awaited is not None:
-        text = f"{awaited} is loaded once it is here: {download.summary() or 'downloading'}"
-    if down:
+    if state in ("dead", "failed"):
+        if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
+            return "", True
+        reason = (conversation.notice or "the engine is not running").rstrip(".")
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "The next message or F8 starts it again"
-        text = f"✗ {text.rstrip('.')}. {way_out}."
-    elif state == "loading" and download.active and conversation.messages:
-        text = f"downloading {conversation.session.model or 'the default model'}: {download.summary()}"
-    if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
-        text = ""
-    return text, down
+        return f"✗ {reason}. {way_out}.", True
+    if state == "loading" and download.active and conversation.messages:
+        return f"downloading {conversation.session.model or 'the default model'}: {download.summary()}", False
+    if conversation.notice:
+        return conversation.notice, False
+    if conversation.writer.repeats:
+        return f"{REPEATS}; Esc stops it", False
+    if conversation.branch.shared:
+        return "this session is also open in another terminal: messages from there become branches", False
+    if awaited is not None:
+        return f"{awaited} is loaded once it is here: {download.summary() or 'downloading'}", False
+    return "", False
 
 
 class QueuedMessages(Static):

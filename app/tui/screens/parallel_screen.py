@@ -31,7 +31,9 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
     def __init__(self, state: ChatState, answers: "ParallelAnswers", panes: Sequence[AnswerPane]) -> None:
         super().__init__()
         use_partial_repaint(self)
-        self.state, self.answers, self.panes = state, answers, list(panes)
+        self.state = state
+        self.answers = answers
+        self.panes = list(panes)
         self._busy: object = None
         self._shown_notice = "", 0  # the notice, and the width it was wrapped for
 
@@ -76,7 +78,8 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
             self._busy = self.busy
             self.refresh_bindings()
         width = max(4, self.size.width - 2)
-        (name, gap, rest), head = self.head.partition(" · "), self.query_one("#parallel-head", Static)
+        head = self.query_one("#parallel-head", Static)
+        name, gap, rest = self.head.partition(" · ")
         line = Content.assemble((name, "bold $text-primary"), (gap + rest, "$quiet"))
         line = line.truncate(width, ellipsis=True)
         if str(head.render()) != line.plain:

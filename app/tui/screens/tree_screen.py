@@ -59,8 +59,7 @@ class TreeScreen(SingleDismissal, ModalScreen[int | None]):
         options = [Option(_drawn(line)) for line in self._lines]
         self._list.clear_options()
         self._list.add_options(options or [Option(Content.styled("no messages", "$quiet"), disabled=True)])
-        shown = [index for index, line in enumerate(self._lines) if line.shown]
-        self._list.highlighted = shown[-1] if shown else None
+        self._list.highlighted = max((index for index, line in enumerate(self._lines) if line.shown), default=None)
         self.call_after_refresh(fit_list, self)
 
     def on_resize(self) -> None:
@@ -68,8 +67,10 @@ class TreeScreen(SingleDismissal, ModalScreen[int | None]):
 
     @property
     def _marked(self) -> Message | None:
-        at = self._list.highlighted
-        return self._lines[at].message if at is not None and at < len(self._lines) else None
+        index = self._list.highlighted
+        if index is None or index >= len(self._lines):
+            return None
+        return self._lines[index].message
 
     def on_option_list_option_selected(self) -> None:
         self.action_go()
@@ -102,8 +103,9 @@ def ask_to_remove(app: App[Any], state: ChatState, message: Message, then: Calla
                 state.show_error(error)
             then()
 
-    followers = state.store.below(message)
-    removed = "this message" + (f" and the {followers:,} after it, on every branch" if followers else "")
+    removed = "this message"
+    if followers := state.store.below(message):
+        removed += f" and the {followers:,} after it, on every branch"
     question = Choose("remove for good?", f"Removes {removed}. This cannot be undone.", [("yes", "y", "remove")])
     app.push_screen(question, answered)
 
@@ -111,7 +113,9 @@ def ask_to_remove(app: App[Any], state: ChatState, message: Message, then: Calla
 def _drawn(line: TreeLine) -> Content:
     """Return a line: graph, role, beginning of the text."""
     message = line.message
-    lead = line.lead if len(line.lead) <= _DEEPEST else "…" + line.lead[1 - _DEEPEST :]
-    mark, style = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")
+    lead = line.lead
+    if len(lead) > _DEEPEST:
+        lead = "…" + lead[1 - _DEEPEST :]
+    mark = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")
     text = " ".join(sanitise(message.content[:_LONGEST]).split()) or "(no text)"
-    return Content.assemble((lead, "$quiet"), (mark, style), (text, "bold" if line.shown else "$quiet"))
+    return Content.assemble((lead, "$quiet"), mark, (text, "bold" if line.shown else "$quiet"))

@@ -42,7 +42,8 @@ class BackgroundReply:
             self.awaited = False
             return data[: match.start()] + data[match.end() :], BackgroundColour(_is_light(*match.groups()))
         if (begun := _BEGUN.search(data)) is not None:
-            data, self._held = data[: begun.start()], data[begun.start() :]
+            self._held = data[begun.start() :]
+            data = data[: begun.start()]
         return data, None
 
     def give_up(self) -> str:

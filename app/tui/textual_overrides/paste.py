@@ -53,7 +53,8 @@ class PasteParser(XTermParser):
         seen = self._tail + data
         index = seen.find(BRACKETED_PASTE_START)
         if index < 0:
-            self._tail, self._tail_at = _beginning(seen, BRACKETED_PASTE_START), time.monotonic()
+            self._tail = _beginning(seen, BRACKETED_PASTE_START)
+            self._tail_at = time.monotonic()
             self._gave_up = False
             yield from self._pass_on(data)
             return ""

@@ -19,11 +19,19 @@ def mark_message(session_id: str, summary: str) -> Message:
 def mark_lines(text: list[Content], words: int, left_out: int, width: int, *, unfolded: bool) -> Lines:
     """Return the mark's lines, each with True for the head that folds it.
 
-    text: the summary, laid out for `width` - 2 cells. left_out: number of messages above.
+    text: the summary, laid out for `width` - 2 cells; empty without one.
+    words: number of its words.
+    left_out: number of messages above.
+    width: cells of a line.
+    unfolded: the summary shows.
     """
-    above = "the message above" if left_out == 1 else f"the {left_out} messages above"
+    above = "the message above"
+    verb = "is"
+    if left_out > 1:
+        above = f"the {left_out} messages above"
+        verb = "are"
     if not text:
-        alone = f"─── {above} {'is' if left_out == 1 else 'are'} not sent · /summary undo sends all"
+        alone = f"─── {above} {verb} not sent · /summary undo sends all"
         return [(Content.styled(alone, "$text-warning").truncate(width, ellipsis=True), False)]
     head = Content.assemble(
         (f"{'▾' if unfolded else '▸'} summary, sent in place of {above}", "$text-warning"),

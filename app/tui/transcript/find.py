@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """One match. number: from 1. spans: characters by row, first row first."""
+    """One match."""
 
     number: int  # among all, from 1
-    count: int
-    spans: dict[int, tuple[int, int]]
+    count: int  # of all
+    spans: dict[int, tuple[int, int]]  # (begin, end) in characters by row, first row first
 
     @property
     def begins(self) -> tuple[int, int]:
@@ -24,7 +24,10 @@ class Find:
 def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int) -> Find | None:
     """Find `words`, ignoring case and line breaks between them; None if there is no match.
 
-    last: start of the previous match; None: return the last match. by: -1 the match above it, 1 below, cyclically.
+    rows: lines of text; a match may go from one to the next.
+    words: with any space between them.
+    last: start of the previous match; None: return the last match.
+    by: -1 the match above it, 1 below, cyclically.
     """
     wanted = words.split()
     if not wanted:

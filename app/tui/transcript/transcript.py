@@ -106,11 +106,14 @@ class Transcript(Widget, can_focus=True):
             if self.entries[index].update(messages[index], message_states[index]):
                 first = min(first, index)
         if len(messages) != len(self.entries):
-            self._room, self._laid_out = 0, sys.maxsize
+            self._room = 0
+            self._laid_out = sys.maxsize
         del self.entries[keep:]
         self.entries += [Entry(messages[n], message_states[n]) for n in range(keep, len(messages))]
         if self.selected is not None and self.selected >= len(self.entries):
-            self.selected = len(self.entries) - 1 if self.entries else None
+            self.selected = None
+            if self.entries:
+                self.selected = len(self.entries) - 1
         self._lay_out(min(first, keep if keep < len(messages) else first))
 
     def extend_last_line(self, message: Message) -> bool:

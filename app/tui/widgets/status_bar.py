@@ -12,16 +12,24 @@ from headrace.app.tui.widgets.lines import Lines
 from headrace.runtime.metrics.units import three_digits
 
 _METER = 10
-_MARK, _GAP = 3, 2  # cells before the model's name, and between the two sides
+_MARK = 3  # cells before the model's name
+_GAP = 2  # cells between the two sides
+_SPEED_FROM = 70  # cells of the bar from which it has the speed
 _NEARLY_FULL = 0.85
 _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Sanitised texts. limit: None until a model is loaded. sampling: texts, longest first.
+    """Sanitised texts.
 
-    marks: warnings. instructions: the preset or system prompt in force. Both are always visible.
+    model: name; empty without one.
+    title: of the session.
+    tokens: in the context.
+    limit: of the context, in tokens; None until a model is loaded.
+    sampling: texts, longest first.
+    marks: warnings, always visible.
+    instructions: the preset or system prompt in force, always visible.
     """
 
     model: str = ""
@@ -67,10 +75,10 @@ class StatusBar(Lines):
     def _left(self, room: int) -> Content:
         """Return model, sampling, title: the model before the program's name, both before a short title."""
         name = Content.styled("▚ headrace", "bold $text-primary")
-        model = Content.styled(f"  {self._status.model}" if self._status.model else "", "bold")
-        short = Content.styled("▚", "bold $text-primary")
         if not self._status.model:
             return name.truncate(max(0, room), ellipsis=True)
+        model = Content.styled(f"  {self._status.model}", "bold")
+        short = Content.styled("▚", "bold $text-primary")
         marks = [Content.styled(f" ▲ {mark}", "bold $text-warning") for mark in self._status.marks]
         if self._status.instructions:
             marks.append(Content.styled(f" ✎ {self._status.instructions}", "$text-accent"))
@@ -85,15 +93,16 @@ class StatusBar(Lines):
         return left.truncate(max(0, room), ellipsis=True)
 
     def _right(self, width: int) -> Content:
-        speed = Content("")
-        if (self.metrics.answer.records or self.metrics.answers.is_several) and self._with_speed:
-            average = self.metrics.mbu_average
-            busy = self.metrics.busy
-            share = f" MBU {mbu_text(average, busy=busy)}" if busy or average is not None else ""
-            rate = three_digits(self.metrics.rate_average)
-            speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
+        metrics = self.metrics
         meter = context_meter(self._status.tokens, self._status.limit)
-        return Content.assemble(speed, meter) if width >= 70 else meter
+        has_steps = metrics.answer.records or metrics.answers.is_several
+        if width < _SPEED_FROM or not self._with_speed or not has_steps:
+            return meter
+        share = ""
+        if metrics.busy or metrics.mbu_average is not None:
+            share = f" MBU {mbu_text(metrics.mbu_average, busy=metrics.busy)}"
+        rate = three_digits(metrics.rate_average)
+        return Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ", meter)
 
 
 def context_meter(tokens: int, limit: int | None, *, with_bar: bool = True) -> Content:
@@ -101,14 +110,17 @@ def context_meter(tokens: int, limit: int | None, *, with_bar: bool = True) -> C
     if not limit:
         return Content.styled("context –", "$quiet")
     share = tokens / limit
-    full = share >= _NEARLY_FULL
-    style = "bold $text-warning" if full else "$text-primary"
-    cells = min(_METER, round(share * _METER) or (1 if tokens else 0))
-    bar = (("━" * cells, style), ("─" * (_METER - cells), "$foreground 25%"), " ") if with_bar else ()
+    mark = ""
+    style = "$text-primary"
+    count_style = ""
+    if share >= _NEARLY_FULL:
+        mark = "▲ "
+        style = "bold $text-warning"
+        count_style = "bold"
+    bar = Content("")
+    if with_bar:
+        cells = min(_METER, max(min(1, tokens), round(share * _METER)))
+        bar = Content.assemble(("━" * cells, style), ("─" * (_METER - cells), "$foreground 25%"), " ")
     return Content.assemble(
-        ("▲ " if full else "", style),
-        ("context ", "$quiet"),
-        *bar,
-        (f"{tokens:,}", "bold" if full else ""),
-        (f" / {limit:,}", "$quiet"),
+        (mark, style), ("context ", "$quiet"), bar, (f"{tokens:,}", count_style), (f" / {limit:,}", "$quiet")
     )
