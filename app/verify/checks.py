@@ -76,12 +76,12 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A way to serve. serve: returns answers in the order of `expected`, and a remark. cut: they may end early."""
+    """A way to serve."""
 
     name: str
-    serve: Callable[[], Served]
+    serve: Callable[[], Served]  # returns answers in the order of `expected`, and a remark
     expected: list[Trace]
-    cut: bool = False
+    cut: bool = False  # answers may end early
 
 
 class Verification:
@@ -186,7 +186,14 @@ class Verification:
 def judged(
     expected: Expectation, name: str, compared: list[Comparison], tokenizer: Tokenizer, note: str = ""
 ) -> CheckResult:
-    """Return the result of a check. compared: one per sequence. tokenizer: for the text of flipped tokens."""
+    """Return the result of a check.
+
+    expected: equal bits, or near-ties.
+    name: of the check.
+    compared: one per sequence.
+    tokenizer: for the text of flipped tokens.
+    note: a remark; empty without one.
+    """
     verdicts = {_verdict(expected, comparison) for comparison in compared}
 
     def text(token: int) -> str:

@@ -21,11 +21,11 @@ TOP = 8
 
 @dataclass(slots=True)
 class Trace:
-    """A sequence's answer so far. prompt: tokens of its prompt."""
+    """A sequence's answer so far."""
 
-    prompt: int = 0
+    prompt: int = 0  # number of its tokens
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token
     entries: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (layer group, position) -> digest of K/V
 
     def add(self, event: Event) -> None:
