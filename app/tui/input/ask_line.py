@@ -15,9 +15,13 @@ class AskLine(Input):
 
     def __init__(self, prompt: Prompt, send: Callable[[str], bool], *, usable: bool) -> None:
         """send: returns False for a refused message, which stays. usable: there is a conversation to ask in."""
-        plain = usable and "\n" not in prompt.text and not prompt.draft.pastes
-        hint = "ask here, and watch" if plain else _ELSEWHERE
-        super().__init__(prompt.text if plain else "", placeholder=hint, id="ask", disabled=not plain)
+        text = ""
+        hint = _ELSEWHERE
+        is_plain = usable and "\n" not in prompt.text and not prompt.draft.pastes
+        if is_plain:
+            text = prompt.text
+            hint = "ask here, and watch"
+        super().__init__(text, placeholder=hint, id="ask", disabled=not is_plain)
         self.cursor_blink = False
         self._prompt = prompt
         self._send = send

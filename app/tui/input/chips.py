@@ -19,9 +19,13 @@ class Chips(Static):
 
     def show(self, unsent: UnsentMessage | None) -> None:
         """Draw the attachments if they changed."""
-        names = tuple(file.name for file in unsent.files) if unsent is not None else ()
-        tokens = tuple(unsent.file_tokens) if unsent is not None else ()
-        problem = unsent.problem if unsent is not None else ""
+        names: list[str] = []
+        tokens: list[int | None] = []
+        problem = ""
+        if unsent is not None:
+            names = [file.name for file in unsent.files]
+            tokens = list(unsent.file_tokens)
+            problem = unsent.problem
         if (names, tokens, problem) == self._shown:
             return
         self._shown = names, tokens, problem
@@ -31,13 +35,17 @@ class Chips(Static):
             return
         chips = [_chip(name, count) for name, count in zip(names, tokens, strict=True)][:_SHOWN]
         if len(names) > _SHOWN:
-            counted = [count for count in tokens if count is not None]
-            whole = f", {sum(counted):,} tokens in all" if len(counted) == len(tokens) else ""
-            chips.append(Content.styled(f"and {len(names) - _SHOWN} more{whole}", "$quiet"))
+            text = f"and {len(names) - _SHOWN} more"
+            counts = [count for count in tokens if count is not None]
+            if len(counts) == len(tokens):
+                text += f", {sum(counts):,} tokens in all"
+            chips.append(Content.styled(text, "$quiet"))
         self.update(Content("  ").join(chips))
 
 
 def _chip(name: str, tokens: int | None) -> Content:
     size = " … " if tokens is None else f" {tokens:,} tokens "
-    unbroken = f" {sanitise(name)}".replace(" ", _NO_BREAK), size.replace(" ", _NO_BREAK)
-    return Content.assemble((unbroken[0], "bold $text-accent on $surface"), (unbroken[1], "$quiet on $surface"))
+    return Content.assemble(
+        (f" {sanitise(name)}".replace(" ", _NO_BREAK), "bold $text-accent on $surface"),
+        (size.replace(" ", _NO_BREAK), "$quiet on $surface"),
+    )

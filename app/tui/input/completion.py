@@ -13,15 +13,16 @@ from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.runtime.errors import HeadraceError
 
 _COMPARE = "/compare "
+_HELP_AT = 24  # cells of a command's name and argument
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry: `insert` replaces the `replace` characters before the cursor. run: Enter also sends it."""
+    """An entry of the menu."""
 
-    insert: str
-    replace: int
-    run: bool = False
+    insert: str  # replaces the text before the cursor
+    replace: int  # characters of that text
+    run: bool = False  # Enter also sends it
 
 
 class CompletionMenu(OptionList, can_focus=False):
@@ -89,26 +90,20 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         names = [name for name in _compare_arguments() if name.startswith(word) and name != word]
         return [Option(Content(name)) for name in names], [Candidate(name, len(word)) for name in names]
     if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
-        commands = matching(before[1:])
-        options = [
-            Option(
-                Content.assemble(
-                    (f"/{command.name}", "bold $text-primary"),
-                    (f" {command.argument}".ljust(max(1, 24 - len(command.name))), "$quiet"),
-                    command.help,
-                    (f"  {command.key}" if command.key else "", "$text-accent"),
-                ).truncate(width, ellipsis=True)
+        options = []
+        choices = []
+        for command in matching(before[1:]):
+            line = Content.assemble(
+                (f"/{command.name}", "bold $text-primary"),
+                (f" {command.argument}".ljust(max(1, _HELP_AT - len(command.name))), "$quiet"),
+                command.help,
+                (f"  {command.key}".rstrip(), "$text-accent"),
             )
-            for command in commands
-        ]
-        choices = [
-            Candidate(
-                f"/{command.name}" + (" " if command.argument else ""),
-                len(before),
-                run=not command.needs_argument,
-            )
-            for command in commands
-        ]
+            insert = f"/{command.name}"
+            if command.argument:
+                insert += " "
+            options.append(Option(line.truncate(width, ellipsis=True)))
+            choices.append(Candidate(insert, len(before), run=not command.needs_argument))
         return options, choices
     return [], []
 

@@ -64,10 +64,12 @@ class HistoryBar(Vertical):
 
     def _show(self) -> None:
         """Show the match and its number."""
-        count = len(self._matches)
-        number = f"{self._index + 1} of {count}" if count else "not found"
-        self.query_one("#history-count", Static).update(Content.styled(number, "$quiet" if count else "$text-error"))
-        entry = _one_line(self._matches[self._index]) if count else ""
+        number = Content.styled("not found", "$text-error")
+        entry = ""
+        if self._matches:
+            number = Content.styled(f"{self._index + 1} of {len(self._matches)}", "$quiet")
+            entry = _one_line(self._matches[self._index])
+        self.query_one("#history-count", Static).update(number)
         line = self.query_one("#history-entry", Static)
         line.update(Content(entry).truncate(max(1, self.content_size.width), ellipsis=True))
 

@@ -19,8 +19,12 @@ def typed_path(before_cursor: str) -> str | None:
 
 def as_typed(path: str, typed: str) -> str:
     """Return `path` in the form of `typed`: quoted if needed, without the closing quote while it can continue."""
-    quote = '"' if typed.startswith('"') or " " in path else ""
-    return quote + path + ("" if path.endswith("/") else f"{quote} ")
+    quote = ""
+    if typed.startswith('"') or " " in path:
+        quote = '"'
+    if path.endswith("/"):
+        return f"{quote}{path}"
+    return f"{quote}{path}{quote} "
 
 
 def completions(typed: str) -> list[str]:
@@ -35,8 +39,11 @@ def completions(typed: str) -> list[str]:
                     continue
                 if not entry.name.isprintable():
                     continue
-                is_folder = entry.is_dir()
-                matches.append((not is_folder, os.path.join(head, entry.name) + ("/" if is_folder else "")))  # noqa: PTH118
+                path = os.path.join(head, entry.name)  # noqa: PTH118 (keeps `./` and `~` as they were typed)
+                if entry.is_dir():
+                    matches.append((False, f"{path}/"))  # folders go first
+                else:
+                    matches.append((True, path))
     except (OSError, RuntimeError, ValueError):  # no such folder, a home that nobody has, a NUL
         return []
     return [name for _, name in sorted(matches)[:_SHOWN]]

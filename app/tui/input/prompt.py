@@ -24,6 +24,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
+from headrace.runtime.metrics.units import counted
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
@@ -72,13 +73,15 @@ class Prompt(Area):
         self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
         self._menu = menu
         self._history: list[str] = []
-        self._place: int | None = None  # in the history; None: the draft
+        self._entry: int | None = None  # index in the history of the shown text; None: the draft
         self._draft = ""
         self._pastes: dict[str, str] = {}  # text of each placeholder
 
     def render_line(self, y: int) -> Strip:
         """Draw nothing without a column for text: textual cannot wrap the placeholder to that."""
-        return super().render_line(y) if self.content_size.width > 0 else Strip.blank(0)
+        if self.content_size.width == 0:
+            return Strip.blank(0)
+        return super().render_line(y)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -108,9 +111,9 @@ class Prompt(Area):
     def keep_draft(self) -> bool:
         """Empty the prompt and put its text into the history; return False if it was blank."""
         typed = self.text
-        if typed.strip() and (not self._history or self._history[-1] != typed):
+        if typed.strip() and self._history[-1:] != [typed]:
             self._history.append(typed)
-        self._place = None
+        self._entry = None
         self._draft = ""
         self.put("")
         return bool(typed.strip())
@@ -143,7 +146,7 @@ class Prompt(Area):
         """Append texts, oldest first, to the history."""
         newest_first = dict.fromkeys(reversed([*self._history, *texts]))
         self._history = list(newest_first)[::-1]
-        self._place = None
+        self._entry = None
 
     @property
     def recent_texts(self) -> list[str]:
@@ -182,10 +185,13 @@ class Prompt(Area):
 
     def show_size(self, draft: PromptCounted | None) -> None:
         """Show the counted tokens of the text and the room for them, below the text."""
-        counted = draft is not None and draft.message and self.text.strip()  # 0: the count of an earlier text
-        size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""
-        if draft is not None and size and draft.tokens > draft.longest:
-            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: Enter asks which turns to leave out"
+        size = ""
+        if draft is not None and draft.message and self.text.strip():  # 0: the count of an earlier text
+            size = f"{draft.message:,} of {draft.room:,} tokens"
+            if draft.tokens > draft.longest:
+                size = f"▲ {size}: too long"
+                if not draft.room:
+                    size = "▲ the context is full: Enter asks which turns to leave out"
         if str(self.border_subtitle or "") != size:
             self.border_subtitle = Content(size)
 
@@ -193,8 +199,10 @@ class Prompt(Area):
 
     async def on_key(self, event: events.Key) -> None:
         self._offer()
-        for_menu = ("up", "down", "escape", "tab", *(("enter",) if self._menu.takes_enter else ()))
-        if self._menu.is_open and event.key in for_menu:
+        menu_keys = ["up", "down", "escape", "tab"]
+        if self._menu.takes_enter:
+            menu_keys.append("enter")
+        if self._menu.is_open and event.key in menu_keys:
             event.stop()
             event.prevent_default()
             self._to_menu(event.key)
@@ -211,8 +219,10 @@ class Prompt(Area):
             self.replace(before + character, (row, 0), end, maintain_selection_offset=False)
 
     def _to_menu(self, key: str) -> None:
-        if key in ("up", "down"):
-            self._menu.move(-1 if key == "up" else 1)
+        if key == "up":
+            self._menu.move(-1)
+        elif key == "down":
+            self._menu.move(1)
         elif key == "escape":
             self._menu.close()
         elif (choice := self._menu.accept()) is not None:
@@ -234,18 +244,22 @@ class Prompt(Area):
 
     def _walk(self, by: int) -> bool:
         """Show the history entry before or after; return False at its end."""
-        index = len(self._history) if self._place is None else self._place
-        if not 0 <= index + by <= len(self._history) or (self._place is None and by > 0):
+        index = by + (len(self._history) if self._entry is None else self._entry)
+        if not 0 <= index <= len(self._history):
             return False
-        self._show_entry(index + by)
+        self._show_entry(index)
         return True
 
     def _show_entry(self, index: int) -> None:
-        """Show the history entry at this place; after the last one, the draft."""
-        if self._place is None:
+        """Show the history entry of this index; after the last one, the draft."""
+        if self._entry is None:
             self._draft = self.text
-        self._place = None if index == len(self._history) else index
-        self.load_text(self._draft if self._place is None else self._history[index])
+        if index == len(self._history):
+            self._entry = None
+            self.load_text(self._draft)
+        else:
+            self._entry = index
+            self.load_text(self._history[index])
         self.move_cursor(self.document.end)
 
     # -- text ------------------------------------------------------------------------------------------------------
@@ -262,8 +276,7 @@ class Prompt(Area):
 
     def _placeholder(self, text: str) -> str:
         """Return a new placeholder for a text."""
-        count = text.removesuffix("\n").count("\n") + 1
-        lines = f"{count:,} lines" if count > 1 else "1 line"
+        lines = counted(text.removesuffix("\n").count("\n") + 1, "line")
         label = _FOLDED.format(number=len(self._pastes) + 1, lines=lines, characters=len(text))
         self._pastes[label] = text
         return label
@@ -271,11 +284,10 @@ class Prompt(Area):
     def edit(self, edit: Edit) -> EditResult:
         """Keep placeholders whole: an edit of a part changes all of it, text typed into one comes after it."""
         if self._pastes:
-            top = edit.top
-            bottom = edit.bottom
-            start, end = self._around(top)
-            edit.from_location = end if top == bottom else start
-            edit.to_location = self._around(bottom)[1]
+            is_insertion = edit.top == edit.bottom
+            start, end = self._around(edit.top)
+            _, edit.to_location = self._around(edit.bottom)
+            edit.from_location = end if is_insertion else start
         return super().edit(edit)
 
     def _around(self, location: Location) -> tuple[Location, Location]:
@@ -297,5 +309,7 @@ class Prompt(Area):
     def _offer(self) -> None:
         """Let the menu show completions."""
         row, column = self.cursor_location
-        lines = self.text.split("\n")
-        self._menu.offer("\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text)
+        before = self.text.split("\n")[: row + 1]
+        if len(before) > row:
+            before[row] = before[row][:column]
+        self._menu.offer("\n".join(before))
