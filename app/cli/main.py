@@ -16,6 +16,7 @@ def main() -> None:
     Interrupts beyond `run_process` end at once: Python's own end would restore the default, which kills.
     """
     sys.excepthook = _uncaught
+    sys.unraisablehook = _swallowed
     try:
         from headrace.app.cli.process import run_process
 
@@ -29,3 +30,10 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if issubclass(kind, KeyboardInterrupt):
         os._exit(_INTERRUPTED)
     sys.__excepthook__(kind, error, trace)
+
+
+def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Exit quietly for an interrupt that came within a finalizer, such as one of Python's own imports."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        os._exit(_INTERRUPTED)
+    sys.__unraisablehook__(unraisable)

@@ -111,6 +111,21 @@ def test_an_interrupt_that_python_wraps_is_no_internal_error() -> None:
     assert (done.returncode, done.stderr) == (130, b"")
 
 
+def test_an_interrupt_during_a_finalizer_of_the_first_import_is_not_lost() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class Finalized:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT); [None for _ in range(99)]\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'headrace.app.cli.process': Finalized()\n"
+        "from headrace.app.cli.main import main\n"
+        "sys.meta_path.insert(0, Interrupt()); sys.argv = ['headrace', '--version']; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_waits_for_the_import_of_an_extension(number: signal.Signals) -> None:
     script = (
