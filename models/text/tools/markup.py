@@ -21,6 +21,7 @@ class Markup:
     typed_key_ends: those that are not `key_end`, by the type of the value.
     middle_if_empty: between a name and `end` in a call without arguments.
     is_indented: the JSON object has lines.
+    has_cdata: XML's marks of CDATA are around tagged values with special characters.
     """
 
     begin: str
@@ -33,6 +34,7 @@ class Markup:
     typed_key_ends: Mapping[str, str] = field(default_factory=dict)
     middle_if_empty: str | None = None
     is_indented: bool = False
+    has_cdata: bool = False
 
     @property
     def between_calls(self) -> str | None:
@@ -54,7 +56,7 @@ class Markup:
         )
         key_ends = {kind: change(text) for kind, text in self.typed_key_ends.items()}
         parts = (begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
-        return Markup(*parts, self.is_indented)
+        return Markup(*parts, self.is_indented, self.has_cdata)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them.

@@ -28,6 +28,9 @@ VALUES = ("probe_value_x", "probe_value_y")
 IDS = ("a1b2c3d4e", "f5g6h7i8j")
 _NAME = r"[A-Za-z0-9_.:/-]{1,128}?"
 _MAX_NAME = 128
+_SPECIAL = "<probe>\n&"  # a value that XML cannot have as it is
+_CDATA_BEGIN = "<![CDATA["
+_CDATA_END = "]]>"
 
 _SAMPLES: Mapping[str, object] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
 
@@ -83,7 +86,11 @@ def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Marku
         return None
     separator = _between(two, value + value_end, NAMES[1])
     key_ends = _learn_typed_key_ends(write, key_end, value_end)
-    return Markup(begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
+    special = write([(NAMES[0], {key: _SPECIAL})])
+    return Markup(
+        begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty,
+        has_cdata=special is not None and f"{_CDATA_BEGIN}{_SPECIAL}{_CDATA_END}" in special,
+    )  # fmt: skip
 
 
 def _learn_typed_key_ends(write: Write, key_end: str, value_end: str) -> dict[str, str]:
@@ -232,7 +239,7 @@ class Written(ToolForm):
         texts: set[str] = set()
         for pair in _successive(self._parameters, text, position):
             key, before_value, value = pair.groups()
-            pairs.append((key, _without_quotes(value)))
+            pairs.append((key, _without_cdata(value) if self.markup.has_cdata else value))
             if self.markup.typed_key_ends and self._before_text.fullmatch(before_value):
                 texts.add(key)
             position = pair.end()
@@ -279,13 +286,11 @@ class Written(ToolForm):
         )
 
 
-def _without_quotes(value: str) -> str:
+def _without_cdata(value: str) -> str:
     """Return a value without XML's marks around a text with special characters."""
-    begin = "<![CDATA["
-    end = "]]>"
-    if not value.startswith(begin) or not value.endswith(end):
+    if not value.startswith(_CDATA_BEGIN) or not value.endswith(_CDATA_END):
         return value
-    return value[len(begin) : -len(end)]
+    return value[len(_CDATA_BEGIN) : -len(_CDATA_END)]
 
 
 def _successive(pattern: re.Pattern[str], text: str, position: int) -> Iterator[re.Match[str]]:

@@ -71,6 +71,11 @@ TEMPLATES = {
     "tagged, one a group": _EACH + "<seed:call><function={{ call.function.name }}>"
     "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>"
     "{{ value if value is string else value | tojson }}</parameter>{% endfor %}</function></seed:call>{% endfor %}",
+    "tagged, special characters in CDATA": _EACH + '<function name="{{ call.function.name }}">'
+    "{% for key, value in call.function.arguments.items() %}"
+    "{% set special = value is string and ('<' in value or '\\n' in value) %}"
+    '<param name="{{ key }}">{% if special %}<![CDATA[{{ value }}]]>'
+    "{% else %}{{ value }}{% endif %}</param>{% endfor %}</function>{% endfor %}",
     "one call": "<|function|>"
     + _EACH
     + "{% if loop.first %}{{ call.function.name }}{{ call.function.arguments | tojson }}"
@@ -121,6 +126,16 @@ def test_calls_are_read_as_the_template_writes_them(name: str, data: st.DataObje
     text = RULES[name].written_calls(calls)
     assert text is not None
     assert read(name, text, data.draw(st.integers(1, 40))) == ("", calls)
+
+
+@pytest.mark.parametrize("at", ["<![CDATA[x]]>", "<![CDATA[]]>", "<![CDATA[", "]]>", "<b>x</b>\ny"])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("tagged")])
+def test_marks_of_cdata_in_a_value_are_text(name: str, at: str) -> None:
+    """Only a template that writes them around a value has marks that are not the value's own."""
+    calls: Calls = [("look", {"at": at})]
+    text = RULES[name].written_calls(calls)
+    assert text is not None
+    assert read(name, text, 3) == ("", calls)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
