@@ -80,6 +80,7 @@ class ExpertsConfig:
     branch: added to the layer's dense feed-forward, each after a norm of its own (Gemma 4).
     best, shares_first: as in `Mixture`.
     limit: bound of the experts' activations, 0 without (Step 3.5).
+    band: see `Mixture`.
     excludes: experts of groups that are left out rank last, also after negative ranks (Ling 3).
     """
 
@@ -103,6 +104,7 @@ class ExpertsConfig:
     correction_lost: bool = False
     limit: float = 0.0
     excludes: bool = False
+    band: float = 0.0
 
 
 ExpertLayers = list[ExpertsConfig | None]

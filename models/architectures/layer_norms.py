@@ -4,9 +4,18 @@ from dataclasses import replace
 from typing import Literal
 
 from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture, Config
-from headrace.models.architectures.config import DecoderConfig, Family, NormNames, RopeConfig
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    NormNames,
+    RopeConfig,
+)
+from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.llama import EXPERT_NAMES
 
 # One norm for attention and feed-forward, which have the same input
 _ONE = NormNames("input_layernorm", None, "input_layernorm")
@@ -72,6 +81,27 @@ def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig
     turned = fields.count("rotary_dim", default=64) if fields.values.get("rotary_dim", 64) else dims
     rope = RopeConfig(1e4, share=turned / dims)
     return rope, rope
+
+
+# Phi MoE
+def _phimoe_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, with the stated amplitude of both of LongRoPE's variants."""
+    rope = full_rope(fields, architecture, older_names=("su",))
+    if rope.scaling is not None:
+        rope = RopeConfig(rope.theta, rope.kind, {**rope.scaling, "attention_factor": rope.scaling.get("long_mscale")})
+    return rope, rope
+
+
+def _phimoe_runs(fields: Fields) -> bool:
+    """Return False for another amplitude within the original context."""
+    scaling = fields.section("rope_scaling")
+    return scaling.get("short_mscale") == scaling.get("long_mscale")
+
+
+def _phimoe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_local_experts")
+    band = fields.positive("router_jitter_noise", default=0.01)
+    return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=False, band=band)] * layers
 
 
 def _four_times(fields: Fields) -> int:
@@ -161,6 +191,17 @@ ROWS = (
         rotated=0.25,
         biases={"use_qkv_bias": QKV},
         complete=_stablelm,
+    ),
+    Architecture(
+        "phimoe",
+        Family(norm="layer", norm_bias=True),
+        tensor_names=EXPERT_NAMES,
+        sliding="all",
+        ropes=_phimoe_ropes,
+        experts=_phimoe_experts,
+        runs=_phimoe_runs,
+        biases={},
+        biased=(*ATTENTION, "lm_head"),
     ),
     Architecture(
         "nemotron",

@@ -443,4 +443,5 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         best=experts.best,
         shares_first=experts.shares_first,
         curve=curve,
+        band=experts.band,
     )

@@ -130,7 +130,7 @@ class TensorDecoder(Decoder):
         if dense is not None:
             dense = gated(ops, residual, layer, dense, eps)
         if branches is None or dense is None:
-            partial = ops.experts(x, layer.mlp_norm, eps, layer.mixture, activation)
+            partial = ops.experts(x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             total = self._group.all_sum(partial)

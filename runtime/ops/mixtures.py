@@ -23,6 +23,8 @@ def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.
 
 def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.array]:
     """Return the same before the experts' own scales."""
+    if m.band:
+        return _chosen_in_turn(logits.astype(mx.float32), m)
     if not m.sigmoid and m.correction is None and m.groups == (1, 1):
         chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
         if m.normalized:
@@ -46,6 +48,26 @@ def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.
     if m.normalized and m.active > 1:
         return chosen, weigh(shares, shares.sum(axis=-1, keepdims=True))
     return chosen, weigh(shares)
+
+
+def _chosen_in_turn(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
+    """Return the experts of a sparse mixer (arXiv:2409.12136): the best, then the best of the others, and so on.
+
+    The share of each is its softmax among those left whose logits are less than 2 * band below it, of the larger of
+    both in size.
+    """
+    remaining = logits
+    chosen = []
+    shares = []
+    for _ in range(m.active):
+        best = remaining.argmax(axis=-1, keepdims=True)
+        top = mx.take_along_axis(remaining, best, axis=-1)
+        is_far = (top - logits) / mx.maximum(mx.abs(logits), top) > 2 * m.band
+        near = mx.where(is_far, -mx.inf, remaining)
+        chosen.append(best)
+        shares.append(mx.take_along_axis(mx.softmax(near, axis=-1), best, axis=-1))
+        remaining = mx.put_along_axis(remaining, best, mx.array(-mx.inf), axis=-1)
+    return mx.concatenate(chosen, axis=-1), mx.concatenate(shares, axis=-1)
 
 
 def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]) -> tuple[mx.array, mx.array]:

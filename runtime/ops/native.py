@@ -316,8 +316,8 @@ def experts(
     x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
 ) -> mx.array:
     """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
-    if m.curve is not None:
-        return _experts_in_parts(x, rms_norm(x, norm, eps) if normed is None else normed, m, m.curve)
+    if m.is_composed:
+        return _experts_in_parts(x, rms_norm(x, norm, eps) if normed is None else normed, m, m.curve or activation)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1

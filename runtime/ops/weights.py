@@ -142,6 +142,7 @@ class Mixture:
     `shares_first`: the weights multiply the experts' input, not their output (Llama 4).
     `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
     Without `residual` the output of `Ops.experts` is the experts' alone. `curve`: in place of the network's activation.
+    `band`: experts are chosen one after the other, each with its share of those that are as good within this (Phi MoE).
     """
 
     router: Weight  # (X, E)
@@ -160,6 +161,12 @@ class Mixture:
     best: int = 2
     shares_first: bool = False
     curve: Curve | None = None
+    band: float = 0.0
+
+    @property
+    def is_composed(self) -> bool:
+        """True if no kernel computes it at once."""
+        return self.curve is not None or self.band > 0
 
     @property
     def vectors(self) -> list[mx.array]:

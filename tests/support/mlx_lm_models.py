@@ -209,6 +209,9 @@ _LING3 = {
     "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3,
     "n_group": 4, "topk_group": 2, "rope_scaling": None,
 }  # fmt: skip
+_PHIMOE = {
+    "model_type": "phimoe", "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_scaling": None,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -449,6 +452,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "ling-3-dense": {
         **_LING3, "q_lora_rank": None, "first_k_dense_replace": 5, "kda_lower_bound": -0.3, "tie_word_embeddings": True,
         "rope_scaling": {**_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "phimoe": _PHIMOE,
+    "phimoe-scaled": {
+        **_PHIMOE, "num_experts_per_tok": 3, "router_jitter_noise": 0.2, "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "type": "longrope", "short_factor": [1.5] * 8, "long_factor": [1.5] * 8, "short_mscale": 1.3,
+            "long_mscale": 1.3,
+        },
     },
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
