@@ -23,7 +23,7 @@ from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_lin
 from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
 from headrace.models.registry.source import HubId, LocalGGUF
-from headrace.models.registry.store import Store, StoredModel, directory_bytes
+from headrace.models.registry.store import INCOMPLETE, Store, StoredModel, directory_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
@@ -48,6 +48,9 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
         except CheckpointError as error:
             model = StoredModel(name, store.root / name, store.root / name, {})
             problem = str(error)
+        if model is None and name not in catalog:  # of the catalog's, nothing is installed
+            model = StoredModel(name, store.root / name, store.root / name, {})
+            problem = f"{INCOMPLETE}; `headrace models rm {name}` removes it"
         if model is not None:
             row = _installed(model, catalog.get(name), usable)
             rows.append(row if problem is None else row | {"problem": problem})
@@ -311,7 +314,8 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
     }
     if is_linked(model):
         file = next(iter(model.origin["gguf"]))
-        document["runs_from"] = str((model.path / file).readlink())
+        link = model.path / file
+        document["runs_from"] = str(link.readlink() if link.is_symlink() else link)
     else:
         document["copy_of"] = copied_file(model)
     try:
@@ -394,5 +398,7 @@ def _file_bytes(path: Path) -> int:
 
 def _disk_bytes(path: Path) -> int:
     """Return a model's bytes on disk, including the targets of a hub snapshot's links."""
+    if not path.is_dir():  # a broken link, too
+        return path.lstat().st_size
     links = sum(file.stat().st_size for file in path.iterdir() if file.is_symlink() and file.exists())
     return links + directory_bytes(path)

@@ -39,6 +39,8 @@ from headrace.runtime.machine.hardware import run_tool
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _LARGEST_ORIGIN = 1 << 20  # bytes
 _OLD = ".old."  # no model name starts with a dot
+INCOMPLETE = "no complete model, or one that was deleted from the hub's cache"
+"""A name of the store without a model, as for other files that are put there."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Build = Callable[[Path], Mapping[str, object]]

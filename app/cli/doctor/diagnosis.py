@@ -26,7 +26,7 @@ from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from headrace.models.registry.store import Store
+    from headrace.models.registry.store import StoredModel
 
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
@@ -362,37 +362,41 @@ def sessions_state() -> State:
 
 def models_state() -> State:
     """Check every installed model's headers and file sizes."""
-    from headrace.models.registry.store import Store
+    from headrace.models.registry.store import INCOMPLETE, Store
 
     store = Store()
     problems = []
+    installed = 0
     unrecorded = 0
     for name in store.names():
         try:
-            unrecorded += not _check_model(store, name)
+            model = store.get(name)
+            if model is None:
+                what = f"{name} in the store: {INCOMPLETE}"
+                problems.append(Finding("advice", what, f"`headrace models rm {name}` removes it"))
+                continue
+            installed += 1
+            unrecorded += not _check_model(model)
         except HeadraceError as error:
             problems.append(Finding("broken", str(error), error.hint or "pull it again"))
     if not store.names():
         return State("none yet")
-    count = f"{len(store.names())} installed"
+    count = f"{installed} installed"
     if unrecorded:
         count += f", {unrecorded} without checksums"
     return State(f"{count}; `headrace models verify` checks their contents", problems)
 
 
-def _check_model(store: "Store", name: str) -> bool:
+def _check_model(model: "StoredModel") -> bool:
     """Return whether the model has checksums. Raises CheckpointError with the problem and a hint."""
     from headrace.models.checkpoint.validation import check_sound, damaged
     from headrace.models.registry.checksums import recorded_files, size_problems
 
-    model = store.get(name)
-    if model is None:
-        return True
     files = recorded_files(model.origin)
     try:
         check_sound(model.path)
         if problems := size_problems(model.path, files or {}):
             raise CheckpointError("; ".join(problems))
     except CheckpointError as error:
-        raise damaged(name, error) from error
+        raise damaged(model.name, error) from error
     return files is not None

@@ -296,6 +296,16 @@ def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     assert "models        1 installed; `headrace models verify`" in shown
 
 
+def test_leftovers_in_the_store_are_named_and_not_counted(quick: Path) -> None:
+    store = Store(quick / "data" / "models")
+    install(store)
+    (store.root / "half").mkdir()
+    shown = CliRunner().invoke(doctor).stdout
+    assert "models        1 installed" in shown
+    assert "advice: half in the store: no complete model" in shown
+    assert "headrace models rm half" in shown
+
+
 def test_errors_of_settings_sessions_and_models_are_findings(quick: Path) -> None:
     write_default()
     settings_path().write_text("[chat]\nmodle = 'x'\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from headrace.app.chat import download_plan
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.registry.import_gguf import import_gguf
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UsageError
 from tests.models.gguf.build import write_gguf
@@ -135,6 +137,32 @@ def test_list_survives_a_broken_model(run: Run, store: Store) -> None:
     install(store)
     (store.root / "mine" / "model.safetensors").write_bytes(b"broken")
     assert "truncated" in run("list").stdout
+
+
+def test_list_shows_leftovers_that_rm_removes(run: Run, store: Store) -> None:
+    install(store)
+    incomplete = store.root / "half"
+    incomplete.mkdir()
+    (incomplete / "model.safetensors").write_bytes(bytes(5000))
+    (store.root / "file").write_bytes(b"x")
+    (store.root / "link").symlink_to("/nowhere")
+    listed = run("list").stdout
+    assert "half: no complete model" in listed
+    for name in ("half", "file", "link"):
+        assert re.search(rf"(?m)^{name} .*broken$", listed)
+        run("rm", name, "--yes")
+        assert not store.has(name)
+    assert "broken" not in run("list").stdout
+
+
+def test_list_survives_a_copied_entry_of_a_gguf(run: Run, store: Store, tmp_path: Path) -> None:
+    """Copies of a store, such as backups, have the file in place of the link."""
+    file = write_gguf(tmp_path / "tiny.gguf", "llama")
+    entry = import_gguf(file, store).path
+    (entry / "tiny.gguf").unlink()
+    shutil.copy2(file, entry / "tiny.gguf")
+    [row] = [row for row in json.loads(run("list", "--json").stdout) if row["name"] == entry.name]
+    assert row["runs_from"] == str(entry / "tiny.gguf")
 
 
 def test_names_from_files_cannot_move_the_cursor(run: Run, store: Store) -> None:
