@@ -28,14 +28,12 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
         ranks.close()
     own_report = ranks.reports[0]
     own_report["rdma"] = rdma_state()
-    rows = [
-        _row(host, report, ranks.links.get(host.rank)) for host, report in zip(hosts.hosts, ranks.reports, strict=True)
-    ]
-    problems = [
-        problem
-        for host, report in zip(hosts.hosts, ranks.reports, strict=True)
-        for problem in _problems(host, report, own_report, described, ranks.links.get(host.rank), hosts.backend)
-    ]
+    rows = []
+    problems: list[dict[str, str]] = []
+    for host, report in zip(hosts.hosts, ranks.reports, strict=True):
+        link = ranks.links.get(host.rank)
+        rows.append(_row(host, report, link))
+        problems += _problems(host, report, own_report, described, link, hosts.backend)
     return {
         "ok": all(problem["severity"] != "broken" for problem in problems),
         "backend": hosts.backend,
@@ -49,6 +47,9 @@ def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
     machine = report.get("machine") or {}
     versions = report.get("versions") or {}
     copy = report.get("model")
+    offset = report.get("clock_offset")
+    if host.rank == 0:  # the clock that others are compared with
+        offset = 0.0
     return {
         "rank": host.rank,
         "name": host.ssh,
@@ -62,7 +63,7 @@ def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
         "latency_us": link.latency_s * 1e6 if link else None,
         "bandwidth_gb_s": link.bytes_per_second / 1e9 if link else None,
         "rdma": report.get("rdma"),
-        "clock_offset_s": report.get("clock_offset", 0.0 if host.rank == 0 else None),
+        "clock_offset_s": offset,
     }
 
 

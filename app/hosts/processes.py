@@ -71,9 +71,9 @@ class RankProcess:
             )
         except OSError as error:
             raise EngineError(f"{host.name} cannot be started: {error}", "is ssh installed?") from error
-        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._error_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._heard = time.monotonic()
+        self._last_line_at = time.monotonic()
         self._remote_pid = 0
         self._sending = threading.Lock()
         self._ordered = False
@@ -111,8 +111,9 @@ class RankProcess:
 
     def silent(self) -> str | None:
         """Return in words that no heartbeat has come; None if one has."""
-        silent = time.monotonic() - self._heard > SILENCE_S
-        return f"has not been heard of for {SILENCE_S:.0f} s" if silent else None
+        if time.monotonic() - self._last_line_at <= SILENCE_S:
+            return None
+        return f"has not been heard of for {SILENCE_S:.0f} s"
 
     def lost(self) -> str | None:
         """Return in words how the process ended, or that it is silent; None if it lives."""
@@ -126,9 +127,12 @@ class RankProcess:
             return None
         for reader in self._readers:
             reader.join(END_S)
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = next((line for line in reversed(self._said) if line.strip()), "")
-        return f"{how}: {last.removeprefix('headrace: ').strip():.300}" if last else how
+        text = f"ended with exit code {code}"
+        if code < 0:
+            text = f"ended by {signal.Signals(-code).name}"
+        if last := next((line for line in reversed(self._error_lines) if line.strip()), ""):
+            text += f": {last.removeprefix('headrace: ').strip():.300}"
+        return text
 
     def close_input(self) -> None:
         """Close standard input, which ends the process, also on another machine."""
@@ -187,7 +191,7 @@ class RankProcess:
             with suppress(ValueError, RecursionError, TypeError):
                 if not isinstance(document := json.loads(line), dict):
                     continue
-                self._heard = time.monotonic()
+                self._last_line_at = time.monotonic()
                 if "versions" in document:
                     now = time.time()
                     self._reports.put({**document, "clock_offset": document.get("clock", now) - now})
@@ -200,7 +204,7 @@ class RankProcess:
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._said.append(line)
+            self._error_lines.append(line)
             if environment.debug():
                 print(f"{self.host.name}: {line}", end="", file=sys.stderr, flush=True)
 

@@ -109,8 +109,9 @@ class Verification:
 
         def request(prompt: list[int], number: int) -> Request:
             # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled.
-            drawn = SamplingParams(temperature=0.8, top_p=0.95, seed=number)
-            sampling = drawn if expected.exact and number % 2 else SamplingParams()
+            sampling = SamplingParams()
+            if expected.exact and number % 2:
+                sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=number)
             return Request(prompt, max_tokens=plan.tokens, sampling=sampling, logprobs=TOP)
 
         self._expected = expected
@@ -152,7 +153,7 @@ class Verification:
         for size in (2, 4, 8, 16):
             if size <= max_running:
                 serving = self._some if size <= SOME else self._all
-                # otherwise the fast ones end alone
+                # A fixed pace, since short prompts would otherwise have ended before long ones begin.
                 together = partial(serving.together, size, FixedPace(lambda: CHUNK))
                 yield Check(f"{size} at a time", together, alone[: len(serving.requests)])
         if max_running > 1:
@@ -227,5 +228,8 @@ def _verdict(expected: Expectation, comparison: Comparison) -> str:
         return "differs"
     if comparison.flip is None:
         return "close"
-    near = comparison.flip.margin is not None and comparison.flip.margin <= 2 * expected.tolerance
-    return "near ties" if near else "differs"
+    # The margin is a difference of two log probabilities, each of which may be off by the tolerance.
+    margin = comparison.flip.margin
+    if margin is not None and margin <= 2 * expected.tolerance:
+        return "near ties"
+    return "differs"
