@@ -1,8 +1,9 @@
 """The share of every parameter that a decode step reads, from the traced graph of an mlx-lm model.
 
-Matrices count as a whole, stacks of experts by the share that the router's indices select, tables by the gathered part.
-Rows looked up by the token itself do not count, and unused parameters have no share. If a step cannot be traced, tables
-are recognised by their class, and the share of experts follows from the config.
+Matrices count as a whole for every product, so those of layers that run several times have a share above 1. Stacks of
+experts count by the share that the router's indices select, tables by the gathered part. Rows looked up by the token
+itself do not count, and unused parameters have no share. If a step cannot be traced, tables are recognised by their
+class, and the share of experts follows from the config.
 """
 
 from collections import defaultdict
@@ -26,11 +27,15 @@ _VIEWS = (
 )  # fmt: skip
 # Config keys of the number of experts per token.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+_PRODUCTS = frozenset({"AddMM", "GatherMM", "GatherQMM", "Matmul", "QuantizedMatmul"})
 _Value = tuple[str, tuple[int, ...], mx.Dtype]  # in a traced graph: name, shape, element type
 
 
 def touched_shares(model: nn.Module, config: Mapping[str, object], vocab_size: int) -> dict[str, float]:
-    """Return by parameter the share of its bytes that one step of one token reads. Logits: (B, T, `vocab_size`)."""
+    """Return by parameter the share of its bytes that one step of one token reads. Logits: (B, T, `vocab_size`).
+
+    Above 1: in a network that runs a layer several times in one step.
+    """
     device = mx.default_device()
     mx.set_default_device(mx.cpu)  # custom GPU kernels of a class cannot be traced, their replacements can
     try:
@@ -63,8 +68,7 @@ def _traced(model: nn.Module) -> dict[str, float]:
     inputs = next(event["inputs"] for event in events if event["type"] == "inputs")
     read = _bytes_read(inputs, [event for event in events if event["type"] == "primitive"])
     return {
-        name: min(1.0, read[value[0]] / max(array.nbytes, 1))
-        for (name, array), value in zip(parameters, inputs[1:], strict=True)
+        name: read[value[0]] / max(array.nbytes, 1) for (name, array), value in zip(parameters, inputs[1:], strict=True)
     }
 
 
@@ -88,8 +92,8 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
     """Return the bytes read of each input by name. The first input is the token."""
     from_token = {inputs[0][0]}  # the token and values computed from it alone
     seen = {value[0]: (value[0], _nbytes(value)) for value in inputs[1:]}  # view -> (input, bytes)
-    read: defaultdict[str, float] = defaultdict(float)
-    counted: set[str] = set()
+    read: defaultdict[str, float] = defaultdict(float)  # by operations that share one read: at most the whole input
+    multiplied: defaultdict[str, float] = defaultdict(float)  # by products, each of which reads its matrix anew
     for primitive in primitives:
         kind = primitive["name"]
         operands = primitive["inputs"]
@@ -106,16 +110,13 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
                 origin, _ = seen[operands[0][0]]
                 read[origin] += sum(_nbytes(result) for result in results)
         else:
+            sums = multiplied if kind in _PRODUCTS else read
             for name, shape, _ in sources:
-                if name in counted:  # read once per step, however many operations share it
-                    continue
-                counted.add(name)
                 origin, nbytes = seen[name]
                 if kind.startswith("Gather"):  # products with chosen experts of a stack
-                    read[origin] += nbytes * min(1.0, prod(operands[-1][1]) / shape[0])
-                else:
-                    read[origin] += nbytes
-    return read
+                    nbytes = nbytes * min(1.0, prod(operands[-1][1]) / shape[0])
+                sums[origin] += nbytes
+    return {value[0]: max(multiplied[value[0]], min(read[value[0]], _nbytes(value))) for value in inputs[1:]}
 
 
 def _nbytes(value: _Value) -> int:

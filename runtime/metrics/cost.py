@@ -155,7 +155,7 @@ class Matrix:
     rows: int  # outputs
     columns: int  # inputs
     nbytes: int  # of one, with bias and scales
-    share: Fraction = Fraction(1)  # part that one token uses: active experts over experts
+    share: Fraction = Fraction(1)  # part that one token uses: active experts over experts; above 1: times it is read
     output: bool = False  # makes the logits
     late: int = 0  # those of the `count` after the last entry that a token appends, which prefill skips
     part: str = ""  # of the network, for `StepCost.weight_parts`; empty if it is not known
@@ -172,8 +172,9 @@ class Matrix:
 
     def read_bytes(self, batch: int) -> int:
         """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
-        read = self.share if batch == 1 else 1 - float(1 - self.share) ** batch
-        return round(self.count * self.nbytes * read)
+        if batch == 1 or self.share >= 1:
+            return round(self.count * self.nbytes * self.share)
+        return round(self.count * self.nbytes * (1 - float(1 - self.share) ** batch))
 
     @property
     def step_flops(self) -> int:

@@ -14,6 +14,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
+from headrace.models.cost.step_shape import total
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.mlx_lm.touched import leaves
 from tests.models.mlx_lm.test_network import CONFIGS, WINDOW, load, write
@@ -191,3 +193,18 @@ def test_a_step_reads_the_rows_that_an_indexer_chooses(tmp_path: Path, past: int
     counted = network.cost.kv[0].visible(past + 1)
     assert counted == min(past + 1, config["index_topk"])
     assert Step(network, past).rows_read(0) in (counted - 1, counted)  # the step's own row may be one of them
+
+
+def test_layers_that_run_twice_are_read_twice() -> None:
+    config = config_of("nanbeige") | {"vocab_size": 100}  # of no other matrix
+    once = shape_of_mlx_lm_config(config | {"num_loops": 1})
+    twice = shape_of_mlx_lm_config(config | {"num_loops": 2})
+    layers = sum(matrix.step_bytes for matrix in once.matrices if not matrix.output)
+    for batch in (1, 4):
+        assert twice.weight_bytes(batch) == once.weight_bytes(batch) + layers
+    assert twice.resident_bytes == once.resident_bytes
+    for operations in (lambda shape: shape.step(8), lambda shape: shape.prefill(8)):
+        reads, flops = total(operations(once))
+        reads_twice, flops_twice = total(operations(twice))
+        assert reads_twice > reads + layers  # K/V of the second run, too
+        assert flops_twice > 1.5 * flops
