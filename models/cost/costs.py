@@ -45,11 +45,18 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     if on_gpu is None:
         on_gpu = machine().backend != "cpu"
     head = next((matrix for matrix in shape.matrices if matrix.output), None)
-    vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
+    vocabulary = 0
+    hidden = 0
+    if head is not None:
+        vocabulary = head.rows
+        hidden = head.columns
+    working = 0
     if on_gpu:
-        working = memory.CACHE_LIMIT + (0 if shape.head_dim in _FUSED else _SCORES_ON_GPU)
-    else:
-        working = _SCORES if _is_stock(shape) else 0
+        working = memory.CACHE_LIMIT
+        if shape.head_dim not in _FUSED:
+            working += _SCORES_ON_GPU
+    elif _is_stock(shape):
+        working = _SCORES
     peak = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + working
 
@@ -74,7 +81,9 @@ def _row(shape: StepShape, hidden: int) -> int:
     heads = shape.heads * shape.head_dim
     dense = [matrix for matrix in shape.matrices if not matrix.output and matrix.share >= 1]
     widest = max((max(matrix.rows, matrix.columns) for matrix in dense), default=0)
-    inner = widest if widest > max(hidden, heads) else 0  # otherwise it belongs to attention or the router
+    inner = 0
+    if widest > max(hidden, heads):  # otherwise it belongs to attention or the router
+        inner = widest
     experts = [matrix for matrix in shape.matrices if matrix.share < 1]
     routed = max((round(m.share * m.count / _layers(shape)) * min(m.rows, m.columns) for m in experts), default=0)
     active = max((round(m.share * m.count / _layers(shape)) for m in experts), default=0)

@@ -68,14 +68,18 @@ def shape_of_config(config: Mapping[str, object]) -> StepShape:
 
     def size_of(module: str, tensor: Tensor) -> int:
         weights = tensor.rows * tensor.columns
-        bias = tensor.rows * _HALF if tensor.has_bias else 0
+        bias = 0
+        if tensor.has_bias:
+            bias = tensor.rows * _HALF
         width, group, floats = _settings(section, module)
         if module.endswith(architecture.plain):
             width = None
             floats = False
         if floats:
             return bias + weights * (width or 0) // 8 + weights // group
-        return bias + (weights * plain if width is None else quantized_bytes(weights, width, group))
+        if width is None:
+            return bias + weights * plain
+        return bias + quantized_bytes(weights, width, group)
 
     return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
 
@@ -99,16 +103,22 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
     def size_of(module: str, _tensor: Tensor) -> int:
-        return sizes[module] // (count if _STACK.search(module) else 1)
+        if _STACK.search(module):
+            return sizes[module] // count
+        return sizes[module]
 
     config = replace(config, tied_embeddings=tied)
     shape = _build(config, size_of, "safetensors headers")
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
-    unread = looked_up_bytes(config, size_of) + (sizes["lm_head"] if tied else 0)  # a tied table may be stored twice
+    unread = looked_up_bytes(config, size_of)
+    if tied:
+        unread += sizes["lm_head"]  # a tied table may be stored twice
     read = part.nbytes + more - constant - unread
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     head = head_tensors(checkpoint)
-    head_bytes = 0 if head is None else head.nbytes
+    head_bytes = 0
+    if head is not None:
+        head_bytes = head.nbytes
     resident = part.nbytes + more + head_bytes
     return replace(shape, vector_bytes=vectors, resident_bytes=resident, head_bytes=head_bytes)
 
@@ -132,12 +142,16 @@ def shape_of_gguf(container: "Container") -> StepShape:
     for target in targets(architecture_of(metadata), config, shapes):
         tensor = container.tensors[target.source]
         whole = is_quantized(tensor) and target.plain
-        nbytes = 4 * prod(tensor.shape) if whole else stored_bytes(tensor)
+        if whole:
+            nbytes = 4 * prod(tensor.shape)  # as float32
+        else:
+            nbytes = stored_bytes(tensor)
         if target.rows is not None:  # some of a fused tensor's
             nbytes = nbytes * len(target.rows) // tensor.shape[target.axis]
         shape = target.stored or target.shape
         if target.index is not None:  # one of a stack
-            shape, nbytes = shape[1:], nbytes // shape[0]
+            nbytes = nbytes // shape[0]
+            shape = shape[1:]
         tensors[target.name] = TensorInfo("U8", shape, file, nbytes * len(target.sources))
         if is_quantized(tensor) and not target.plain:
             settings[target.module] = stored_groups(tensor)
@@ -214,17 +228,20 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
     vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
-    last_norm = config.hidden_size * (2 if config.family.norm_bias else 1)
+    last_norm = config.hidden_size
+    if config.family.norm_bias:
+        last_norm *= 2
     return last_norm + config.input_size + sum(vector.size * vector.width for vector in vectors)
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
-    sections: Sequence[str] = (
-        () if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers) else _BOTH
-    )
-    recurrent = any(layer.mixer for layer in config.layers)
-    return sections, architecture_named(config.architecture).class_splits if recurrent else sections
+    sections: Sequence[str] = _BOTH
+    if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers):
+        sections = ()
+    if any(layer.mixer for layer in config.layers):
+        return sections, architecture_named(config.architecture).class_splits
+    return sections, sections
 
 
 def _decoder(config: Mapping[str, object]) -> DecoderConfig:
@@ -245,7 +262,8 @@ def _settings(section: Mapping[str, object] | None, module: str) -> tuple[int | 
     entry = section.get(module, section)
     if entry is False:  # mlx-lm's mark for a plain module
         return None, 0, False
-    entry = entry if isinstance(entry, Mapping) else section
+    if not isinstance(entry, Mapping):
+        entry = section
     bits = entry.get("bits", section.get("bits"))
     group = entry.get("group_size", section.get("group_size", 64))
     if not (isinstance(bits, int) and 0 < bits <= 32 and isinstance(group, int) and group > 0):
@@ -254,4 +272,6 @@ def _settings(section: Mapping[str, object] | None, module: str) -> tuple[int | 
 
 
 def _described(section: Mapping[str, object] | None, dtype: str) -> str:
-    return f"{section.get('bits')}-bit, groups of {section.get('group_size')}" if section else dtype
+    if not section:
+        return dtype
+    return f"{section.get('bits')}-bit, groups of {section.get('group_size')}"

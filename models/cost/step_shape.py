@@ -32,7 +32,9 @@ class Operation:
     @property
     def intensity(self) -> float:
         """Return FLOPs per byte."""
-        return self.flops / self.nbytes if self.nbytes else 0.0
+        if self.nbytes == 0:
+            return 0.0
+        return self.flops / self.nbytes
 
 
 @dataclass(frozen=True, slots=True)

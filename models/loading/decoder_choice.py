@@ -23,20 +23,26 @@ NetworkKind = Literal["headrace", "mlx-lm"]
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
     """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run the checkpoint."""
     part = text_part(checkpoint)
-    config = decoder_config(part.config) if is_known(part.quantization) else None
+    if not is_known(part.quantization):
+        return None
+    config = decoder_config(part.config)
     if config is not None and any(layer.mixer for layer in config.layers) and select() is not native:
         return None  # recurrent state is kept beside blocks, which stock MLX does not read
     return config
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
-    return "mlx-lm" if own_decoder(checkpoint) is None else "headrace"
+    if own_decoder(checkpoint) is None:
+        return "mlx-lm"
+    return "headrace"
 
 
 def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
     """Return the degree of batching: shared passes, or a pass for each sequence, one after the other."""
     config = own_decoder(checkpoint)
-    return "turns" if config is None or long_rope(config) is not None else "batched"
+    if config is None or long_rope(config) is not None:
+        return "turns"
+    return "batched"
 
 
 def verifies_drafts(checkpoint: Checkpoint) -> bool:
@@ -55,4 +61,6 @@ def verifies_drafts(checkpoint: Checkpoint) -> bool:
 def context_length(checkpoint: Checkpoint) -> int:
     """Return the model's maximum context, in tokens."""
     length = text_section(checkpoint.config).get("max_position_embeddings")
-    return length if isinstance(length, int) and length > 0 else 2048
+    if isinstance(length, int) and length > 0:
+        return length
+    return 2048

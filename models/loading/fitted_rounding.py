@@ -26,7 +26,9 @@ _SAMPLE = 1 << 15  # weights whose error stands for a matrix's
 
 def stored_bytes(weights: int, groups: Groups) -> int:
     """Return the bytes of so many weights in a format, with half-precision scales and biases."""
-    scale_bytes = 4 if groups.mode == "affine" else 1
+    scale_bytes = 1
+    if groups.mode == "affine":
+        scale_bytes = 4  # a scale and a bias in 16 bits
     return weights * groups.bits // 8 + scale_bytes * weights // groups.group_size
 
 
@@ -57,7 +59,9 @@ def squared_error(matrix: mx.array, groups: Groups, importance: mx.array | None 
     step = -(-matrix.size // _SAMPLE)
     rows = matrix[::step]
     error = rows.astype(mx.float32) - dequantized(rounded(rows, groups, importance), mx.float32)
-    counted = error * error if importance is None else error * error * importance
+    counted = error * error
+    if importance is not None:
+        counted = counted * importance
     return float(cast(float, counted.sum().item())) * matrix.size / prod(rows.shape)
 
 
@@ -71,14 +75,21 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
     """Return packed codes, scales and biases of rows (N, K)."""
     rows, columns = matrix.shape
     # A scale in float32 would take twice the bytes, and mlx-lm writes half precision too.
-    dtype = mx.float16 if matrix.dtype == mx.float32 else matrix.dtype
+    dtype = matrix.dtype
+    if dtype == mx.float32:
+        dtype = mx.float16
     weights = matrix.astype(mx.float32).reshape(rows, columns // groups.group_size, groups.group_size)
-    counts = mx.ones((columns,)) if importance is None else importance / importance.mean() + _LEAST
+    counts = mx.ones((columns,))
+    if importance is not None:
+        counts = importance / importance.mean() + _LEAST
     counts = counts.reshape(1, columns // groups.group_size, groups.group_size)
-    lowest = weights.min(axis=-1, keepdims=True)
+    lowest = weights.min(axis=-1, keepdims=True)  # (rows, groups, 1)
     highest = weights.max(axis=-1, keepdims=True)
+    spans: tuple[float, ...] = _SPANS
+    if groups.bits >= 5:
+        spans = _SPANS_WIDE
     best = None
-    for span in _SPANS if groups.bits < 5 else _SPANS_WIDE:
+    for span in spans:
         margin = (highest - lowest) * (1 - span) / 2
         tried = _fitted(weights, counts, lowest + margin, highest - margin, groups.bits, dtype)
         best = tried if best is None else _smaller_error(best, tried)

@@ -60,7 +60,9 @@ class Forced:
         """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
         for at in range(0, len(fed), CHUNK):
             piece = fed[at : at + CHUNK]
-            passes = [[token] for token in piece] if phase == "decode" else [piece]
+            passes = [piece]
+            if phase == "decode":
+                passes = [[token] for token in piece]
             yield mx.concatenate([self._logits(tokens, phase) for tokens in passes])
         self._go_back()
 

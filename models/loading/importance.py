@@ -38,8 +38,10 @@ class _Recorder:
         def call(*arguments: object) -> object:
             x, weight = read(*arguments)
             squares = (x.astype(mx.float32).reshape(-1, x.shape[-1]) ** 2).sum(axis=0)
-            self.sums[id(weight)] = self.sums[id(weight)] + squares if id(weight) in self.sums else squares
-            mx.eval(self.sums[id(weight)])
+            if id(weight) in self.sums:
+                squares = self.sums[id(weight)] + squares
+            self.sums[id(weight)] = squares  # (columns,)
+            mx.eval(squares)
             return function(*arguments)
 
         return call

@@ -85,8 +85,12 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
             called = name
             if name.endswith(_JOINED) and ".switch_mlp." in here.get(name, ""):  # named as matrices of quantized models
                 called = name.replace(".experts.", ".switch_mlp.").replace("gate_up_proj", "input_linear") + ".weight"
-                array = mx.contiguous(array.swapaxes(1, 2)) if inputs_first(here[name], shapes) else array
-            written |= _quantized(called, array, kind) if _is_matrix(array, called, kind) else {called: array}
+                if inputs_first(here[name], shapes):
+                    array = mx.contiguous(array.swapaxes(1, 2))  # (experts, outputs, inputs)
+            if _is_matrix(array, called, kind):
+                written |= _quantized(called, array, kind)
+            else:
+                written[called] = array
             mx.eval(list(written.values())[-3:])
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
@@ -97,7 +101,9 @@ def _unquantized_names(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
     names = set(text_part(checkpoint).stored.values())
     head = head_tensors(checkpoint)
-    return names if head is None else names | set(head.renamed)
+    if head is not None:
+        names |= set(head.renamed)
+    return names
 
 
 def _is_matrix(array: mx.array, name: str, kind: Quantization) -> bool:

@@ -168,6 +168,11 @@ def load_model(
     else:
         with memory_errors(weights):
             network, note = choose_activations(network, tokenizer, checkpoint, requantize, longest, progress)
+    notes = _notes(name, checkpoint, native=config is not None and ops.select() is ops.native)
+    if kv == "auto":
+        notes += _kv_note(stored, wanted, limit)
+    if note is not None:
+        notes.append(note)
     return LoadedModel(
         name=name,
         checkpoint=checkpoint,
@@ -176,18 +181,16 @@ def load_model(
         tokenizer=tokenizer,
         context_limit=limit,
         generation_defaults=generation_defaults(checkpoint.path),
-        notes=[
-            *_notes(name, checkpoint, native=config is not None and ops.select() is ops.native),
-            *(_kv_note(stored, wanted, limit) if kv == "auto" else ()),
-            *([] if note is None else [note]),
-        ],
+        notes=notes,
         kv=network.kv_format,
     )
 
 
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
     """Return notes on converted, requantized and ignored weights. native: the model runs on the native kernels."""
-    notes = [] if checkpoint.foreign is None else [f"{name} is {checkpoint.foreign.describe()}"]
+    notes: list[str] = []
+    if checkpoint.foreign is not None:
+        notes.append(f"{name} is {checkpoint.foreign.describe()}")
     changed = [row for row in checkpoint.inexact if str(row.get("became")).startswith("affine")]
     if changed:
         kinds = " and ".join(sorted({str(row.get("type")) for row in changed}))
@@ -212,7 +215,9 @@ def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:
     if chosen is None or not chosen.packed:
         return []
     note = f"K/V are stored as {chosen.name}, since {wanted:,} tokens do not fit as {FORMATS[0].name}"
-    return [note if limit == wanted else f"{note}; as {chosen.name} {limit:,} do"]
+    if limit != wanted:
+        note = f"{note}; as {chosen.name} {limit:,} do"
+    return [note]
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
@@ -235,7 +240,10 @@ def sized_network(
     mlx-lm's classes are instantiated for their sizes; their arrays stay unevaluated.
     """
     device = mx.default_device().type
-    kernels = None if (chosen := ops.select()) is ops.reference else chosen
+    chosen = ops.select()
+    kernels: ops.Ops | None = chosen
+    if chosen is ops.reference:
+        kernels = None
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     if rank is not None:
@@ -253,8 +261,12 @@ def sized_network(
             weights + head.nbytes,
             network.cost.kv,
         )
-    weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
-    weights += 0 if checkpoint.adapter is None else checkpoint.adapter.nbytes
+    if requantize is None:
+        weights = loaded_weight_bytes(checkpoint, shape)
+    else:
+        weights = _quantized_bytes(part, requantize)
+    if checkpoint.adapter is not None:
+        weights += checkpoint.adapter.nbytes
     kv = stored_kv(config, ops.select(), dtype, wanted)
     if architecture_named(config.architecture).head is None or (head := _head(checkpoint)) is None:
         return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
@@ -292,7 +304,9 @@ def stored_network(
     if kv != "auto":
         return kv, sized(kv)
     chosen, fitting = _fitting_kv(sized, limit, working)
-    common = chosen if rank is None else FORMATS[rank.largest(FORMATS.index(chosen))]
+    common = chosen
+    if rank is not None:
+        common = FORMATS[rank.largest(FORMATS.index(chosen))]
     if common is not chosen:
         fitting = sized(common)
     return common, fitting

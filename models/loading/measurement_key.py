@@ -13,7 +13,9 @@ def measurement_key(checkpoint: Checkpoint, *conditions: object) -> str:
     An adapter's file is one of the files. Links to a file have the identity of the file.
     """
     adapter = checkpoint.adapter
-    files = checkpoint.files if adapter is None else [*checkpoint.files, adapter.file]
+    files = list(checkpoint.files)
+    if adapter is not None:
+        files.append(adapter.file)
     identities = [(str(file.resolve()), file_facts(file)) for file in files]
     content = [identities, checkpoint.config, conditions]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

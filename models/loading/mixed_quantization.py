@@ -118,7 +118,9 @@ def _joined(matrices: Mapping[str, tuple[int, int]], config: DecoderConfig) -> l
 
 def _layer_of(name: str) -> int | None:
     match = _LAYER.match(name)
-    return None if match is None else int(match[1])
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.array | None) -> Decoder:

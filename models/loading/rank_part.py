@@ -64,7 +64,9 @@ class Rank:
         parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
         head = _Head.of(checkpoint, config, part, ops, dtype, requantize)
-        weights = parameters.nbytes + (0 if head is None else head.parameters.nbytes)
+        weights = parameters.nbytes
+        if head is not None:
+            weights += head.parameters.nbytes
 
         def make() -> Decoder:
             made: Decoder
@@ -91,7 +93,9 @@ class Rank:
         device = mx.default_device().type
         network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
         alone = self.split.kind == "pipeline" and self.group.rank == 0  # has all hidden states, table and logits
-        head = head_tensors(checkpoint) if alone else None
+        head = None
+        if alone:
+            head = head_tensors(checkpoint)
 
         def make() -> Network:
             made = network.use_kernels()
@@ -102,7 +106,9 @@ class Rank:
             return made
 
         weights = sum(array.nbytes for array in network.arrays)
-        return make, weights + (0 if head is None else head.nbytes), network.cost.kv
+        if head is not None:
+            weights += head.nbytes
+        return make, weights, network.cost.kv
 
 
 @dataclass(frozen=True, slots=True)

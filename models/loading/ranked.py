@@ -126,13 +126,17 @@ def _contexts(network: Network | FollowerNetwork, limit: int) -> float:
     """Return the sequences of `limit` entries whose K/V fit beside the weights; at most MOST_CONTEXTS."""
     room = memory.budget()
     each = _kv_bytes(network, limit)
-    return MOST_CONTEXTS if room is None or not each else min(MOST_CONTEXTS, room.usable / each)
+    if room is None or each == 0:
+        return MOST_CONTEXTS
+    return min(MOST_CONTEXTS, room.usable / each)
 
 
 def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
     """Return the K/V bytes of a sequence of `limit` entries, with those of a prediction head."""
-    parts = [network.cost, *([] if network.draft_head is None else [network.draft_head.cost])]
-    return sum(part.kv_bytes(limit) for part in parts)
+    nbytes = network.cost.kv_bytes(limit)
+    if network.draft_head is not None:
+        nbytes += network.draft_head.cost.kv_bytes(limit)
+    return nbytes
 
 
 def _load_part(directory: Path, rank: Rank, how: Record) -> tuple[FollowerNetwork, int]:
@@ -145,9 +149,10 @@ def _load_part(directory: Path, rank: Rank, how: Record) -> tuple[FollowerNetwor
     limit_command_buffers(shape.layers)
     working = working_memory(shape)
     requantize = how["requantize"] and Quantization(*how["requantize"])
-    kv: KVChoice = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
+    kv: KVChoice = "auto"
+    if how["kv"] != "auto":
+        kv = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
     sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
-    kv = "auto" if how["kv"] == "auto" else kv
     _, (make, weights, layers) = stored_network(sized, kv, limit, working, rank)
     if not how["force"]:
         limit = fitting_context(weights, layers, working, limit, asked=asked is not None)

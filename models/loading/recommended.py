@@ -15,7 +15,8 @@ def recommended_sampling(resolved: ResolvedModel, stated: Mapping[str, object] |
 
     stated: the file's content, if it was read. Raises CheckpointError.
     """
-    stated = generation_defaults(resolved.path) if stated is None else stated
+    if stated is None:
+        stated = generation_defaults(resolved.path)
     return {**stated, **_from_catalog(resolved, stated)}
 
 
@@ -30,7 +31,9 @@ def _from_catalog(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict
     from headrace.models.registry.catalog import load_catalog
 
     entry = load_catalog().get(resolved.stored_as)
-    return {} if entry is None else dict(entry.sampling)
+    if entry is None:
+        return {}
+    return dict(entry.sampling)
 
 
 def generation_defaults(directory: Path) -> dict[str, object]:
@@ -39,7 +42,9 @@ def generation_defaults(directory: Path) -> dict[str, object]:
     Raises CheckpointError if the file is not a JSON object or a number is out of range.
     """
     file = directory / "generation_config.json"
-    recommended = read_json_object(file) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    recommended = read_json_object(file)
     for name, value in recommended.items():
         if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # also true for infinity and NaN
             raise CheckpointError(f"{file.name}: {name} is out of range")
