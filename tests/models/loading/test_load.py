@@ -63,7 +63,7 @@ def test_a_loaded_model_answers(directory: Path) -> None:
     [
         ({}, "headrace"),
         ({"model_type": "olmo2"}, "headrace"),
-        ({"model_type": "gpt_neox"}, "mlx-lm"),
+        ({"model_type": "rwkv7"}, "mlx-lm"),
         ({"rope_traditional": True}, "mlx-lm"),
         ({"quantization": {"bits": 4, "group_size": 32}}, "headrace"),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "headrace"),
