@@ -408,7 +408,7 @@ ROWS: dict[str, Architecture] = {
     # llama.cpp takes RMSNorm for LayerNorm, and weighs experts by softmax; the class is true to the model.
     "phimoe": equal_layers(
         "PhiMoEForCausalLM", "phimoe",
-        {**biases({**NORMS, **attention()}), **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp")},
+        {**biases(NORMS), **attention(), **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp")},
         tables=biases(tables(), "output_norm", "output"), keys=(), experts=_LOCAL, entries=_phimoe, whole_heads=True,
         untied=True, half="bfloat16", constants={"router_jitter_noise": 0.01},
     ),
