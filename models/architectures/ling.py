@@ -18,11 +18,17 @@ _KDA = {"o_proj": "out_proj", "o_norm": "norm", "f_proj": "a_proj"}
 _LATENT = {"dense": "o_proj", "g_proj": "gate_proj"}
 
 
-def _recurrent(fields: Fields, layers: int) -> list[bool]:
-    """Return the layers with a delta network: all but the last of each whole group, and those after the last group."""
-    group = fields.count("layer_group_size", default=4)
+def delta_layers(layers: int, group: int) -> list[bool]:
+    """Return the layers with a delta network: all but the last of each whole group of `group`.
+
+    Layers after the last whole group have attention, as the last of each.
+    """
     grouped = layers // group * group
     return [i < grouped and (i + 1) % group != 0 for i in range(layers)]
+
+
+def _recurrent(fields: Fields, layers: int) -> list[bool]:
+    return delta_layers(layers, fields.count("layer_group_size", default=4))
 
 
 def _renamed(name: str, config: Mapping[str, Any]) -> str:

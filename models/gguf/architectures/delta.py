@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from headrace.models.architectures.ling import delta_layers
 from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Entries, Part, Parts
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
@@ -215,19 +216,17 @@ def _ling3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
         "kda_lower_bound": metadata.negative("{arch}.kda.gate_lower_bound"), "no_kda_lora": True,
         "kda_safe_gate": True, "rope_interleave": True,
     }  # fmt: skip
-    delta = [kind == "delta" for _, kind, *_ in _ling3_kinds({**config, **entries})] if period else []
-    if not safe or config["rope_scaling"] is not None or delta != [heads == 0 for heads in kv_heads]:
+    deltas = delta_layers(layers, period) if period else []
+    if not safe or config["rope_scaling"] is not None or deltas != [heads == 0 for heads in kv_heads]:
         raise UnsupportedModelError("this variant of GGUF architecture 'bailingmoe3' is not supported")
     return entries
 
 
 def _ling3_kinds(config: Config) -> list[tuple[str, ...]]:
-    """Return the groups of each layer. Layers after the last whole group of layers have attention, too."""
-    count = config["num_hidden_layers"]
-    period = config["layer_group_size"]
-    queries = "q_lora" if config.get("q_lora_rank") else "q"
-    attends = [(layer + 1) % period == 0 or layer >= count // period * period for layer in range(count)]
-    return [("norms", *(("attention", queries) if full else ("delta",)), "sparse") for full in attends]
+    """Return the groups of each layer."""
+    attention = ("attention", "q_lora" if config.get("q_lora_rank") else "q")
+    deltas = delta_layers(config["num_hidden_layers"], config["layer_group_size"])
+    return [("norms", *(("delta",) if delta else attention), "sparse") for delta in deltas]
 
 
 def _ling3_sizes(config: Config) -> dict[str, int]:

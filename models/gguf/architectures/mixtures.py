@@ -405,7 +405,7 @@ ROWS: dict[str, Architecture] = {
         _mixture(experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"), permuted=True), keys=GRANITE_KEYS,
         experts=_LOCAL, constants={"attention_bias": False, "mlp_bias": False}, entries=granite, whole_heads=True,
     ),
-    # llama.cpp takes RMSNorm for LayerNorm, and weighs experts by softmax; the class is true to the model.
+    # llama.cpp takes RMSNorm for LayerNorm, and weighs experts by softmax; our decoder is true to the model.
     "phimoe": equal_layers(
         "PhiMoEForCausalLM", "phimoe",
         {**biases(NORMS), **attention(), **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp")},
