@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -14,13 +14,24 @@ from tests.bench.widths import product, random_weight, times_per_weight
 from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+INTEGER_KINDS = [(2, 32), (5, 32), (8, 32)]
+FLOAT_KINDS = [(3, 32), (6, 32), (6, 16)]
 MAX_RATIO = {
-    "avx512": {1: 7, 4: 4.5, 16: 4},
-    "avx2": {1: 7, 4: 3.5, 16: 2.5},
-    "neon": {1: 9, 4: 9, 16: 9},
-    "portable": {1: 6.5, 4: 4.5, 16: 2.5},
+    "avx512": {1: 8.5, 4: 8, 16: 4.5},
+    "avx2": {1: 8, 4: 4, 16: 2.5},
+    "neon": {1: 9.0, 4: 9.0, 16: 9.0},
+    "portable": {1: 7, 4: 4.5, 16: 3},
 }
-"""By instruction set and rows: 2.5, or 1.4 times what was measured (docs/kernels.md); neon is not measured."""
+"""By instruction set and rows, of widths that are multiplied in float32: 1.4 times the highest ratio measured.
+
+Ratios depend on the processor, which has faster products of integers or not: with AVX-512, groups of 16 and 4 rows
+they are 3.1 on Zen 4 (docs/kernels.md) and 5.6 on Sapphire Rapids. Neon is not measured.
+"""
+MAX_INTEGER_RATIO = {"avx512": 3.0, "avx2": 3.0, "neon": 9.0, "portable": 3.0}
+"""Of widths that are multiplied in integers, as 4 bits are; they come to 0.7 to 2."""
+ROUNDS = (9, 20, 60)
+"""Rounds of each measurement: the next one follows if a ratio of the last one was too high. Programs on the other
+hyperthread slow some rounds down; a width that really is too slow is so in the longest measurement, too."""
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
@@ -28,14 +39,24 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from on_instruction_set(request.param)
 
 
+def ratios_to_4_bits(kinds: Sequence[tuple[int, int]], rows: int, rounds: int) -> dict[tuple[int, int], float]:
+    """Return the processor time of each kind of weights (bits and group size), relative to 4 bits."""
+    runs = [product(random_weight(*kind), rows) for kind in [(4, 32), *kinds]]
+    four_bits, *others = times_per_weight(runs, rounds=rounds, repeats=1)
+    return {kind: time / four_bits for kind, time in zip(kinds, others, strict=True)}
+
+
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_no_width_is_much_slower_than_4_bits(instruction_set: str, rows: int) -> None:
     native.set_threads(1)
-    kinds = [(4, 32), (2, 32), (3, 32), (5, 32), (6, 32), (6, 16), (8, 32)]
-    runs = [product(random_weight(*kind), rows) for kind in kinds]
-    four_bits, *others = times_per_weight(runs, rounds=9, repeats=1)
-    ratios = {kind: time / four_bits for kind, time in zip(kinds[1:], others, strict=True)}
-    assert max(ratios.values()) < MAX_RATIO[instruction_set][rows], ratios
+    limits = dict.fromkeys(INTEGER_KINDS, MAX_INTEGER_RATIO[instruction_set])
+    limits |= dict.fromkeys(FLOAT_KINDS, MAX_RATIO[instruction_set][rows])
+    for rounds in ROUNDS:
+        ratios = ratios_to_4_bits(list(limits), rows, rounds)
+        too_slow = {kind: ratio for kind, ratio in ratios.items() if ratio > limits[kind]}
+        if not too_slow:
+            break
+    assert not too_slow, ratios
 
 
 def test_kernels_of_another_instruction_set_are_chosen_by_name() -> None:
