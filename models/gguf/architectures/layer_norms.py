@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Vector
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts, Vector
 from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order
@@ -15,9 +15,26 @@ _FINAL_BIAS = {"output_norm.bias": tables()["output_norm"].bias}
 
 
 def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
-    if file.has("attn_q_norm.weight"):
-        raise UnsupportedModelError("a StableLM with norms of heads is not supported")
     return {"use_parallel_residual": not file.has("ffn_norm.weight")}
+
+
+def _stablelm_kinds(config: Config) -> list[tuple[str, ...]]:
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    norms = (f"norms q heads {heads}", f"norms k kv_heads {kv_heads}") if config["qk_layernorm"] else ()
+    return [("layer", *norms)] * config["num_hidden_layers"]
+
+
+class _StablelmGroups(dict[str, Parts]):
+    """Tensors of a layer. "norms q heads 32": of 32 heads of queries, which have a module each in the class."""
+
+    def __missing__(self, kind: str) -> Parts:
+        _, letter, heads, count = kind.split()
+        source = f"attn_{letter}_norm"
+        module = f"self_attn.{letter}_layernorm.norms"
+        return {
+            f"{source}_{head}": Part(f"{module}.{head}", f"{heads} head", plain=True, source=source, index=head)
+            for head in range(int(count))
+        }
 
 
 def _unit_norms(_: Metadata, config: Config) -> dict[str, Vector]:
@@ -128,14 +145,15 @@ ROWS: dict[str, Architecture] = {
     ),
     "stablelm": Architecture(
         "StableLmForCausalLM", "stablelm",
-        {
-            "layer": {
+        _StablelmGroups(
+            layer={
                 **biases(_ATTN_NORM), **mlp(), **attention(),
                 **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
             },
-        },
+        ),
         tables() | _FINAL_BIAS, epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True,
-        constants={"qk_layernorm": False}, by_tensor={"use_qkv_bias": "attn_q.bias"}, entries=_stablelm,
+        by_tensor={"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, entries=_stablelm,
+        kinds=_stablelm_kinds,
     ),
     "nemotron": _NEMOTRON,
     # The same layers, with biases; its norms have no 1 added, which those of the class add.

@@ -564,6 +564,15 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "stablelm", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 8, "use_parallel_residual": True},
         _layers(*({**_LAYER_NORM, **_attention(), **_mlp()},) * 2, output_norm__bias=(HIDDEN,)),
     ),
+    "stablelm-12b": (  # norms of heads, with weights of each
+        "stablelm", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 4, "use_parallel_residual": True},
+        _layers(
+            *({
+                **_LAYER_NORM, **_attention(), "attn_q_norm.weight": (4, 16), "attn_k_norm.weight": (2, 16), **_mlp(),
+            },) * 2,
+            output_norm__bias=(HIDDEN,),
+        ),
+    ),
     "nemotron": (
         "nemotron",
         {
