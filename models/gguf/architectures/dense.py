@@ -24,6 +24,7 @@ from headrace.models.gguf.architectures.blocks import (
 from headrace.models.gguf.keys import SECTIONS, window_period, windows
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
+from headrace.models.gguf.target import Order, interleaved
 from headrace.runtime.errors import UnsupportedModelError
 
 _EXAONE4_WINDOWED = 64  # layers of the size with sliding windows
@@ -115,6 +116,10 @@ def _minicpm3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     if not rotated < query or metadata.integer("{arch}.attention.value_length", value) != value:
         raise UnsupportedModelError("a MiniCPM3 with other heads is not supported")
     return {"qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value}
+
+
+def _permuted_head(config: Config) -> Order:
+    return interleaved(1, config["head_dim"])
 
 
 def _nanbeige(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
@@ -228,6 +233,7 @@ ROWS: dict[str, Architecture] = {
         },
         constants={"attention_bias": False}, entries=_phi3, rotates_part=True, whole_heads=True,
     ),
+    "xverse": equal_layers("LlamaForCausalLM", "llama", PERMUTED, constants=_NO_BIASES, whole_heads=True, untied=True),
     "baichuan": equal_layers("LlamaForCausalLM", "llama", PERMUTED, constants=_NO_BIASES, entries=_baichuan),
     "pangu-embedded": equal_layers("LlamaForCausalLM", "llama", PLAIN, by_tensor=LLAMA_BIASES),
     "qwen": equal_layers(
@@ -270,6 +276,15 @@ ROWS: dict[str, Architecture] = {
     "hunyuan-dense": equal_layers(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
         {**PLAIN, **head_norms("self_attn.query_layernorm", "self_attn.key_layernorm")},
+        constants={"attention_bias": False, "use_qk_norm": True},
+    ),
+    "maincoder": equal_layers(  # the same layers, with the rotation of neighbouring numbers
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
+        {
+            **PERMUTED,
+            "attn_q_norm": Part("self_attn.query_layernorm", "head", rows=_permuted_head),
+            "attn_k_norm": Part("self_attn.key_layernorm", "head", rows=_permuted_head),
+        },
         constants={"attention_bias": False, "use_qk_norm": True},
     ),
     "ernie4_5": equal_layers("Ernie4_5ForCausalLM", "ernie4_5", PLAIN, constants={"use_bias": False}),

@@ -753,6 +753,14 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "baichuan", {**_ATTENTION_KEYS, "attention.head_count_kv": 4, "rope.dimension_count": 16},
         _layers(*({**_LFM_NORMS, **_attention(4, 4), **_mlp()},) * 32),
     ),
+    "xverse": (
+        "xverse", {**_ATTENTION_KEYS, "rope.dimension_count": 16},
+        _layers(*({**_LFM_NORMS, **_attention(), **_mlp()},) * 2),
+    ),
+    "maincoder": (  # heads are normalized after their rotation
+        "maincoder", {**_ATTENTION_KEYS, "rope.dimension_count": 16},
+        _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_mlp()},) * 2, tied=True),
+    ),
     "pangu-embedded": (
         "pangu-embedded", {**_ATTENTION_KEYS, "rope.dimension_count": 16},
         _layers(*({**_LFM_NORMS, **_biased(_attention(), *_PROJECTIONS), **_mlp()},) * 2),
