@@ -28,14 +28,14 @@ def adapt_messages(
 ) -> list[Message]:
     """Return a conversation that the template shows wholly, with calls and results in their order.
 
-    write_calls: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
-    them. Raises UsageError for a message without a known role, or with content that is no text.
+    messages: arguments of their calls are objects (`with_argument_objects`), and become texts for a template that wants
+    those. write_calls: for templates that show no calls. Raises UsageError for a message without a known role, or with
+    content that is no text.
     """
     check_roles(messages)
     adapted = _join_first_systems(messages)
     if any(message.get("tool_calls") or message["role"] == "tool" for message in adapted):
-        adapted = _pair_results(with_argument_objects(adapted))
-        adapted = _adapt_calls(adapted, rules, write_calls)
+        adapted = _adapt_calls(_pair_results(adapted), rules, write_calls)
     adapted = _place_systems(adapted, rules)
     return _adapt_turns(adapted, rules)
 

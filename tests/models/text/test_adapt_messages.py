@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.text.adapt_messages import adapt_messages, short_id
+from headrace.models.text.adapt_messages import adapt_messages, short_id, with_argument_objects
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.template_rules import TemplateRules
 from headrace.runtime.errors import UsageError
@@ -120,7 +120,8 @@ def _rules(template: str, tools: bool) -> tuple[ChatTemplate, TemplateRules]:
 
 def _render(template: str, messages: list[dict[str, Any]], *, tools: bool = True) -> str:
     chat_template, rules = _rules(template, tools)
-    return chat_template.render(adapt_messages(messages, rules), **rules.tool_variables(_TOOLS if tools else []))
+    adapted = adapt_messages(with_argument_objects(messages), rules)
+    return chat_template.render(adapted, **rules.tool_variables(_TOOLS if tools else []))
 
 
 def _in_order(text: str, words: list[str]) -> bool:
