@@ -96,22 +96,22 @@ class Ranks:
         until = time.monotonic() + _CONNECT_S
         with closing(Reception(probe, self._key)) as reception:
             while waiting:
-                if (accepted := reception.take(_LOOK_S)) is not None:
+                accepted = reception.take(_LOOK_S)
+                if accepted is not None:
                     rank, connection = accepted
                     with connection, suppress(OSError):
                         self.links[rank] = measure_link(connection)
                         waiting.pop(rank, None)
                     continue
-                at = "{}:{}".format(*probe.getsockname()[:2])
-                late = f"cannot connect to this machine at {at}" if time.monotonic() > until else None
+                is_late = time.monotonic() > until
                 for process in list(waiting.values()):
-                    if how := process.lost() or late:
-                        hint = "allow it in the firewall, or name another ip" if how == late else None
-                        error = EngineError(f"{process.host.name} {how}", hint)
-                        if not examine:
-                            raise error
-                        self.reports[process.host.rank]["link_error"] = str(error), error.hint
-                        waiting.pop(process.host.rank)
+                    error = _link_error(process, probe, is_late=is_late)
+                    if error is None:
+                        continue
+                    if not examine:
+                        raise error
+                    self.reports[process.host.rank]["link_error"] = str(error), error.hint
+                    waiting.pop(process.host.rank)
 
     @property
     def backend(self) -> str:
@@ -157,12 +157,12 @@ class Ranks:
         """Report a lost rank with the way it ended, and end the others. The process ends afterwards."""
         with self._closing:
             self._closed = True
-            gone = next((p for p in self.processes if str(error).startswith(p.host.name)), None)
-            how = gone.ended(0.5) if gone else None
-            if how:
-                self._say(RankLostError(f"{error} (it {how})", error.hint))
-            else:
-                self._say(error)
+            for process in self.processes:
+                # A rank that is not known is any of them, so those that run cost their wait each.
+                if error.rank in (None, process.host.rank) and (how := process.ended(_LOOK_S)):
+                    error = RankLostError(f"{error} (it {how})", error.hint, process.host.rank)
+                    break
+            self._say(error)
             end_all(self.processes, grace_s=AT_ONCE_S)
 
     def _environment(self) -> tuple[list[str], dict[str, str]]:
@@ -232,6 +232,20 @@ def refusal(host: Host, report: Facts, own_report: Facts, model: Facts | None) -
             f"`headrace models pull {model['name']}` on both, or copy the folder",
         )
     return None
+
+
+def _link_error(process: RankProcess, probe: socket.socket, *, is_late: bool) -> EngineError | None:
+    """Return why a rank has not connected to the probe of its link; None while it may still do so."""
+    how = process.lost()
+    if how is not None:
+        return EngineError(f"{process.host.name} {how}")
+    if not is_late:
+        return None
+    address, port = probe.getsockname()[:2]
+    return EngineError(
+        f"{process.host.name} cannot connect to this machine at {address}:{port}",
+        "allow it in the firewall, or name another ip",
+    )
 
 
 def measurable(report: Facts, own_report: Facts) -> bool:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -121,25 +122,35 @@ class Interfaces:
         return {"messages": [{"role": "user", "content": prompt}], **self._options, **report}
 
     def _reported(self, body: Any, expected: Trace) -> Trace:
-        """Return the trace of a chat completion, whose tokens are texts; -1 for one that is not among the expected."""
+        """Return the trace of a chat completion, whose tokens are texts.
+
+        Their ids are those of the expected trace at the same position; -1 for a text that is not there.
+        """
         try:
             reports = body["choices"][0]["logprobs"]["content"]
         except (KeyError, TypeError):
             raise EngineError(f"an answer failed: {str(body)[:300]}") from None
         trace = Trace()
-        for index, report in enumerate(reports):
-            known = expected.logprobs[index].top if index < len(expected.logprobs) else []
-            ids = {self._text_of(token): token for token, _ in reversed(known)}
-            top = [(ids.get(entry["token"], -1), entry["logprob"]) for entry in report["top_logprobs"]]
-            # Several tokens may have one text: the one in the same place comes first.
+        for report, chosen, logprobs in zip_longest(reports, expected.tokens, expected.logprobs):
+            if report is None:  # the answer is shorter
+                break
+            likeliest = [] if logprobs is None else [token for token, _ in logprobs.top]
+            trace.tokens.append(self._id_of(report["token"], chosen, likeliest))
+            entries = report["top_logprobs"]
             top = [
-                (other if self._text_of(other) == entry["token"] else token, value)
-                for entry, (token, value), (other, _) in zip(report["top_logprobs"], top, known, strict=False)
+                (self._id_of(entry["token"], token, likeliest), entry["logprob"])
+                for entry, token in zip(entries, likeliest, strict=False)
             ]
-            same = index < len(expected.tokens) and self._text_of(expected.tokens[index]) == report["token"]
-            trace.tokens.append(expected.tokens[index] if same else ids.get(report["token"], -1))
             trace.logprobs.append(TokenLogprobs(report["logprob"], top))
         return trace
+
+    def _id_of(self, text: str, expected: int | None, likeliest: Sequence[int]) -> int:
+        """Return the token of a text: the expected one, or else the first of `likeliest` with this text, or else -1.
+
+        Several tokens may have one text, so the expected one comes first. expected: None beyond the expected answer.
+        """
+        candidates = [*likeliest] if expected is None else [expected, *likeliest]
+        return next((token for token in candidates if self._text_of(token) == text), -1)
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:

@@ -138,7 +138,7 @@ class Leader:
         name = " or ".join(self.names[1:])
         if rank is not None:
             name = self.names[rank]
-        error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it")
+        error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it", rank)
         for other, link in self._links.items():
             if other != rank:
                 link.expect_end()

@@ -30,6 +30,11 @@ Record = dict[str, Any]
 class RankLostError(EngineError):
     """A rank that ended, hangs, or cannot be reached; it is named."""
 
+    def __init__(self, message: str, hint: str | None = None, rank: int | None = None) -> None:
+        """rank: of the lost one, if rank 0 knows it."""
+        super().__init__(message, hint)
+        self.rank = rank
+
 
 class Link:
     """A connection to the peer `name`. on_lost(reason): called once, on a thread, unless closed before."""
