@@ -62,7 +62,7 @@ def model(directory: Path) -> Iterator[Model]:
         yield model
 
 
-def test_the_names_are_locked() -> None:
+def test_exported_names_are_the_reviewed_ones() -> None:
     assert set(headrace.__all__) == NAMES
     assert set(dir(headrace)) >= NAMES
     for name in NAMES:
@@ -72,7 +72,7 @@ def test_the_names_are_locked() -> None:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_the_signatures_are_locked(name: str) -> None:
+def test_parameter_names_are_the_reviewed_ones(name: str) -> None:
     found = headrace
     for part in name.split("."):
         found = getattr(found, part)
@@ -103,7 +103,7 @@ def test_type_checkers_see_the_same_names() -> None:
     assert {name for names in headrace._HOMES.values() for name in names} == NAMES
 
 
-def test_importing_it_imports_nothing_else() -> None:
+def test_importing_headrace_loads_no_mlx_textual_click_or_numpy() -> None:
     code = (
         "import sys; old = set(sys.modules); import headrace, json; print(json.dumps(sorted(set(sys.modules) - old)))"
     )
@@ -133,7 +133,7 @@ def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("page", "word"), [("README.md", "sky"), ("docs/python.md", "tok/s"), ("docs/structured.md", " wrote Emma in ")]
 )
-def test_examples_run_as_they_stand(default_model: Path, page: str, word: str) -> None:
+def test_the_first_python_example_of_each_page_runs(default_model: Path, page: str, word: str) -> None:
     assert default_model.is_dir()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore::RuntimeWarning", "-c", blocks(page, "python")[0]],
@@ -295,7 +295,7 @@ def test_closing_the_iterator_ends_the_generation(model: Model) -> None:
     assert end.finished.summary.reused_tokens == model.count_tokens(QUESTION) - 1  # the prefix is kept
 
 
-def test_a_cancel_flag_ends_it_too(model: Model) -> None:
+def test_a_cancel_flag_ends_a_streamed_answer(model: Model) -> None:
     cancel = CancelFlag()
     parts = model.chat(QUESTION, sampling=NEVER_ENDING, cancel=cancel)
     next(parts)
@@ -360,18 +360,18 @@ WRONG: list[tuple[str, Callable[[Model], Any], str]] = [
 
 
 @pytest.mark.parametrize(("use", "message"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_wrong_arguments_are_named(model: Model, use: Callable[[Model], Any], message: str) -> None:
+def test_wrong_arguments_are_refused_by_name(model: Model, use: Callable[[Model], Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         use(model)
 
 
-def test_parts_of_text_are_joined_as_by_the_server(model: Model) -> None:
+def test_text_parts_of_a_message_are_joined_by_line_breaks(model: Model) -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     told: Any = LIVELY
     assert model.generate([{"role": "user", "content": parts}], **told).text == model.generate("h\ni", **told).text
 
 
-def test_a_path_and_a_number_of_bits_load(directory: Path) -> None:
+def test_load_accepts_a_path_and_activation_bits(directory: Path) -> None:
     with load(directory, activations=16) as model:
         assert model.name == directory.name
 

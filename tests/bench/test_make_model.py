@@ -37,7 +37,7 @@ def test_checkpoint_and_gguf_hold_the_same_model(tmp_path: Path, monkeypatch: py
     assert float(mx.std(ours).item()) > 0.1  # neither is all zeros
 
 
-def test_a_mixture_of_experts(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_is_written_in_both_formats(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "mlx", TINY_MIXTURE)
     assert float(mx.std(_logits(tmp_path / "mlx", [5, 200, 17, 319])).item()) > 0.1
     write_gguf(tmp_path / "tiny.gguf", TINY_MIXTURE)

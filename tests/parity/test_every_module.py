@@ -18,5 +18,5 @@ def test_the_page_lists_all_modules() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", names())
-def test_turns_are_the_classes(tmp_path: Path, name: str) -> None:
+def test_no_mlx_lm_module_gives_different_turns(tmp_path: Path, name: str) -> None:
     assert compare(name, tmp_path) != DIFFERENT

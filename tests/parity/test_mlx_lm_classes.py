@@ -53,7 +53,7 @@ def test_logits_equal_mlx_lm(tmp_path: Path, variant: str, quantized: bool) -> N
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["qwen3", "qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize("mode", FLOAT_MODES)
-def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str) -> None:
+def test_logits_of_float_quantized_weights_equal_mlx_lms(tmp_path: Path, variant: str, mode: str) -> None:
     table = {"model.embed_tokens": {"bits": 8, "group_size": 64}}  # states no mode: affine
     directory = quantize_model(write_model(tmp_path / "plain", variant), tmp_path / mode, table, mode)
     peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
@@ -63,7 +63,7 @@ def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("variant", ["qwen3-moe", "gpt-oss"])
-def test_turns_of_a_mixture_equal_mlx_lms(tmp_path: Path, variant: str, ops: Ops) -> None:
+def test_tokens_of_every_turn_of_a_mixture_equal_mlx_lms(tmp_path: Path, variant: str, ops: Ops) -> None:
     """A first turn, a second one, and the first one edited; past the window, and with a cache that goes back."""
     directory = write_model(tmp_path, variant)
     peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)

@@ -183,7 +183,7 @@ def test_esc_stops_one_answer_after_the_other(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (80, 50), (100, 24), (60, 16), (40, 12), (200, 50)])
-def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> None:
+def test_figures_of_both_sides_are_visible_at_every_size(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
         await compared(it, "/compare temperature=1.2")
@@ -341,7 +341,7 @@ def test_the_compare_screen_matches_its_snapshot(play, tmp_path, size: tuple[int
 
 
 @pytest.mark.parametrize("width", [56, 60, 67, 68, 77])
-def test_a_bar_of_mbu_stands_on_both_sides_or_on_none(width: int) -> None:
+def test_both_sides_draw_the_mbu_bar_or_neither(width: int) -> None:
     lines = FigureLines(LiveMetrics())
     drawn = []
     for figures in (Figures(9, 80.0, 0.05, 0.4, 33, 0), Figures(9, 80.0, 12.25, 0.4, 12_000, 11_264)):

@@ -101,7 +101,7 @@ def test_the_mouse_selects_letters_of_the_transcript(play) -> None:
     play(scenario)
 
 
-def test_a_key_draws_the_input_and_nothing_else(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_redraws_the_input_only(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         asked = []
@@ -117,7 +117,7 @@ def test_a_key_draws_the_input_and_nothing_else(play, monkeypatch: pytest.Monkey
     play(scenario)
 
 
-def test_a_section_draws_only_lines_that_came_out_different(play) -> None:
+def test_a_section_keeps_strips_of_unchanged_lines(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         section = it.app.poller.chat.query_one("#step", Section)  # type: ignore[union-attr]
@@ -176,7 +176,7 @@ def test_a_click_on_a_key_presses_it(play) -> None:
     play(scenario)
 
 
-def test_keys_that_changed_as_a_screen_was_left_are_not_drawn(play) -> None:
+def test_a_removed_key_bar_is_not_redrawn(play) -> None:
     """Drawing waits for a refresh, and that may come when the bar is in no screen any more."""
 
     async def scenario(it: Driver) -> None:

@@ -42,7 +42,7 @@ def seen(message: Message) -> object:
 
 @example([BEGIN + b"log \x1b[31mred \x11 after" + END, b"a"], [7, 12, 13])
 @given(STREAM, st.lists(st.integers(0, 300), max_size=20))
-def test_a_paste_is_one_event_and_the_keys_around_it_are_what_they_were(parts: list[bytes], places: list[int]) -> None:
+def test_a_paste_is_one_event_and_keys_around_it_are_unchanged(parts: list[bytes], places: list[int]) -> None:
     expected: list[object] = []
     for part in parts:
         if part.startswith(BEGIN):
@@ -62,7 +62,7 @@ def test_a_delayed_start_of_a_paste_causes_no_keys(monkeypatch: pytest.MonkeyPat
     assert [seen(message) for message in (*parser.tick(), *parser.feed("1~"))] == ["\x11"]
 
 
-def test_a_beginning_that_comes_slowly_is_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paste_mark_that_arrives_slowly_types_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut within the mark by more than textual waits for a key; only much later is it what somebody typed."""
     now = 0.0
     monkeypatch.setattr("textual._parser.get_time", lambda: float("inf"))

@@ -34,7 +34,7 @@ def test_a_message_sent_during_an_answer_is_queued(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1), Script(["second"]), Script(["third"])))
 
 
-def test_the_hint_below_what_waits_takes_one_line(play) -> None:
+def test_the_hint_below_queued_messages_is_cut_to_one_line(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("one")
         await it.until(lambda: it.state.conversation.phase == "answering")
@@ -86,14 +86,14 @@ def test_queued_messages_can_be_taken_back(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)))
 
 
-def test_a_queue_without_messages_is_never_in_the_way(play) -> None:
+def test_an_empty_queue_does_not_block_sending(play) -> None:
     async def scenario(it: Driver) -> None:
         assert MessageQueue().send_next(it.state.conversation)
 
     play(scenario)
 
 
-def test_ctrl_c_twice_leaves(play) -> None:
+def test_ctrl_c_twice_quits(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("ctrl+c", "ctrl+c")
         await it.until(lambda: it.app._exit)
@@ -199,6 +199,6 @@ def test_f9_edits_what_stands_in_the_input(play, home: Path, monkeypatch: pytest
     play(scenario)
 
 
-def test_a_whole_name_is_that_command() -> None:
+def test_a_complete_command_name_is_the_first_match() -> None:
     assert [command.name for command in matching("edit")] == ["edit", "editor"]
     assert matching("set")[0].name == "set"

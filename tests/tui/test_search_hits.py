@@ -41,7 +41,7 @@ async def go_elsewhere(it: Driver) -> str:
     return left
 
 
-def test_a_hit_on_another_branch_of_another_session_is_there_when_opened(play) -> None:
+def test_opening_a_hit_in_another_session_switches_to_its_branch(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
         await it.ask("/regen")
@@ -69,7 +69,7 @@ def test_a_hit_on_another_branch_of_the_open_session_shows(play) -> None:
     play(scenario, two_answers())
 
 
-def test_a_hit_on_the_branch_that_shows_leaves_it_as_it_is(play) -> None:
+def test_opening_a_hit_on_the_shown_branch_keeps_the_branch(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("mill")
         await it.ask("/regen")

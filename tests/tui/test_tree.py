@@ -22,12 +22,12 @@ def test_a_chain_is_straight_and_branches_hang_on_their_fork() -> None:
     assert [line.depth for line in lines] == [0, 1, 1, 1, 1, 2, 2, 2]
 
 
-def test_a_chain_of_thousands_is_no_problem() -> None:
+def test_a_chain_of_20000_messages_has_one_depth() -> None:
     chain = [message(n, n - 1 if n else None) for n in range(20_000)]
     assert {line.depth for line in tree_lines(chain, set())} == {0}
 
 
-def test_a_branch_is_gone_to_and_removed(play) -> None:
+def test_the_tree_switches_to_a_branch_and_deletes_it(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("question")
         await it.ask("then")

@@ -31,7 +31,7 @@ async def type_at_once(it: Driver, text: str) -> None:
     await it.pilot.pause()
 
 
-def test_editing_keys_keep_their_place_among_letters(play) -> None:
+def test_editing_keys_in_a_burst_act_in_order(play) -> None:
     async def scenario(it: Driver) -> None:
         await type_at_once(it, "abc\bd←e\nfg↖X↘Y")
         assert it.prompt.text == "abe\nXfgdY"
@@ -122,7 +122,7 @@ def test_the_command_that_was_typed_is_the_one_that_runs(play, home: Path, first
     play(scenario)
 
 
-def test_completing_takes_what_stands_there_now(play) -> None:
+def test_tab_completes_the_text_typed_so_far(play) -> None:
     async def scenario(it: Driver) -> None:
         await type_at_once(it, "/st\r")
         assert isinstance(it.app.screen, DecodeScreen)

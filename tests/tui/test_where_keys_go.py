@@ -47,7 +47,7 @@ def test_other_keys_on_a_selected_message_are_text(play) -> None:
     play(scenario)
 
 
-def test_a_burst_of_keys_goes_to_the_input_whole(play) -> None:
+def test_all_keys_of_a_burst_go_to_the_input(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press("ctrl+up")
@@ -62,7 +62,7 @@ def test_a_burst_of_keys_goes_to_the_input_whole(play) -> None:
     play(scenario)
 
 
-def test_a_selection_survives_a_shorter_branch(play) -> None:
+def test_branch_keys_work_after_switching_to_a_shorter_branch(play) -> None:
     """The key that was pressed for the branch before is pressed again, and is no text."""
 
     async def scenario(it: Driver) -> None:

@@ -52,7 +52,7 @@ def test_the_bytes_of_rank_0_are_named_as_such() -> None:
         ({"step_flops": 1.9e9, "compute_flops": 1e12}, "0.1 ms of each 2.0 ms step is not computing."),
     ],
 )
-def test_the_sentence_has_words_for_unknown_and_unusual_figures(changed: dict[str, object], text: str) -> None:
+def test_the_sentence_describes_unknown_and_unusual_figures(changed: dict[str, object], text: str) -> None:
     given_figures: dict[str, object] = {"step_bytes": 97 * MIB, "step_s": 2e-3, "memory_gb_s": 60.0}
     assert text in sentence(StepFigures(**given_figures | changed))  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ POSITIVE = st.floats(1e-9, 1e9)
         slowed_by=st.sampled_from(["", "pip runs"]),
     )
 )
-def test_no_speed_is_above_its_limit_without_the_word_for_why(of: StepFigures) -> None:
+def test_a_speed_above_its_limit_is_described_as_above(of: StepFigures) -> None:
     text = sentence(of)
     assert not re.search(r"nan|inf\b|-\d", text), text
     most = re.search(r"at most (\S+) tok/s", text)

@@ -54,7 +54,7 @@ def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "model"])
-def test_a_role_is_one_of_a_few(role: Any) -> None:
+def test_unknown_roles_are_refused(role: Any) -> None:
     assert "role" in refused({"messages": [{"role": role, "content": "x"}]})
 
 
@@ -63,7 +63,7 @@ def test_an_unknown_url_is_refused_under_the_lines_custom_id() -> None:
     assert (found.name, found.form) == ("q", "chat.completion")
 
 
-def test_raw_text_has_no_messages() -> None:
+def test_raw_prompts_are_not_wrapped_in_messages() -> None:
     assert parsed({"prompt": "Once", "raw": True}).prompt == "Once"
     assert parsed({"prompt": "Once"}, Defaults(raw=True)).prompt == "Once"
     assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).prompt != "Once"
@@ -158,7 +158,7 @@ def test_a_model_of_the_command_line_answers_every_line() -> None:
     assert isinstance(parse_line(json.dumps(body(model="gpt-4o")).encode(), 1, Defaults(model="tiny")), Line)
 
 
-def test_blank_lines_count_and_a_name_is_used_once() -> None:
+def test_blank_lines_are_numbered_and_repeated_ids_refused() -> None:
     lines = parse_lines([b'{"prompt": "a", "id": "x"}', b"", b'{"prompt": "a", "id": "x"}', b"nonsense\r"], DEFAULTS)
     assert [line.number for line in lines] == [1, 3, 4]
     assert [type(line) for line in lines] == [Line, BadLine, BadLine]
@@ -215,13 +215,13 @@ KEYS = st.sampled_from(
 
 
 @given(st.dictionaries(KEYS, JSON | st.dictionaries(KEYS, JSON, max_size=4), max_size=5))
-def test_any_object_is_at_most_an_invalid_line(line: dict[str, Any]) -> None:
+def test_any_json_object_is_a_request_or_an_invalid_line(line: dict[str, Any]) -> None:
     found = parse_line(json.dumps(line).encode(), 1, DEFAULTS)
     assert isinstance(found, Line | BadLine)
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_at_most_an_invalid_line(raw: bytes) -> None:
+def test_any_bytes_are_a_request_or_an_invalid_line(raw: bytes) -> None:
     assert isinstance(parse_line(raw, 1, DEFAULTS), Line | BadLine)
 
 

@@ -30,7 +30,7 @@ def false_alarms(pairs: int, **options: float) -> float:
     return alarms / pairs
 
 
-def test_two_runs_of_the_same_build_come_out_equal() -> None:
+def test_two_runs_of_the_same_build_have_at_most_5_percent_false_alarms() -> None:
     assert false_alarms(60) <= 0.05
 
 
@@ -112,7 +112,7 @@ def test_an_edited_document_is_compared_or_refused() -> None:
     assert compared > 10
 
 
-def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
+def test_an_interval_too_wide_gives_no_verdict() -> None:
     a = document(1, TESTS[:1], rounds=2)
     b = document(2, TESTS[:1], rounds=2)
     b = replace(b, results=[replace(b.results[0], repetitions=[repetition_figures(1.0), repetition_figures(1e9)])])
@@ -122,6 +122,6 @@ def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
     assert "no result" in "\n".join(lines(found))
 
 
-def test_one_repetition_is_no_result() -> None:
+def test_one_repetition_is_reported_as_too_few() -> None:
     found = compare_documents(document(1, TESTS, rounds=1), document(2, TESTS, slower=3, rounds=1))
     assert {row.verdict for row in found.tests} == {"too few repetitions"}

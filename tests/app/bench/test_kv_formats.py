@@ -67,7 +67,7 @@ def test_comparable_formats_are_accepted() -> None:
         check_formats(formats, peers)
 
 
-def test_formats_are_held_against_the_first_paired_by_round() -> None:
+def test_formats_are_compared_with_the_first_round_by_round() -> None:
     def entry(model: str, samples: list[float], depth: int = 0, engine: str = "headrace") -> Result:
         return bench_result(engine=engine, model=model, depth=depth, samples=samples)
 
@@ -120,7 +120,7 @@ def test_llama_cpp_python_gets_the_same_format(
         child.close()
 
 
-def test_a_hybrid_in_llama_cpp_is_fed_again_at_each_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_prefills_hybrid_models_anew_at_each_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama_cpp.py").write_text(FAKE + RECURRENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = [sys.executable, str(CHILDREN / "llama_cpp_child.py"), "some.gguf", "64", "2", "q8_0"]
@@ -132,7 +132,7 @@ def test_a_hybrid_in_llama_cpp_is_fed_again_at_each_depth(tmp_path: Path, monkey
         child.close()
 
 
-def test_caches_side_by_side_have_to_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_all_measured_formats_must_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path, "llama"))
 
     def model(per_token: int) -> LoadedModel:

@@ -67,7 +67,7 @@ def expected(directory: Path, tokens: list[int], scored: int) -> Any:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])  # gemma3: with a window, behind which entries are dropped
-def test_rows_are_those_of_the_plain_computation(tmp_path: Path, variant: str) -> None:
+def test_scored_logits_equal_the_numpy_decoders(tmp_path: Path, variant: str) -> None:
     directory = write_model(tmp_path, variant)
     tokens = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(190)]
     network = load_decoder(directory, native if native.status().available else native.reference)
@@ -83,7 +83,7 @@ def test_rows_are_those_of_the_plain_computation(tmp_path: Path, variant: str) -
     forced.end()
 
 
-def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quantized: Path) -> None:
+def test_divergences_of_quantized_weights_follow_the_definition(plain: Path, quantized: Path) -> None:
     done = invoke("-m", str(plain), "--against", str(quantized), *SMALL, "--json")
     found = json.loads(done.stdout)
     assert done.return_value == 0
@@ -192,7 +192,7 @@ def test_the_shipped_text_is_long_enough_for_the_default_depths() -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "jsonl"])
-def test_every_form_has_every_condition(plain: Path, quantized: Path, form: str) -> None:
+def test_every_output_format_has_every_condition(plain: Path, quantized: Path, form: str) -> None:
     printed = invoke("-m", str(plain), "--against", str(quantized), "-d", "0,150", "-n", "8", "-o", form).stdout
     for depth, phase in ((0, "prefill"), (0, "decode"), (150, "prefill"), (150, "decode")):
         if form == "csv":

@@ -82,7 +82,7 @@ def test_plain_and_speculative_answers_are_complete_and_equal(decoder: Decoder, 
     assert not engine.has_work
 
 
-def test_seeds_differ_by_turn_and_sequence_and_the_first_way_changes(
+def test_seeds_differ_by_turn_and_sequence_and_the_order_alternates(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Request] = []
@@ -172,7 +172,7 @@ def test_costs_of_passes_with_several_rows(decoder: Decoder) -> None:
     assert line.endswith("1 draft token 1.10x a step, from 10 %; 4 draft tokens 6.00x a step, never")
 
 
-def test_the_tables_fit_and_show_the_gain() -> None:
+def test_result_tables_fit_the_width_and_show_the_speedup() -> None:
     from io import StringIO
 
     from rich.console import Console
@@ -184,7 +184,7 @@ def test_the_tables_fit_and_show_the_gain() -> None:
         assert max(map(len, text.getvalue().splitlines())) <= width
 
 
-def test_every_form_has_the_workloads(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_output_format_has_the_workloads(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("-m", str(model), "--speculate", "--workload", "prose", "-r", "1", "--batch", "1,2")
     document = json.loads(run(*arguments, "--json").stdout)
     assert [one["test"] for one in document["results"]] == ["prose", "prose t1", "prose x2", "prose t1 x2"]

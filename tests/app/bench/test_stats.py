@@ -18,7 +18,7 @@ def test_student_quantiles_are_those_of_the_table(df: int, t: float) -> None:
     assert student_cdf(-t, df) == pytest.approx(0.025, abs=1e-5)
 
 
-def test_student_tends_to_the_normal() -> None:
+def test_student_quantiles_approach_the_normal_distributions() -> None:
     assert student_quantile(0.975, 100_000) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-4)
 
 
@@ -67,7 +67,7 @@ def test_a_difference_that_memory_explains_is_none() -> None:
     assert found.low < 1 < found.high
 
 
-def test_without_memory_speeds_it_is_the_t_test() -> None:
+def test_without_memory_speeds_the_difference_is_tested_by_student() -> None:
     """Against the two-sample t test worked by hand: equal sizes, pooled variance, on logarithms."""
     import math
 
@@ -82,14 +82,14 @@ def test_without_memory_speeds_it_is_the_t_test() -> None:
     assert found.low == pytest.approx(math.exp(0.275 - student_quantile(0.975, 6) * error))
 
 
-def test_too_few_repetitions_and_identical_ones() -> None:
+def test_too_few_or_identical_repetitions_show_no_difference() -> None:
     assert difference([(1.0, None)], [(1.0, None)] * 5) is None
     same = difference([(2.0, 1.0)] * 3, [(2.0, 1.0)] * 3)
     assert same is not None
     assert (same.ratio, same.p) == (1.0, 1.0)
 
 
-def test_holm_steps_down() -> None:
+def test_holm_corrects_for_several_tests() -> None:
     assert holm([0.01, 0.04, 0.03]) == [True, False, False]
     assert holm([0.01, 0.02, 0.03]) == [True, True, True]
     assert holm([]) == []

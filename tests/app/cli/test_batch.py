@@ -174,7 +174,7 @@ def test_a_line_may_name_the_model_that_runs_and_no_other_unless_that_was_given(
     assert "gpt-4o" in results(done.stdout)[0]["error"]["message"]
 
 
-def test_the_documents_are_described(model: Path, tmp_path: Path) -> None:
+def test_results_and_summary_have_the_documented_keys(model: Path, tmp_path: Path) -> None:
     described = sections("batch.md")
     source = write(tmp_path / "in", {"prompt": "a"}, {"prompt": "b", "id": 1, "temperature": 2})
     out = tmp_path / "out"

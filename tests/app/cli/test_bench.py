@@ -55,7 +55,7 @@ def test_the_last_line_of_json_is_the_document(model: Path) -> None:
     assert not document["interrupted"]
 
 
-def test_batches_in_every_form(model: Path) -> None:
+def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> None:
     arguments = ("-m", str(model), "-p", "0", "-n", "4", "-r", "2", "--batch", "1,3")
     document = json.loads(run(*arguments, "--json").stdout)
     three = document["results"][1]
@@ -109,7 +109,7 @@ def test_saved_runs_are_listed_and_shown(model: Path) -> None:
     assert len(json.loads(run("history", "--json").stdout)) == 1
 
 
-def test_compare_and_its_exit_code(model: Path, tmp_path: Path) -> None:
+def test_compare_exits_with_1_for_a_slower_run(model: Path, tmp_path: Path) -> None:
     document = json.loads(run("-m", str(model), "-p", "0", "-n", "2", "-r", "4", "--json").stdout)
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, speed in zip(files, (100.0, 90.0), strict=True):  # not what a busy machine happened to take
@@ -207,7 +207,7 @@ def test_progress_in_a_pipe_is_a_line_a_stage(model: Path) -> None:
     assert [re.sub(r", \d+ s left", "", line) for line in lines] == ["warm-up ...", "round 1 ...", "round 2 ..."]
 
 
-def test_a_comparison_that_cannot_be_had_ends_the_run_before_it_begins(
+def test_a_missing_peer_ends_the_run_before_measuring(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -271,7 +271,7 @@ def _llama_bench(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_llama_bench_on_the_path_is_measured_and_believed(
+def test_figures_of_llama_bench_on_the_path_are_reported(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _llama_bench(tmp_path, LLAMA_BENCH.format(python=sys.executable), monkeypatch)
@@ -287,7 +287,7 @@ def test_llama_bench_on_the_path_is_measured_and_believed(
 
 
 @pytest.mark.peer
-def test_mlx_lm_is_measured_and_agrees_with_its_own_figures(model: Path) -> None:
+def test_measured_speeds_of_mlx_lm_agree_with_its_own(model: Path) -> None:
     done = run("-m", str(model), "-p", "32", "-n", "32", "-d", "0,16", "-r", "3", "--no-pg", "--json", "--vs", "mlx-lm")
     document = json.loads(done.stdout)
     theirs = [entry for entry in document["results"] if entry["engine"] == "mlx-lm"]
@@ -332,7 +332,7 @@ def test_impossible_options_are_a_one_line_error(arguments: tuple[str, ...]) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
+def test_predict_works_from_a_config_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
     arguments = ["-m", str(tmp_path), "--chip", "M4 Max (40-core)", "--context", "0,100"]
     found = json.loads(CliRunner().invoke(predict, [*arguments, "--json"], catch_exceptions=False).stdout)
@@ -362,7 +362,7 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     assert "Prefill of 512 tokens" in explained
 
 
-def test_fit_lists_the_catalog() -> None:
+def test_fit_marks_catalog_models_by_whether_they_fit() -> None:
     shown = CliRunner().invoke(fit, ["--chip", "M2 (8-core)", "--memory", "8"], catch_exceptions=False).stdout
     assert re.search(r"smollm2-135m .*✓", shown)
     assert re.search(r"qwen2.5-32b .*✗", shown)

@@ -102,7 +102,7 @@ def test_token_limit_and_context_limit_have_different_reasons(model: Path, home:
     assert document("hi", "-m", str(model), "-n", "3", home=home)["ended_by"] == "max_tokens"
 
 
-def test_the_drawn_seed_gives_the_answer_again(model: Path, home: Path) -> None:
+def test_the_reported_seed_reproduces_the_answer(model: Path, home: Path) -> None:
     first = document("hi", "-m", str(model), "-n", "16", "-t", "1.5", home=home)
     seed = first["sampling"]["seed"]
     assert first["sampling"]["temperature"] == 1.5
@@ -116,7 +116,7 @@ def test_an_infinite_bias_is_still_json(model: Path, home: Path) -> None:
     assert json.loads(done.stdout)["sampling"]["logit_bias"] == {"5": "-inf"}
 
 
-def test_steps_need_an_option(model: Path, home: Path) -> None:
+def test_steps_are_in_json_only_on_request(model: Path, home: Path) -> None:
     assert "steps" not in document("hi", "-m", str(model), "-n", "2", home=home)
 
 
@@ -129,7 +129,7 @@ def test_piped_text_goes_before_the_argument(model: Path, home: Path) -> None:
     assert document(*common, home=home, stdin=b"alone")["prompt_tokens"] == len("alone")
 
 
-def test_same_seed_same_tokens(model: Path, home: Path) -> None:
+def test_equal_seeds_give_equal_tokens(model: Path, home: Path) -> None:
     def sample(seed: int) -> list[int]:
         tokens = document("hi", "-m", str(model), "-n", "16", "-t", "1.5", "--seed", str(seed), home=home)["tokens"]
         assert isinstance(tokens, list)

@@ -196,7 +196,7 @@ def test_a_divided_model_has_the_figures_of_rank_0() -> None:
     assert " on rank 0 of 2." in document(divided, with_steps=False)["explanation"]
 
 
-def test_the_panel_counts_as_the_summary_does() -> None:
+def test_the_decode_panel_has_the_figures_of_the_summary() -> None:
     from headrace.app.tui.metrics.live import LiveMetrics
     from headrace.runtime.metrics.telemetry import StepRecord
 

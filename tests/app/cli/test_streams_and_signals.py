@@ -34,7 +34,7 @@ def shell(
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("redirection", ["<&-", "2>&-", "<&- 2>&-"])
-def test_closed_streams_are_as_good_as_the_null_device(redirection: str, model: Path, tmp_path: Path) -> None:
+def test_closed_streams_act_like_the_null_device(redirection: str, model: Path, tmp_path: Path) -> None:
     done = shell(redirection, model, tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout
@@ -283,7 +283,7 @@ def test_a_remaining_temporary_folder_is_reported_under_debug_only(debug: str, t
     assert ("a failing disk" in ended.stderr) is told, ended.stderr
 
 
-def test_a_loop_over_a_file_keeps_its_list(model: Path, tmp_path: Path) -> None:
+def test_a_run_in_a_shell_loop_does_not_read_the_loops_input(model: Path, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("one\ntwo\nthree\n")
     run = f"{sys.executable} -m headrace run -m {model} -n 1 --show-prompt"
     loop = f'while read line; do {run} "$line"; done < {tmp_path / "list"}'

@@ -116,7 +116,7 @@ def test_errors_of_the_server_are_errors_of_the_answer(engine: RemoteEngine) -> 
         engine.submit(Generate(3, HELLO))
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server_is_reported_with_its_address() -> None:
     engine = RemoteEngine(HTTPAddress("http://127.0.0.1:1"))
     engine.start(ModelSpec())
     failed = until(engine, Failed)
@@ -164,7 +164,7 @@ def chunk(reason: str | None = None, **delta: str) -> Any:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
-def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_another_openai_server_is_read(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     chunks = [chunk(reasoning_content="hm"), chunk(content="So "), chunk(content="be it."), chunk("length")]
     monkeypatch.setattr(Other, "chunks", staticmethod(lambda: [*chunks, {"choices": [], "usage": usage}]))

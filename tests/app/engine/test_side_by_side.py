@@ -90,7 +90,7 @@ def test_cancelling_one_answer_does_not_stop_the_others(host: EngineHost) -> Non
     assert alone(host, 1).startswith(said(events, 1))
 
 
-def test_bad_requests_and_too_long_ones_leave_the_others_alone(host: EngineHost) -> None:
+def test_a_prompt_that_is_too_long_does_not_change_other_answers(host: EngineHost) -> None:
     events: list[Event] = []
     begin(host, asked(1), CancelFlag(), events.append)
     begin(host, asked(2, messages=[{"role": "user", "content": "x" * 900}]), CancelFlag(), events.append)

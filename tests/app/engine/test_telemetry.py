@@ -79,6 +79,6 @@ def test_unknown_documents_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b:c"])
-def test_addresses_that_are_none(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match="URL"):
         HTTPAddress(url)

@@ -76,7 +76,7 @@ def test_a_stopped_follower_ends_with_a_killed_rank_0(run: Callable[[str], Run])
 @pytest.mark.parametrize(
     ("phase", "named"), [("cut", "rank 1 (localhost)"), ("hang", "rank 1 (localhost) has not finished a pass")]
 )
-def test_a_closed_socket_or_a_pass_without_end_ends_the_run(run: Callable[[str], Run], phase: str, named: str) -> None:
+def test_a_closed_socket_or_an_endless_pass_ends_all_ranks(run: Callable[[str], Run], phase: str, named: str) -> None:
     """In an endless pass both ranks send heartbeats, and rank 0 waits in a sum in which the other takes no part."""
     it = run(phase)
     code, errors = it.ended()

@@ -46,11 +46,11 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_is_made_of_the_file() -> None:
+def test_the_metrics_page_is_generated_from_explain_toml() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "python -m tests.app.output.test_explanations"
 
 
-def test_names_are_found_however_they_are_typed() -> None:
+def test_explanations_are_found_regardless_of_case_and_spaces() -> None:
     assert explanation("mbu").name == explanation("Model Bandwidth  Utilisation").name == "MBU"
     with pytest.raises(UsageError) as error:
         explanation("MBV")

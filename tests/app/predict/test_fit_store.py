@@ -56,7 +56,7 @@ def test_a_run_under_load_does_not_replace_a_faster_one() -> None:
     assert trusted() == "quiet"
 
 
-def test_a_busy_machine_is_better_than_no_fit() -> None:
+def test_a_fit_under_load_is_used_until_a_quiet_one_exists() -> None:
     measured(0.5, 20, "slow", quiet=False)
     measured(0.5, 30, "faster", quiet=False)
     assert trusted() == "faster"
@@ -70,7 +70,7 @@ def test_fits_are_compared_at_the_bytes_that_were_measured() -> None:
     assert trusted() == "little overhead"
 
 
-def test_old_fits_are_forgotten() -> None:
+def test_the_oldest_fits_are_dropped() -> None:
     measured(0.1, 90, "before the memory was swapped")
     for number in range(KEPT):
         measured(0.5, 40, f"run {number}")
@@ -78,7 +78,7 @@ def test_old_fits_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("fixed_ms", "gb_s"), [(-0.1, 50), (float("nan"), 50), (0.1, float("inf")), (0.1, 0)])
-def test_a_fit_that_cannot_be_true_is_not_kept(fixed_ms: float, gb_s: float, home: Path) -> None:
+def test_impossible_fits_are_not_stored(fixed_ms: float, gb_s: float, home: Path) -> None:
     measured(fixed_ms, gb_s, "nonsense")
     assert trusted() is None
     assert not (home / "cache" / "step_cost.json").exists()
@@ -96,7 +96,7 @@ def test_a_fit_that_cannot_be_true_is_not_kept(fixed_ms: float, gb_s: float, hom
         [{"fixed_s": 1, "bytes_per_second": 1, "step_bytes": 1, "created": 5, "command": "", "quiet": True}],
     ],
 )
-def test_a_damaged_file_is_no_fit_and_no_obstacle(stored: Any, home: Path) -> None:
+def test_a_damaged_file_reads_as_no_fit_and_is_replaced(stored: Any, home: Path) -> None:
     measured(0.5, 50, "first")
     file = home / "cache" / "step_cost.json"
     (key,) = json.loads(file.read_text())

@@ -24,7 +24,7 @@ GIB = 1 << 30
 LAPTOP = Target("a laptop", bandwidth=34e9, memory=20 * GIB, apple=False)
 
 
-def test_ranks_name_models_of_the_catalog_once_and_not_the_sample() -> None:
+def test_ranks_list_catalog_models_once_without_the_sample_model() -> None:
     ranks = load_ranks()
     assert ranks.keys() == USES.keys()
     for names in ranks.values():

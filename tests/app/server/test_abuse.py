@@ -66,7 +66,7 @@ def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
         ({"Host": "[::1].evil.example"}, 403),
     ],
 )
-def test_pages_of_other_sites_are_refused(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+def test_requests_with_a_foreign_origin_are_refused(client: httpx.Client, headers: dict[str, str], status: int) -> None:
     response = client.post(CHAT, json={"messages": HELLO}, headers=headers)
     assert response.status_code == status
     assert "access-control-allow-origin" not in response.headers
@@ -99,7 +99,7 @@ def test_malformed_request_heads_are_refused(server: ServerProcess) -> None:
     assert b" 413 " in raw(server, head.encode())
 
 
-def test_half_requests_and_dropped_connections_leave_the_server_running(server: ServerProcess) -> None:
+def test_the_server_survives_half_requests_and_dropped_connections(server: ServerProcess) -> None:
     host, port = server.root.removeprefix("http://").split(":")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{"
     for data in (b"", b"GE", b"GET / HTTP/1.1\r\nHo", head):

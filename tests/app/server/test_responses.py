@@ -287,7 +287,7 @@ def test_codexs_tools_are_offered_and_called_as_they_are() -> None:
     assert made == [{"name": "patch", "arguments": '{"input": "x"}'}, {"name": "mcp__look", "arguments": "{}"}]
 
 
-def test_items_of_other_services_tools_are_kept() -> None:
+def test_items_of_foreign_tools_become_messages() -> None:
     shell = {"type": "local_shell_call", "call_id": "s1", "action": {"type": "exec", "command": ["ls"]}}
     items = [
         {"role": "user", "content": "go"},

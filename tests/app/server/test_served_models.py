@@ -85,7 +85,7 @@ def make(log: list[str]) -> ServedModels:
     return ServedModels(cast(ServedEngine, Engine("a", log, is_started=True)), engine, lambda: installed)
 
 
-def test_the_least_recently_used_model_goes(log: list[str]) -> None:
+def test_the_least_recently_used_model_is_unloaded(log: list[str]) -> None:
     async def use() -> None:
         models = make(log)
         for name in ("b", "c", "a", "d", "b"):
@@ -95,7 +95,7 @@ def test_the_least_recently_used_model_goes(log: list[str]) -> None:
     asyncio.run(use())
 
 
-def test_a_model_without_requests_goes_before_one_that_answers(log: list[str]) -> None:
+def test_idle_models_are_unloaded_before_answering_ones(log: list[str]) -> None:
     async def use() -> None:
         models = make(log)
         first, _ = await models.ready("a")

@@ -73,7 +73,7 @@ def require_inert(page: Page) -> None:
     assert [each["content"] for each in policy] == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_a_page_of_any_text_is_inert(tmp_path: Path) -> None:
+def test_hostile_text_in_a_page_runs_nothing(tmp_path: Path) -> None:
     steps = AnswerSteps(0, [StepText((HOSTILE,), 0, (HOSTILE,))] * 2, [0.01, 0.02])
     text = page_of(tmp_path, HOSTILE * 2, steps, question=HOSTILE, system=HOSTILE)
     page = Page(text)
@@ -123,7 +123,7 @@ def test_a_chart_has_all_its_bars_inside(drawn: list[tuple[float, int]]) -> None
     assert "".join(mark.text for mark in strip(steps) if mark.style != "rejected") == steps.text
 
 
-def test_a_form_alone_names_the_file_after_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_format_without_a_path_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for form in ("html", "json", "md"):
         own = Path(f"headrace-ab.{form}")

@@ -39,7 +39,7 @@ def answered(store: SessionStore, session_id: str, question: str, answer: str, p
     return store.finish(said.id, "stop", METRICS).id
 
 
-def test_conversations_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_session_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         with closing(SessionStore(tmp_path / "sessions.db")) as store:
@@ -126,7 +126,7 @@ def test_an_ambiguous_id_is_refused(store: SessionStore) -> None:
         store.find(max(firsts, key=firsts.count))
 
 
-def test_one_process_continues_an_answer(store: SessionStore) -> None:
+def test_an_answer_is_reopened_once_only(store: SessionStore) -> None:
     session = store.create()
     question = store.add(session.id, None, "user", "q")
     answer = store.begin_answer(session.id, question.id, "m")
@@ -219,7 +219,7 @@ def test_search_omits_deleted_text_and_finds_text_of_a_crashed_answer(store: Ses
     assert search(store, "symphony") == search(store, "question") == []
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
+def test_several_processes_write_without_losing_messages(tmp_path: Path) -> None:
     path = tmp_path / "new" / "sessions.db"
     script = (
         "import sys; from pathlib import Path; from headrace.app.sessions.store import SessionStore\n"
@@ -257,7 +257,7 @@ def test_a_failed_transaction_changes_nothing(store: SessionStore) -> None:
     answered(store, session.id, "and on", "it goes")
 
 
-def test_deleting_elsewhere_is_no_wrong_command_line(store: SessionStore) -> None:
+def test_a_session_deleted_elsewhere_exits_with_1(store: SessionStore) -> None:
     session = store.create()
     message = store.add(session.id, None, "user", "hi")
     store.delete(session.id)
@@ -269,7 +269,7 @@ def test_deleting_elsewhere_is_no_wrong_command_line(store: SessionStore) -> Non
     assert unknown.value.exit_code == 2
 
 
-def test_texts_that_sqlite_cannot_hold(store: SessionStore) -> None:
+def test_nul_and_surrogate_characters_are_replaced(store: SessionStore) -> None:
     session = store.create(system="\udcff")
     said = store.add(session.id, None, "user", "be\0fore")
     store.grow(said.id, "\0after\ud800")

@@ -26,7 +26,7 @@ def windows(config: DecoderConfig) -> list[int | None]:
 
 
 @pytest.mark.parametrize("variant", EVERY)
-def test_every_variant_is_ours(variant: str) -> None:
+def test_every_test_variant_runs_in_the_decoder(variant: str) -> None:
     config = read(variant)
     assert config.architecture == config_of(variant)["model_type"]
     assert len(config.layers) == config_of(variant)["num_hidden_layers"]
@@ -98,7 +98,7 @@ def test_wrong_types_of_newer_keys_are_named() -> None:
             normalized({"model_type": "llama4_text", key: value})
 
 
-def test_flags_that_are_null_or_numbers() -> None:
+def test_null_and_numeric_flags_are_read_as_booleans() -> None:
     config = mlx_lm_models.config_of("llama4-dense")
     decoders = [decoder_config({**config, "use_qk_norm": value}) for value in (None, 0, 1)]
     assert [bool(decoder and decoder.family.qk_norm) for decoder in decoders] == [False, False, True]
@@ -124,7 +124,7 @@ def test_a_number_must_be_positive(value: object) -> None:
         ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window"),
     ],
 )
-def test_contradictions_are_one_error(changes: dict[str, Any], complaint: str) -> None:
+def test_contradictory_settings_are_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         read("llama", **changes)
 
@@ -204,7 +204,7 @@ KEYS = sorted({key for config in CONFIGS.values() for key in config} | {"rope_pa
 
 
 @given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS), anything, min_size=1, max_size=3))
-def test_no_value_escapes_as_another_error(variant: str, changes: dict[str, Any]) -> None:
+def test_any_value_is_read_or_refused_as_a_checkpoint_error(variant: str, changes: dict[str, Any]) -> None:
     try:
         config = decoder_config({**CONFIGS[variant], **changes})
     except CheckpointError as error:

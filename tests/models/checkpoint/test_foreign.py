@@ -75,7 +75,7 @@ def test_both_decoders_answer_as_from_float32(pair: tuple[str, Path, Path]) -> N
     assert distance(logits(MlxLmNetwork(open_checkpoint(foreign), device=mx.DeviceType.cpu)), wanted) < limit
 
 
-def test_describe_names_the_conversion(pair: tuple[str, Path, Path]) -> None:
+def test_the_description_says_whether_dequantization_is_exact(pair: tuple[str, Path, Path]) -> None:
     checkpoint = open_checkpoint(pair[1])
     assert checkpoint.foreign is not None
     assert checkpoint.foreign.exact == FORMATS[pair[0]].exact
@@ -83,7 +83,7 @@ def test_describe_names_the_conversion(pair: tuple[str, Path, Path]) -> None:
     assert "\n" not in checkpoint.foreign.describe()
 
 
-def test_the_loaded_model_carries_the_line(tmp_path: Path) -> None:
+def test_a_loaded_model_notes_its_stored_format(tmp_path: Path) -> None:
     foreign, _ = write_pair(tmp_path, weights(), CONFIG, FORMATS["fp8-blocks"])
     write_byte_tokenizer(foreign)
     model = load_model(foreign, name="tiny", context=64)
@@ -139,7 +139,7 @@ def test_a_stack_of_experts_is_read_as_its_matrices(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("device", [mx.DeviceType.gpu])
-def test_nothing_stays_in_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType) -> None:
+def test_no_array_is_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType) -> None:
     foreign, _ = write_pair(tmp_path, weights(), CONFIG, FORMATS["fp8-blocks"])
     network = MlxLmNetwork(open_checkpoint(foreign), device=device)
     assert {array.dtype for array in network.arrays} == {mx.uint32, mx.bfloat16}
@@ -188,7 +188,7 @@ def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, sectio
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("fault", ["a part is gone", "scales of another shape", "scales of another type"])
-def test_mismatched_parts_are_named(tmp_path: Path, name: str, fault: str) -> None:
+def test_missing_and_misshapen_quantization_tensors_are_refused_by_name(tmp_path: Path, name: str, fault: str) -> None:
     how = FORMATS[name]
     stored, _ = encode(weights(), how)
     wanted = "scale" if not name.startswith("nf4") else "absmax"
@@ -216,7 +216,7 @@ def test_columns_ordered_by_activation_must_be_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [{"shape": [96, 64]}, {"shape": [0, 64], "blocksize": 64}, {"shape": "x"}, {}])
-def test_contradictory_states_of_four_bit_matrices_are_refused(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_contradictory_bitsandbytes_states_are_refused(tmp_path: Path, state: dict[str, Any]) -> None:
     stored, _ = encode(weights(), FORMATS["nf4"])
     name = next(key for key in stored if key.endswith("bitsandbytes__nf4"))
     stored[name] = (np.frombuffer(json.dumps(state).encode(), np.uint8), "U8")
@@ -225,7 +225,7 @@ def test_contradictory_states_of_four_bit_matrices_are_refused(tmp_path: Path, s
         open_checkpoint(write_tensors(tmp_path, stored, {**CONFIG, "quantization_config": section}))
 
 
-def test_settings_may_lie_in_modelopts_own_file(tmp_path: Path) -> None:
+def test_settings_are_read_from_hf_quant_config_too(tmp_path: Path) -> None:
     foreign, plain = write_pair(tmp_path, weights(), CONFIG, FORMATS["modelopt-fp8"])
     (foreign / "config.json").write_text(json.dumps(CONFIG))
     (foreign / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))

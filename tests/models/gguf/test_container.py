@@ -16,7 +16,7 @@ from tests.models.gguf.build import VARIANTS, write_gguf
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_metadata_and_tensors_are_the_librarys(variant: str, tmp_path: Path) -> None:
+def test_metadata_and_tensors_equal_those_of_the_gguf_library(variant: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", variant)
     container = open_container(path)
     reader = gguf.GGUFReader(path)
@@ -40,7 +40,7 @@ def test_tokens_that_are_no_utf_8_are_refused_when_they_are_read(tmp_path: Path)
         read_vocabulary(Metadata(open_container(path).metadata))
 
 
-def test_the_librarys_reader_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_of_the_gguf_library_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trusts counts and lengths."""
     path = write_gguf(tmp_path / "m.gguf", "llama")
     monkeypatch.delattr(gguf.GGUFReader, "__init__")

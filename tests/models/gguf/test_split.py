@@ -45,7 +45,7 @@ def test_a_split_model_converts_to_the_files_of_the_whole_one(tmp_path: Path) ->
         assert (tmp_path / "last" / file).read_bytes() == whole
 
 
-def test_one_import_for_any_part(tmp_path: Path) -> None:
+def test_every_part_of_a_split_gguf_is_the_same_model(tmp_path: Path) -> None:
     parts = write_split(tmp_path / "split")
     store = Store(tmp_path / "store")
     model = import_gguf(parts[1], store)
@@ -80,5 +80,5 @@ def test_all_parts_of_a_repositorys_file_are_fetched() -> None:
 
 
 @pytest.mark.parametrize("name", ["m.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf", "m-00001-of-99999.gguf"])
-def test_other_names_are_whole_files(name: str) -> None:
+def test_names_without_a_part_number_are_single_files(name: str) -> None:
     assert part_names(name) == [name]

@@ -31,7 +31,7 @@ def total_kl(chosen: list[Option]) -> float:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(60))
-def test_the_budget_is_kept_and_no_better_format_fits_into_the_rest(seed: int) -> None:
+def test_the_choice_is_within_its_budget_and_cannot_be_improved(seed: int) -> None:
     parts = random_parts(seed)
     least = least_bytes(parts)
     most = sum(max(option.nbytes for option in options) for options in parts)
@@ -45,7 +45,7 @@ def test_the_budget_is_kept_and_no_better_format_fits_into_the_rest(seed: int) -
     assert best <= total_kl(chosen)
 
 
-def test_the_choice_is_the_best_one_of_its_size() -> None:
+def test_the_divergence_is_at_most_twice_the_optimum() -> None:
     for seed in range(60):
         parts = random_parts(seed)
         least = least_bytes(parts)

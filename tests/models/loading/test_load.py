@@ -71,7 +71,9 @@ def test_a_loaded_model_answers(directory: Path) -> None:
         ({"quantization": {"bits": 4, "group_size": 32, "lm_head": {"mode": "unheard"}}}, "mlx-lm"),
     ],
 )
-def test_the_choice_of_the_decoder(tmp_path: Path, changes: dict[str, object], kind: str) -> None:
+def test_the_config_decides_between_the_decoder_and_mlx_lm(
+    tmp_path: Path, changes: dict[str, object], kind: str
+) -> None:
     directory = write_model(tmp_path, "llama")
     (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
     assert network_kind(open_checkpoint(directory)) == kind
@@ -100,7 +102,7 @@ def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}])  # our own decoder, mlx-lm's classes
-def test_loading_leaves_nothing_but_the_model_in_memory(directory: Path, changes: dict[str, object]) -> None:
+def test_loading_frees_its_cached_buffers(directory: Path, changes: dict[str, object]) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **changes}))
     model = load_model(directory, name="tiny", requantize=Quantization(4, 32))
@@ -280,13 +282,13 @@ def test_kv_formats_that_a_network_cannot_store_are_refused_by_name(
     assert "--kv f16" in str(error.value.hint)
 
 
-def test_exact_arithmetic_packs_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_kv_is_refused_with_exact_arithmetic(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_EXACT", "1")
     with pytest.raises(UsageError, match=r"q8.*HEADRACE_EXACT"):
         load_model(directory, name="tiny", kv=Q8)
 
 
-def test_k_and_v_count_where_mlx_lms_classes_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_of_mlx_lm_classes_limits_the_context(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
     model = load_model(directory, name="tiny")
@@ -334,7 +336,7 @@ def test_broken_generation_settings_are_one_error(tmp_path: Path, content: bytes
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400, "1e308"])
 @pytest.mark.parametrize("name", ["temperature", "top_k"])
-def test_a_recommendation_that_no_setting_can_be_is_named(tmp_path: Path, name: str, number: str) -> None:
+def test_out_of_range_generation_settings_are_refused_by_name(tmp_path: Path, name: str, number: str) -> None:
     (tmp_path / "generation_config.json").write_text(f'{{"{name}": {number}}}')
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{name}"):
         generation_defaults(tmp_path)
@@ -362,7 +364,7 @@ def test_no_generation_settings_are_no_error(tmp_path: Path) -> None:
         (mx.DeviceType.gpu, "F32", mx.bfloat16),
     ],
 )
-def test_the_dtype_policy(device: mx.DeviceType, stored: str, dtype: mx.Dtype) -> None:
+def test_the_compute_dtype_follows_device_and_stored_dtype(device: mx.DeviceType, stored: str, dtype: mx.Dtype) -> None:
     assert compute_dtype(device, stored) == dtype
 
 

@@ -21,7 +21,7 @@ def test_the_catalog_recommends_the_cards_sampling(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("own", [{"temperature": 0.6}, {"do_sample": True}, {"do_sample": False}])
-def test_the_models_files_go_before_the_catalog(own: dict[str, object], tmp_path: Path) -> None:
+def test_generation_config_takes_precedence_over_the_catalog(own: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 2}))
     resolved = ResolvedModel("smollm2-135m", tmp_path, "", stored_as="smollm2-135m")
     assert recommended_sampling(resolved) == {**own, "eos_token_id": 2}
@@ -29,5 +29,5 @@ def test_the_models_files_go_before_the_catalog(own: dict[str, object], tmp_path
 
 
 @pytest.mark.parametrize("stored_as", [None, "qwen3-4b", "org--name"])
-def test_other_models_have_no_recommendation(stored_as: str | None, tmp_path: Path) -> None:
+def test_models_outside_the_catalog_have_no_recommended_sampling(stored_as: str | None, tmp_path: Path) -> None:
     assert recommended_sampling(ResolvedModel("smollm2-135m", tmp_path, "", stored_as=stored_as)) == {}

@@ -63,7 +63,7 @@ def made(kind: str) -> MlxLmCache:
 
 
 @pytest.mark.parametrize("kind", ["chunked", "rotating", "nested", "recurrent", "recurrent, nested"])
-def test_a_cache_that_drops_entries_returns_to_marks_only(kind: str) -> None:
+def test_a_cache_that_drops_entries_is_trimmed_to_marks_only(kind: str) -> None:
     cache = made(kind)
     assert cache.needs_marks
     feed(cache, 2 * SIZE)
@@ -77,7 +77,7 @@ def test_a_cache_that_drops_entries_returns_to_marks_only(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(caches()))
 @pytest.mark.parametrize("first", [3, 2 * SIZE])
-def test_a_mark_equals_a_new_cache(kind: str, first: int) -> None:
+def test_a_cache_trimmed_to_a_mark_equals_a_new_cache(kind: str, first: int) -> None:
     """From before and after the window is full; twice, since coming back must not spoil the mark."""
     cache = made(kind)
     feed(cache, first, at_once=5)
@@ -96,7 +96,7 @@ def test_a_mark_equals_a_new_cache(kind: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("kind", list(caches()))
-def test_marks_take_no_memory_where_entries_can_be_rolled_back(kind: str) -> None:
+def test_marks_of_caches_that_can_be_trimmed_take_no_memory(kind: str) -> None:
     cache = made(kind)
     feed(cache, 5)
     alone = cache.allocated_bytes
@@ -113,7 +113,7 @@ def test_marks_take_no_memory_where_entries_can_be_rolled_back(kind: str) -> Non
     assert bool(saved) == cache.needs_marks == (kind != "all entries")
 
 
-def test_a_mark_stores_the_entries_it_needs_only() -> None:
+def test_a_mark_keeps_no_base_array_of_its_views() -> None:
     """A convolution's state is a view of all that it was computed from."""
     from mlx_lm.models.cache import ArraysCache
 
@@ -141,7 +141,7 @@ def test_a_queued_step_is_rolled_back_before_entries_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 6])
-def test_trimming_to_a_longer_length_changes_nothing(length: int) -> None:
+def test_trimming_to_a_longer_length_is_refused(length: int) -> None:
     cache = made("recurrent")
     feed(cache, 5)
     with pytest.raises(ValueError, match="cannot trim"):
@@ -149,7 +149,7 @@ def test_trimming_to_a_longer_length_changes_nothing(length: int) -> None:
     assert cache.length == 5
 
 
-def test_marks_are_closer_together_the_nearer_the_end() -> None:
+def test_gaps_between_marks_shrink_towards_the_end() -> None:
     marks = Marks()
     for length in range(512, 100 * 512, 512):
         marks.add(Mark(length, None, 1))

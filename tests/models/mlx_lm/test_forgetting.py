@@ -183,7 +183,7 @@ def test_the_next_turn_prefills_new_tokens_only(one_of_its_kind: MlxLmNetwork, e
     assert chat.ask([*FIRST, *said, *question], end)[1] == len(question) + (end is end_by_length)
 
 
-def test_a_cache_that_also_pools_entries(tmp_path: Path) -> None:
+def test_a_cache_with_pooled_entries_is_reused_by_the_next_turn(tmp_path: Path) -> None:
     """A window beside entries that stand for several tokens each. Once only: a step of it has many operations."""
     chat = Chat(load(write(tmp_path, {**DEEPSEEK, "vocab_size": VOCAB, "sliding_window": WINDOW})))
     said, _ = chat.ask(FIRST, end_by_cancel)
@@ -216,7 +216,7 @@ def test_a_turn_without_its_thinking_is_prefilled_from_its_prompts_end(one_of_it
 
 
 @pytest.mark.sampled
-def test_an_error_drops_the_cache_only(one_of_its_kind: MlxLmNetwork) -> None:
+def test_after_an_error_the_conversation_is_prefilled_anew(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
     at = len(chat.watched.fed) + 5

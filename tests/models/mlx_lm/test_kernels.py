@@ -76,7 +76,7 @@ def logits(network: MlxLmNetwork) -> mx.array:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", [Exact(), native], ids=["exact", "native"])
 @pytest.mark.parametrize("quantized", [None, QUARTER], ids=["plain", "4-bit"])
-def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Quantization | None) -> None:
+def test_kernels_give_the_logits_of_the_stock_class(directory: Path, ops: Ops, quantized: Quantization | None) -> None:
     stock, ours = (load(directory, requantize=quantized, kernels=kernels) for kernels in (None, ops))
     wanted = logits(stock)
     ours.use_kernels()
@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Qua
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["lfm2", "olmo2"])  # with recurrent state, and in shared passes
-def test_answers_alone_and_together_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
+def test_kernels_give_the_tokens_of_the_stock_class_alone_and_in_a_batch(tmp_path: Path, kind: str) -> None:
     directory = write(tmp_path, EVERY[kind])
     stock = load(directory)
     ours = load(directory, kernels=Exact()).use_kernels()
@@ -101,7 +101,7 @@ def test_answers_alone_and_together_are_those_of_the_class(tmp_path: Path, kind:
         assert split(events)[0] == answer(stock, request)[0]
 
 
-def test_layers_that_a_class_reads_itself_stay_stock(tmp_path: Path) -> None:
+def test_layers_whose_weights_a_class_reads_itself_get_no_kernels(tmp_path: Path) -> None:
     """OLMo 2 stands for all classes here: one of its layers reads the weights of a projection."""
     from mlx_lm.models import olmo2
 
@@ -119,7 +119,7 @@ def test_layers_that_a_class_reads_itself_stay_stock(tmp_path: Path) -> None:
     assert mx.allclose(logits(network), wanted, atol=1e-4)
 
 
-def test_weights_are_held_once_and_as_stored(tmp_path: Path) -> None:
+def test_kernels_keep_no_second_copy_of_weights(tmp_path: Path) -> None:
     network = load(write(tmp_path, CONFIGS["olmo2"]), requantize=QUARTER, kernels=native)
     before = network.cost
     network.use_kernels()
@@ -147,7 +147,7 @@ def test_stacks_broadcast_rows_and_indices_as_the_class_does(shape: tuple[int, .
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "olmoe"])
-def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> None:
+def test_prompt_chunks_do_not_change_bits_with_kernels(tmp_path: Path, kind: str) -> None:
     network = load(write(tmp_path, EVERY[kind]), requantize=QUARTER, kernels=native).use_kernels()
     functions = network._functions
     assert functions is not None
@@ -165,7 +165,7 @@ def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> N
     assert all(mx.array_equal(last(*lengths), whole) for lengths in ((20, 21), (40, 1), (1, 1, 39)))
 
 
-def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
+def test_kernels_of_a_model_do_not_change_other_models_of_its_class(tmp_path: Path) -> None:
     directory = write(tmp_path, EVERY["qwen3_5"])
     stock = load(directory)
     ours = load(directory, kernels=native).use_kernels()
@@ -178,7 +178,7 @@ def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
     assert before.__call__.__globals__["nn"] is nn
 
 
-def test_other_models_keep_their_activations() -> None:
+def test_kernels_do_not_change_the_shared_default_activation() -> None:
     """Mixtures of mlx-lm share one module, a default argument."""
     one = SwitchGLU(32, 32, 2)
     other = SwitchGLU(32, 32, 2)

@@ -94,7 +94,7 @@ def test_a_quantized_base_stays_as_it_is(tmp_path: Path, variant: str, modules: 
     assert _distance(ours, _logits(_network(quantized))) > 0.01
 
 
-def test_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
+def test_prompt_chunks_do_not_change_bits_with_an_adapter(tmp_path: Path) -> None:
     base = _model(tmp_path)
     write_adapter(tmp_path / "adapter", base)
     network = _network(_quantized(tmp_path, base), tmp_path / "adapter")
@@ -125,7 +125,7 @@ def test_a_step_counts_the_adapters_bytes(tmp_path: Path) -> None:
     assert adapted.step_flops(10) > plain.step_flops(10)
 
 
-def test_stored_entries_of_another_adapter_stay_apart(tmp_path: Path) -> None:
+def test_kv_keys_differ_by_adapter(tmp_path: Path) -> None:
     base = _model(tmp_path)
     write_adapter(tmp_path / "a", base)
     write_adapter(tmp_path / "b", base)

@@ -119,9 +119,7 @@ def _serve_on_a_small_mac(
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30])
-def test_the_kept_cache_of_a_packed_format_is_freed_where_memory_is_short(
-    networks: dict[str, Decoder], room: int
-) -> None:
+def test_a_kept_packed_cache_is_freed_if_memory_is_short(networks: dict[str, Decoder], room: int) -> None:
     kv = networks["q8"].kv_backend(KVOptions(LIMIT, 2, keep_prefix=True, spare=lambda allocated: room - allocated))
     cache = kv.acquire(list(range(9)))
     [one] = kv.make_passes([PassRow(cache, 9, "prefill")])

@@ -60,7 +60,7 @@ def _say(engine: Engine, request: Request) -> list[int]:
     return split(events)[0]
 
 
-def test_both_backends_keep_one_protocol(network: Decoder) -> None:
+def test_both_backends_implement_the_kv_protocols(network: Decoder) -> None:
     """For the type checker: backend, caches and passes."""
     for kv in (network.kv_backend(KVOptions(8)), cast(KVBackend, BlockBackend(WithBlocks(network), KVOptions(8)))):
         cache: KVCache = kv.acquire(())

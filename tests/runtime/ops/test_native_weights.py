@@ -39,13 +39,13 @@ assert mx.get_active_memory() < 1024  # a constant
 """
 
 
-def test_slabs_are_filled_and_freed() -> None:
+def test_weight_slabs_are_filled_and_freed() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("bits", [0, 4, 6])
 @pytest.mark.parametrize("bias", [False, True])
-def test_weights_read_together_are_those_read_at_once(bits: int, bias: bool) -> None:
+def test_weights_read_in_a_block_equal_weights_read_immediately(bits: int, bias: bool) -> None:
     weight = Weight(mx.random.normal((40, 64)), bias=mx.random.normal((40,)) if bias else None)
     if bits:
         weight = Weight(*mx.quantize(weight.data, bits=bits, group_size=32), bits=bits, group_size=32, bias=weight.bias)

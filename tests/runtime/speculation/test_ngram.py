@@ -90,7 +90,7 @@ def test_a_draft_resumes_after_a_replaced_token() -> None:
     assert list(proposer.propose(2)) == []  # it was not a copy after all
 
 
-def test_sampled_text_has_lower_chances() -> None:
+def test_draft_tokens_have_lower_acceptance_estimates_in_sampled_text() -> None:
     chances = []
     for drawn in (False, True):
         proposer = NGram(sampled=drawn)
@@ -99,7 +99,7 @@ def test_sampled_text_has_lower_chances() -> None:
     assert all(more > less for more, less in zip(*chances, strict=True))
 
 
-def test_accepted_drafts_raise_the_chances() -> None:
+def test_accepted_draft_tokens_raise_acceptance_estimates() -> None:
     proposer = NGram()
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
     proposer.update(text)
