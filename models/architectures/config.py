@@ -66,6 +66,12 @@ class RopeConfig:
     scaling: Mapping[str, Any] | None = None
     share: float = 1.0
 
+    @property
+    def changes(self) -> bool:
+        """True if long sequences turn by other factors (LongRoPE)."""
+        scaling = self.scaling or {}
+        return self.kind == "longrope" and scaling.get("short_factor") != scaling.get("long_factor")
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:

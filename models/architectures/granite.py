@@ -1,11 +1,20 @@
-"""Granite 3 and 4, MiniCPM: multipliers of everything, Mamba-2 layers, experts next to a dense feed-forward."""
+"""Granite 3 and 4, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a dense feed-forward."""
 
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
-from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    LatentConfig,
+    RopeConfig,
+)
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.latent import latent_sizes
+from headrace.models.architectures.layers import full_rope
 from headrace.models.architectures.mixers import mamba2
 
 
@@ -30,6 +39,37 @@ def _minicpm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
         embedding_scale=fields.positive("scale_emb") / residual,
         logit_scale=fields.count("dim_model_base") / decoder.hidden_size,
     )
+
+
+def _minicpm3_keys(config: Config) -> None:
+    """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
+    pairs = config.get("qk_rope_head_dim")
+    longest = config.get("max_position_embeddings")
+    if config.get("rope_scaling") is None and type(pairs) is int and type(longest) is int:
+        ones = [1.0] * (pairs // 2)
+        factors = {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": longest}
+        config["rope_scaling"] = {"type": "longrope", "rope_type": "longrope", **factors}
+
+
+def _minicpm3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation. Its amplitude follows from the context alone, whatever the section states."""
+    rope = full_rope(fields, architecture, older_names=("su",))
+    unread = ("factor", "attention_factor")
+    stated = (rope.scaling or {}).items()
+    rope = RopeConfig(rope.theta, rope.kind, {key: value for key, value in stated if key not in unread})
+    return rope, rope
+
+
+def _minicpm3_latent(fields: Fields) -> LatentConfig:
+    """Return the sizes. Heads of values are as wide as the model together, and norms have mlx-lm's epsilon."""
+    value = fields.count("hidden_size") // fields.count("num_attention_heads")
+    return latent_sizes(Fields({**fields.values, "v_head_dim": value}), 1e-5)
+
+
+def _minicpm3_runs(fields: Fields) -> bool:
+    """Return False for other scalings than LongRoPE, which its class does not tell from it."""
+    scaling = fields.section("rope_scaling")
+    return (scaling.get("rope_type") or scaling.get("type")) in ("longrope", "su")
 
 
 def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:
@@ -65,6 +105,19 @@ _EXPERT_NAMES = (
 ROWS = (
     Architecture("granite", Family(), tied=True, complete=_multiplied),
     Architecture("minicpm", Family(), theta=1e6, complete=_minicpm, only={"num_experts": 0}),
+    Architecture(
+        "minicpm3",
+        Family(),
+        defaults={"rope_theta": 1e4, "tie_word_embeddings": True},
+        add_keys=_minicpm3_keys,
+        tied=True,
+        rotated=1.0,
+        ropes=_minicpm3_ropes,
+        latent=_minicpm3_latent,
+        runs=_minicpm3_runs,
+        biases={"attention_bias": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj")},
+        complete=_minicpm,
+    ),
     Architecture(
         "granitemoe", Family(), tensor_names=_EXPERT_NAMES, tied=True, experts=_moe_experts, complete=_multiplied
     ),

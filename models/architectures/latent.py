@@ -10,15 +10,16 @@ from headrace.runtime.errors import CheckpointError
 
 def latent_config(fields: Fields) -> LatentConfig:
     """Return the sizes, with norms of 1e-6."""
-    return _latent(fields, 1e-6)
+    return latent_sizes(fields, 1e-6)
 
 
 def latent_with_eps(fields: Fields) -> LatentConfig:
     """Return the sizes, with norms of the config's epsilon."""
-    return _latent(fields, fields.positive("rms_norm_eps"))
+    return latent_sizes(fields, fields.positive("rms_norm_eps"))
 
 
-def _latent(fields: Fields, eps: float) -> LatentConfig:
+def latent_sizes(fields: Fields, eps: float) -> LatentConfig:
+    """Return the sizes, with norms of this epsilon."""
     return LatentConfig(
         queries=fields.count("q_lora_rank") if fields.values.get("q_lora_rank") else 0,
         size=fields.count("kv_lora_rank"),

@@ -313,16 +313,6 @@ def _mimo_keys(config: Config) -> None:
         config.setdefault("swa_num_key_value_heads", 2 * config["num_key_value_heads"])
 
 
-def _minicpm3_keys(config: Config) -> None:
-    """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
-    pairs = config.get("qk_rope_head_dim")
-    longest = config.get("max_position_embeddings")
-    if config.get("rope_scaling") is None and type(pairs) is int and type(longest) is int:
-        ones = [1.0] * (pairs // 2)
-        factors = {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": longest}
-        config["rope_scaling"] = {"type": "longrope", "rope_type": "longrope", **factors}
-
-
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
 _HUNYUAN_MOE = {
@@ -456,5 +446,4 @@ ROWS = (
     Architecture("mamba2", add_keys=_mamba2_keys),
     Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),
     Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
-    Architecture("minicpm3", add_keys=_minicpm3_keys),
 )  # fmt: skip

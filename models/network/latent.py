@@ -24,7 +24,9 @@ def read_latent(
     *queries, entries, embed_q, unembed_out, output = tensors_of(config, latent)
     heads = config.heads
     at = f"{prefix}.self_attn"
-    turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
+    turned = mx.arange(latent.rotated)
+    if config.family.interleaved:
+        turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
     each = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
     query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
     entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])

@@ -27,9 +27,9 @@ def make_decoder(
 
 
 def long_rope(config: DecoderConfig) -> RopeConfig | None:
-    """Return the rope with short and long factors, or None. With one, sequences take turns."""
+    """Return the rope with short and long factors that differ, or None. With one, sequences take turns."""
     ropes = (layer.rope for layer in config.layers if layer.rope is not None)
-    return next((rope for rope in ropes if rope.kind == "longrope"), None)
+    return next((rope for rope in ropes if rope.changes), None)
 
 
 class LongRopeDecoder(Decoder):

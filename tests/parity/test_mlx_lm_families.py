@@ -108,7 +108,7 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
     theirs = logits_of_class(stock(directory), PROMPT)
     kind = kind_of(directory)
     # One half of K/V projections has half precision; the class of Gemma 1 computes another GELU than transformers.
-    rounds = kind == "gemma" or (quantized and kind in ("deepseek_v2", "youtu_llm"))
+    rounds = kind == "gemma" or (quantized and kind in ("deepseek_v2", "minicpm3", "youtu_llm"))
     if decoder.kv_shape.indexed and ops.name == "native":  # rounded scores choose other entries for some positions
         rows = mx.abs(ours - theirs).max(axis=-1)[0]
         ours, theirs = (logits[:, mx.argsort(rows)[: len(PROMPT) // 2]] for logits in (ours, theirs))

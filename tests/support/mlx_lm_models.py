@@ -212,6 +212,14 @@ _LING3 = {
 _PHIMOE = {
     "model_type": "phimoe", "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_scaling": None,
 }  # fmt: skip
+_MINICPM3 = {
+    "model_type": "minicpm3", "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": None, "dim_model_base": 32, "scale_depth": 1.4,
+    "scale_emb": 12.0, "attention_bias": False, "tie_word_embeddings": True, "rope_scaling": {
+        "type": "longrope", "short_factor": [1.0 + i for i in range(8)], "long_factor": [1.0 + i for i in range(8)],
+        "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -369,6 +377,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "minicpm": {
         "model_type": "minicpm", "head_dim": 16, "dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 12.0,
         "rope_scaling": None,
+    },
+    "minicpm3": _MINICPM3,
+    "minicpm3-long": {  # the prompt is longer than the original context
+        **_MINICPM3, "attention_bias": True, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "type": "longrope", "short_factor": [1.1] * 8, "long_factor": [float(2 + i) for i in range(8)],
+            "original_max_position_embeddings": 32,
+        },
     },
     "glm": {"model_type": "glm", "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},

@@ -225,3 +225,13 @@ def test_scores_of_gemma_are_scaled_by_transformers_default(kind: str) -> None:
     decoder = decoder_config(normalized({**config, "model_type": kind}))
     assert decoder is not None
     assert decoder.attention_scale == 256**-0.5
+
+
+def test_minicpm3_has_transformers_defaults_and_one_kind_of_scaling() -> None:
+    stated = mlx_lm_models.config_of("minicpm3")
+    config = {key: value for key, value in stated.items() if key not in ("rope_theta", "tie_word_embeddings")}
+    decoder = decoder_config(normalized(config))
+    assert decoder is not None
+    assert decoder.tied_embeddings
+    assert {layer.rope.theta for layer in decoder.layers if layer.rope is not None} == {1e4}
+    assert decoder_config(normalized({**config, "rope_scaling": {"type": "linear", "factor": 2.0}})) is None
