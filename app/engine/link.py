@@ -8,7 +8,6 @@ and import this program's main module again; `subprocess` does not.
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from headrace.app.engine.commands import Command, Quit
 from headrace.app.engine.events import Died, Event
-from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
+from headrace.app.engine.wire import Channel, socket_pair
 from headrace.runtime.config.paths import cache_dir
 
 _START = Path(__file__).with_name("start.py")
@@ -29,12 +28,13 @@ LOST_RANK = "rank "  # begins the message of an engine that ended because of ano
 _GRACE_S = 1.0  # for a process that closed its socket to exit
 
 
-class EngineLink:
+class EngineLink(Channel[Command, Event]):
     """A running engine process. The last event of `drain` is a Died, unless `kill` was called."""
 
     def __init__(self) -> None:
         """Raises OSError if no process can be started."""
-        self._socket, theirs = socket_pair()
+        ours, theirs = socket_pair()
+        super().__init__(ours)
         log = _open_log()
         self._log_from = os.lseek(log, 0, os.SEEK_END)  # this process's output begins there
         try:
@@ -53,10 +53,7 @@ class EngineLink:
         finally:
             theirs.close()
             os.close(log)
-        self._incoming = Unpacker()
-        self._outgoing = bytearray()
         self._unread: list[Event] = []  # events received by `kill`
-        self._over: float | None = None  # time of the stream's end
         self._exit_told = False  # by a Died, or by `kill`
         self._kill_reason = ""  # of our own kill
 
@@ -64,32 +61,19 @@ class EngineLink:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def descriptor(self) -> int | None:
-        """The socket's file descriptor; None after the stream's end."""
-        return None if self._over is not None else self._socket.fileno()
-
-    def send(self, command: Command) -> None:
-        """Queue a command; what the socket does not take now is sent with the next call of `send` or `drain`."""
-        self._outgoing += pack(command)
-        self._hand_over()
-
-    @property
-    def behind(self) -> bool:
-        """True if commands are queued: the process is busy or suspended."""
-        return bool(self._outgoing)
-
     def drain(self) -> list[Event]:
         """Return the events that have arrived."""
-        self._hand_over()
+        self.flush()
         events = self._unread
         self._unread = []
-        events += self._receive()
-        if self._over is not None and not self._exit_told:
+        events += self.receive()
+        if self.is_garbled:
+            self._kill_for("sent invalid data")
+        if self.ended_at is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:
                 self._exit_told = True
                 events.append(Died(_exit_message(code, self._log_tail(), self._kill_reason)))
-            elif time.monotonic() > self._over + _GRACE_S:
+            elif time.monotonic() > self.ended_at + _GRACE_S:
                 self._kill_for("closed its connection and did not exit")
         return events
 
@@ -98,7 +82,7 @@ class EngineLink:
         deadline = time.monotonic() + seconds
         self.send(Quit(seconds))
         while self.behind and select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
-            self._hand_over()
+            self.flush()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
@@ -109,8 +93,8 @@ class EngineLink:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
-        self._unread += self._receive()
-        self._end()
+        self._unread += self.receive()
+        self.end()
 
     def _log_tail(self) -> str:
         """Return the end of the process's log."""
@@ -121,41 +105,9 @@ class EngineLink:
         except OSError:
             return ""
 
-    def _hand_over(self) -> None:
-        try:
-            while self._outgoing:
-                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outgoing.clear()
-
-    def _receive(self) -> list[Event]:
-        events: list[Event] = []
-        try:
-            full = True
-            while full and self._over is None:
-                if piece := self._socket.recv(CHUNK, socket.MSG_DONTWAIT):
-                    events += self._incoming.feed(piece)
-                    full = len(piece) == CHUNK  # else the socket is empty; the next call sees its end
-                else:
-                    self._end()
-        except BlockingIOError:
-            pass
-        except OSError:  # the process died with unread data
-            self._end()
-        except Exception:  # not a message
-            self._kill_for("sent invalid data")
-            self._end()
-        return events
-
     def _kill_for(self, reason: str) -> None:
         self._kill_reason = self._kill_reason or reason
         self._process.kill()
-
-    def _end(self) -> None:
-        self._over = time.monotonic()
-        self._socket.close()
 
 
 def _package() -> str:

@@ -50,7 +50,7 @@ from headrace.app.engine.events import (
     TokensCounted,
 )
 from headrace.app.engine.preparation import Preparation, Prepared
-from headrace.app.engine.wire import CHUNK, Unpacker, pack
+from headrace.app.engine.wire import Channel
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import EngineError, HeadraceError
 from headrace.runtime.machine.garbage import importing
@@ -69,8 +69,8 @@ class Inbox:
     timed_every: of the newest TimeSteps. kv_bytes: of the newest LimitKV; None: no limit.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel[Event, Command]) -> None:
+        self._channel = channel
         self._commands: deque[Command | Prepared] = deque()
         self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
@@ -114,13 +114,15 @@ class Inbox:
         self._cancelled.pop(generation, None)
 
     def _read(self) -> None:
-        incoming = Unpacker()
         # `poll`, not a blocking `recv`: that wakes up whenever the other end takes an event.
         arrival = select.poll()
-        arrival.register(self._connection, select.POLLIN)
+        descriptor = self._channel.descriptor
+        assert descriptor is not None
+        arrival.register(descriptor, select.POLLIN)
         try:
-            while arrival.poll() and (piece := self._connection.recv(CHUNK)):
-                for command in incoming.feed(piece):
+            while self._channel.ended_at is None:
+                arrival.poll()
+                for command in self._channel.receive():
                     if isinstance(command, Cancel):
                         self.cancel_flag(command.id).set()
                     elif isinstance(command, TimeSteps):
@@ -141,23 +143,16 @@ class EventSender:
     Deltas do not wait for a suspended chat: they are queued until the socket takes them. Other events wait.
     """
 
-    def __init__(self, connection: socket.socket, ended: Callable[[int], None]) -> None:
+    def __init__(self, channel: Channel[Event, Command], ended: Callable[[int], None]) -> None:
         """ended: called with the id of a generation after its last event."""
-        self._connection = connection
+        self._channel = channel
         self._ended = ended
-        self._queue = bytearray()
         self._lock = threading.Lock()  # downloads report progress from other threads
 
     def send(self, event: Event) -> None:
-        """Send in order. Raises OSError when the chat is gone."""
+        """Send in order."""
         with self._lock:
-            self._queue += pack(event)
-            flags = socket.MSG_DONTWAIT if isinstance(event, Delta | BatchStatus) else 0
-            try:
-                while self._queue:
-                    del self._queue[: self._connection.send(self._queue, flags)]
-            except BlockingIOError:
-                pass  # sent with the next event
+            self._channel.send(event, waits=not isinstance(event, Delta | BatchStatus))
         if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
             self._ended(event.id)
 
@@ -290,9 +285,9 @@ def main(descriptor: int) -> None:
     """Serve the socket `descriptor` until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the chat
     faulthandler.enable()
-    connection = socket.socket(fileno=descriptor)
-    inbox = Inbox(connection)
-    Server(inbox, EventSender(connection, inbox.ended).send).serve()
+    channel = Channel[Event, Command](socket.socket(fileno=descriptor))
+    inbox = Inbox(channel)
+    Server(inbox, EventSender(channel, inbox.ended).send).serve()
 
 
 def throttled(sink: Progress) -> Progress:

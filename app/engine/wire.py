@@ -1,4 +1,4 @@
-"""Message format between the chat and its engine: the length in eight bytes, then the pickle.
+"""Messages between the chat and its engine process: each is its length in eight bytes, then its pickle.
 
 Both ends are this program, run by the same user, so pickles are trusted. An incomplete message at the end of the stream
 is dropped.
@@ -7,12 +7,15 @@ is dropped.
 import pickle
 import socket
 import struct
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Generic, TypeVar
 
-CHUNK = 1 << 16  # bytes per read; larger buffers are mapped anew each time
+_CHUNK = 1 << 16  # bytes per read; larger buffers are mapped anew each time
 _BUFFER = 1 << 20  # bytes of socket buffer, if the system allows it
 _LENGTH = struct.Struct("!Q")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -25,31 +28,81 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-def pack(message: object) -> bytes:
-    """Encode a message."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
+class Channel(Generic[Sent, Received]):
+    """One end of the stream of messages. One thread may send while another one receives.
 
+    ended_at: monotonic time at which the stream was found to have ended; None until then.
+    is_garbled: it ended at bytes that are no message.
+    """
 
-class Unpacker:
-    """Decodes messages from a stream that arrives in pieces."""
+    def __init__(self, connection: socket.socket) -> None:
+        self.ended_at: float | None = None
+        self.is_garbled = False
+        self._socket = connection
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
 
-    def __init__(self) -> None:
-        self._pieces = bytearray()
+    @property
+    def descriptor(self) -> int | None:
+        """The socket's file descriptor; None after the stream's end."""
+        return None if self.ended_at is not None else self._socket.fileno()
 
-    def feed(self, piece: bytes) -> list[Any]:
-        """Return the messages that this piece completes, in order. Raises the errors of unpickling."""
-        self._pieces += piece
-        messages: list[Any] = []
+    @property
+    def behind(self) -> bool:
+        """True if messages are queued: the other process is busy or suspended."""
+        return bool(self._outgoing)
+
+    def send(self, message: Sent, *, waits: bool = False) -> None:
+        """Queue a message, and `flush` it."""
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._outgoing += _LENGTH.pack(len(body)) + body
+        self.flush(waits=waits)
+
+    def flush(self, *, waits: bool = False) -> None:
+        """Send what is queued, as far as the socket takes it now, or wait until it has.
+
+        After the stream's end, which `receive` finds, it is dropped.
+        """
+        flags = 0 if waits else socket.MSG_DONTWAIT
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing, flags)]
+        except BlockingIOError:
+            pass  # sent by the next call
+        except OSError:
+            self._outgoing.clear()
+
+    def receive(self) -> list[Received]:
+        """Return the messages that have arrived, in order."""
+        try:
+            while self.ended_at is None:
+                piece = self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
+                self._incoming += piece
+                if not piece:
+                    self.end()
+        except BlockingIOError:
+            pass
+        except OSError:  # the other process died with unread data
+            self.end()
+        messages: list[Received] = []
         start = 0
         head = _LENGTH.size
-        while len(self._pieces) - start >= head:
-            (length,) = _LENGTH.unpack_from(self._pieces, start)
+        while not self.is_garbled and len(self._incoming) >= start + head:
+            (length,) = _LENGTH.unpack_from(self._incoming, start)
             end = start + head + length
-            if len(self._pieces) < end:
+            if len(self._incoming) < end:
                 break
-            with memoryview(self._pieces) as view:
-                messages.append(pickle.loads(view[start + head : end]))
+            try:
+                with memoryview(self._incoming) as view:
+                    messages.append(pickle.loads(view[start + head : end]))
+            except Exception:
+                self.is_garbled = True
+                self.end()
             start = end
-        del self._pieces[:start]
+        del self._incoming[:start]
         return messages
+
+    def end(self) -> None:
+        """Close the socket."""
+        self.ended_at = time.monotonic()
+        self._socket.close()

@@ -7,28 +7,35 @@ connection and stays. `lose` ends as an engine on several machines does.
 """
 
 import os
+import pickle
+import select
 import signal
 import socket
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(sys.argv[1]).parent))
+from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import LoadProgress
-from headrace.app.engine.wire import CHUNK, Unpacker, pack
+from headrace.app.engine.wire import Channel
 
 
 def main(descriptor: int) -> None:
     """Run commands until the socket closes."""
     connection = socket.socket(fileno=descriptor)
-    incoming = Unpacker()
+    channel = Channel[LoadProgress, ModelSpec](connection)
     rest = b""
-    while piece := connection.recv(CHUNK):
-        for command in incoming.feed(piece):
+    while channel.ended_at is None:
+        select.select([connection], [], [])
+        for command in channel.receive():
+            assert command.name is not None
             what, _, number = command.name.partition(" ")
             if what == "say":
-                connection.sendall(b"".join(pack(LoadProgress("saying", i, None)) for i in range(int(number))))
+                for i in range(int(number)):
+                    channel.send(LoadProgress("saying", i, None), waits=True)
             elif what == "half":
-                whole = pack(LoadProgress("x" * int(number), 0, None))
+                body = pickle.dumps(LoadProgress("x" * int(number), 0, None))
+                whole = len(body).to_bytes(8, "big") + body
                 connection.sendall(whole[: len(whole) // 2])
                 rest = whole[len(whole) // 2 :]
             elif what == "rest":

@@ -17,7 +17,7 @@ from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Died, Done, Event, LoadProgress
 from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender
-from headrace.app.engine.wire import Unpacker, pack, socket_pair
+from headrace.app.engine.wire import Channel, socket_pair
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import record, summary
 from tests.support.deltas import delta
@@ -63,22 +63,53 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
+def packed(messages: list[Any]) -> bytes:
+    """Return the bytes that a channel sends."""
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        channel = Channel[Any, Any](ours)
+        for message in messages:
+            channel.send(message)
+        return theirs.recv(1 << 20) if messages else b""
+
+
 @given(MESSAGES, st.data())
 def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[Any], data: st.DataObject) -> None:
-    stream = b"".join(pack(message) for message in messages)
+    stream = packed(messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
-    unpacker = Unpacker()
+    ours, theirs = socket_pair()
+    channel = Channel[Any, Any](theirs)
     seen: list[Any] = []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        seen += unpacker.feed(stream[start:end])
+    with ours, theirs:
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            ours.sendall(stream[start:end])
+            seen += channel.receive()
+        assert channel.ended_at is None
     assert seen == messages
 
 
 @given(MESSAGES.filter(bool), st.data())
 def test_an_unfinished_message_is_not_given(messages: list[Any], data: st.DataObject) -> None:
-    stream = b"".join(pack(message) for message in messages)
-    last = len(pack(messages[-1]))
-    assert Unpacker().feed(stream[: len(stream) - data.draw(st.integers(1, last))]) == messages[:-1]
+    stream = packed(messages)
+    last = len(packed(messages[-1:]))
+    ours, theirs = socket_pair()
+    with theirs:
+        with ours:
+            ours.sendall(stream[: len(stream) - data.draw(st.integers(1, last))])
+        channel = Channel[Any, Any](theirs)
+        assert channel.receive() == messages[:-1]
+        assert channel.ended_at is not None
+        assert not channel.is_garbled
+
+
+def test_messages_before_bytes_that_are_no_message_are_given() -> None:
+    ours, theirs = socket_pair()
+    with ours, theirs:
+        ours.sendall(packed(["first"]) + b"\0" * 7 + b"\1x" + packed(["behind"]))
+        channel = Channel[Any, Any](theirs)
+        assert channel.receive() == ["first"]
+        assert channel.is_garbled
+        assert channel.receive() == []
 
 
 def test_many_messages_at_once_and_one_that_fills_the_socket_many_times(link: EngineLink) -> None:
@@ -174,9 +205,8 @@ def test_messages_of_a_killed_process_are_delivered(link: EngineLink) -> None:
     assert link.drain() == []
 
 
-def test_bytes_that_are_no_message_end_the_process(link: EngineLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_incoming", Unpacker())
-    link._incoming.feed(b"\0" * 7 + b"\x01")  # a length of one, and what comes next is no pickle
+def test_bytes_that_are_no_message_end_the_process(link: EngineLink) -> None:
+    link._incoming += b"\0" * 7 + b"\x01"  # a length of one, and what comes next is no pickle
     told(link, "say 1")
     (died,) = drained(link, 1)
     assert isinstance(died, Died)
@@ -198,22 +228,22 @@ def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         ended: list[int] = []
-        outlet = EventSender(theirs, ended.append)
+        outlet = EventSender(Channel(theirs), ended.append)
         deltas = [delta(1, f"{number} " * 200, (record(number, number + 1),)) for number in range(4000)]
         for sent in deltas:  # far more than a socket holds
             outlet.send(sent)
         done = Done(1, Finished("stop", summary(10, 0, 4000)))
-        incoming = Unpacker()
+        incoming = Channel[Any, Event](ours)
         seen = list[Event]()
         while len(seen) < len(deltas):
-            try:
-                seen += incoming.feed(ours.recv(1 << 16, socket.MSG_DONTWAIT))
-            except BlockingIOError:
+            arrived = incoming.receive()
+            seen += arrived
+            if not arrived:
                 outlet.send(delta(1))  # the next one takes along what waits
                 deltas.append(delta(1))
         outlet.send(done)
         while done not in seen:
-            seen += incoming.feed(ours.recv(1 << 16))
+            seen += incoming.receive()
         assert seen == [*deltas, done]
         assert ended == [1]
 

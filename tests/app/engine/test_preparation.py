@@ -14,7 +14,7 @@ from headrace.app.engine.events import Abandoned, Done, Event, Failed, TokensCou
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.preparation import LONG_TEXT
 from headrace.app.engine.process import Inbox, Server
-from headrace.app.engine.wire import pack
+from headrace.app.engine.wire import Channel, socket_pair
 from headrace.models.text.encoding import encoding_ends, limited
 from headrace.runtime.errors import ContextLimitError
 from tests.support.patience import PATIENCE_S
@@ -35,9 +35,10 @@ class Engine:
         self.released = Flag()
         self.ended: list[Event] = []
         self.host = EngineHost.load(ModelSpec(str(model), serving=True), lambda *_: None)
-        self._ours, theirs = socket.socketpair()
-        _SOCKETS.append(self._ours)
-        self._server = Server(Inbox(theirs), self._take)
+        ours, theirs = socket_pair()
+        _SOCKETS.append(ours)
+        self._ours = Channel[Command, Event](ours)
+        self._server = Server(Inbox(Channel(theirs)), self._take)
         self._server._host = self.host
         answerer = self.host._answerer
         self._hold(
@@ -51,7 +52,7 @@ class Engine:
 
     def send(self, *commands: Command) -> None:
         for command in commands:
-            self._ours.sendall(pack(command))
+            self._ours.send(command, waits=True)
 
     def run(self, *, until: int) -> None:
         """Run until so many requests have ended."""
