@@ -5,7 +5,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from headrace.runtime.kv.backend import CacheSource, KVBackend, KVOptions
+from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts
@@ -118,7 +118,7 @@ class DraftHead(Protocol):
         """Bytes and FLOPs of one draft token, without the output projection."""
         ...
 
-    def kv_backend(self, options: KVOptions, /) -> CacheSource:
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
         """Return new caches for the layer's K/V."""
         ...
 

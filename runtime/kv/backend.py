@@ -33,23 +33,8 @@ class KVOptions:
     spare: Callable[[int], int] | None = None
 
 
-class CacheSource(Protocol):
-    """Caches and their passes: the part of a backend that the drafts of a prediction head need."""
-
-    def acquire(self, prompt: Sequence[int], entries: int = 0, /) -> KVCache:
-        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last.
-
-        entries: reserved for the sequence; a cache that is copied to grow gets room for all of them at once.
-        """
-        ...
-
-    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
-        """Reserve room and return one pass for all rows, or several if rows cannot share one; rows keep their order."""
-        ...
-
-
-class KVBackend(CacheSource, Protocol):
-    """All K/V memory of one engine."""
+class KVBackend(Protocol):
+    """All K/V memory of one engine, or of a prediction head's drafts for one sequence."""
 
     rolls_back: bool
     """True if caches can drop their newest entries, so that draft tokens can be verified."""
@@ -63,6 +48,17 @@ class KVBackend(CacheSource, Protocol):
     @property
     def pool(self) -> BlockPool | None:
         """Blocks shared by sequences; None without prefix sharing."""
+        ...
+
+    def acquire(self, prompt: Sequence[int], entries: int = 0, /) -> KVCache:
+        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last.
+
+        entries: reserved for the sequence; a cache that is copied to grow gets room for all of them at once.
+        """
+        ...
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        """Reserve room and return one pass for all rows, or several if rows cannot share one; rows keep their order."""
         ...
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
@@ -94,7 +90,7 @@ class KVBackend(CacheSource, Protocol):
         ...
 
 
-def one_pass(kv: CacheSource, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
+def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
     """Return a pass of one row. output: its logits are computed."""
     [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase, output, tokens if output else 0)])
     return kv_pass

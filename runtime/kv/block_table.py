@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.kv.cache import first_visible
-from headrace.runtime.kv.pool import BlockPool, PrefixMatch
-from headrace.runtime.kv.prefix_index import PrefixNode
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import PrefixNode, PrefixPath, matching_entries
 from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
@@ -109,26 +109,36 @@ class BlockTable(ReusableCache):
         self.pool.release(group, table[index])
         table[index] = block
 
-    def _load(self, match: PrefixMatch) -> int:
-        """Share whole blocks, and copy the partial last one if a block is available."""
-        whole = match.length // BLOCK
-        length = match.length
-        for group, table in enumerate(self.tables):
-            self.dropped[group] = self._first_needed(group, match.nodes[:whole], length)
-            table += [NO_BLOCK] * self.dropped[group]
-            for node in match.nodes[self.dropped[group] : whole]:
-                block = node.blocks[group]
-                assert block is not None
-                self.pool.share(group, block)
-                table.append(block)
-        nodes = match.nodes
-        if whole < len(nodes) and not self._copy_part(nodes[-1], length % BLOCK):
-            nodes = nodes[:whole]
-            length = self._in_windows(whole * BLOCK)
+    def _load(self, path: PrefixPath) -> int:
+        """Share the whole blocks of a path, and copy its partial last one, as the sequence will write to that.
+
+        Return the entries that the tables have then: 0 if a window or the recurrent state lacks anything there.
+        """
+        length = matching_entries(path)
+        nodes = [node for node, _ in path]
+        num_whole = length // BLOCK  # only the last node may match in part
+        self._share_blocks(nodes[:num_whole], length)
+        if len(nodes) > num_whole and not self._copy_part(nodes[-1], length % BLOCK):
+            # The pool is full, so the sequence computes the entries of the partial block itself. From a shorter length
+            # a window reaches further back: to blocks that may not have been shared.
+            nodes = nodes[:num_whole]
+            length = self._in_windows(num_whole * BLOCK)
         if self.states and not self._load_states(nodes):
             length = 0
         self._release_past(length)
         return length
+
+    def _share_blocks(self, nodes: Sequence[PrefixNode], length: int) -> None:
+        """Append the blocks of whole nodes, as far back as a sequence of this length needs them in each group."""
+        for group, table in enumerate(self.tables):
+            first = self._first_needed(group, nodes, length)
+            self.dropped[group] = first
+            table += [NO_BLOCK] * first  # a block's index in the table is that of its entries, divided by BLOCK
+            for node in nodes[first:]:
+                block = node.blocks[group]
+                assert block is not None
+                self.pool.share(group, block)
+                table.append(block)
 
     def _load_states(self, nodes: Sequence[PrefixNode]) -> bool:
         """Start with the recurrent state after the last node; return False if it was not kept."""
@@ -190,20 +200,24 @@ class BlockTable(ReusableCache):
             self._restore_states(len(self._decode_written) - self.length)
         super()._shorten(pending)
 
-    def _restore_states(self, dropped: int) -> None:
-        """Compute the state without the newest `dropped` entries, which are of the newest pass, or all there are."""
+    def _restore_states(self, num_dropped: int) -> None:
+        """Set the recurrent state back by the newest entries, which are of the newest pass, or to that of no entries.
+
+        A state cannot be computed backwards. So each layer's state before the pass, which `keep_inputs` kept, is
+        advanced again by the inputs of the entries that remain.
+        """
+        storage = self.pool.storage
         if not self.length:
-            self.states = self.pool.storage.fresh_states()
-        elif dropped and len(self._inputs) < len(self.states):
-            raise EngineError("recurrent state goes back by one decode pass only")
-        elif dropped:
-            storage = self.pool.storage
-            for index, (state, x, input_rows) in self._inputs.items():
-                num_kept = input_rows.stop - input_rows.start - dropped
-                if num_kept:
-                    rows = x[:, input_rows.start : input_rows.start + num_kept]
+            self.states = storage.fresh_states()
+        elif num_dropped:
+            if len(self._inputs) < len(self.states):
+                raise EngineError("recurrent state goes back by one decode pass only")
+            for index, (state, x, rows) in self._inputs.items():
+                num_remaining = rows.stop - rows.start - num_dropped
+                if num_remaining:
+                    remaining = x[:, rows.start : rows.start + num_remaining]  # (1, num_remaining, projected)
                     spec = storage.shape.mixers[index]
-                    _, [state] = storage.ops.mix_pass(rows, [state], [num_kept], spec)
+                    _, [state] = storage.ops.mix_pass(remaining, [state], [num_remaining], spec)
                 self.states[index] = state
         self._inputs.clear()
 

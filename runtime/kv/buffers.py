@@ -21,6 +21,7 @@ from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged import make_pool
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import matching_entries
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, MixerSpec, Ops, Projections, reference
@@ -172,41 +173,6 @@ Attend = Callable[[int, Projections, AttentionSpec], mx.array]
 Together = list[tuple[SlotBuffers, list[SlotCache]]]
 
 
-class LastCache:
-    """The cache of the sequence that ended last, and the token ids of its committed entries."""
-
-    def __init__(self) -> None:
-        self._cache: KVCache | None = None
-        self._tokens: list[int] = []
-
-    def take(self, prompt: Sequence[int]) -> KVCache | None:
-        """Return the cache, trimmed to its common prefix with `prompt`; None, and drop it, if there is none.
-
-        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token.
-        """
-        cache = self._cache
-        if cache is None:
-            return None
-        shared = cache.reachable(common_prefix(self._tokens, prompt[:-1]))
-        self.clear()
-        if shared == 0:
-            return None
-        cache.trim(shared)
-        return cache
-
-    def put(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        """Replace the cache by one with nothing pending; its committed entries are of the first of `tokens`."""
-        if cache.committed:
-            cache.mark()
-            self._cache = cache
-            self._tokens = list(tokens[: cache.committed])
-
-    def clear(self) -> None:
-        """Drop the cache."""
-        self._cache = None
-        self._tokens = []
-
-
 class BufferPass:
     """One pass over slot caches.
 
@@ -330,7 +296,8 @@ class BufferBackend:
         self.copies_to_grow = True
         self._caches: WeakSet[SlotCache] = WeakSet()
         self.shared: SharedBuffers = WeakValueDictionary()
-        self._last = LastCache()
+        self._last: SlotCache | None = None  # of the sequence that ended last, if it was alone
+        self._last_tokens: list[int] = []  # of its entries
         self.pool = self._new_pool()
         self.shares_prefixes = self.pool is not None
 
@@ -339,15 +306,30 @@ class BufferBackend:
         keep = self._options.keep_prefix
         reusable = 0
         if pool is not None:
-            reusable = pool.lookup(prompt[:-1], answers=keep).length
-        cache = self._last.take(prompt)
-        if isinstance(cache, SlotCache) and cache.committed >= reusable:
+            reusable = matching_entries(pool.lookup(prompt[:-1], answers=keep))
+        cache = self._take_last(prompt)
+        if cache is not None and cache.committed >= reusable:
             cache.reserved = entries
             return cache
         del cache  # frees its memory first
         cache = self.new_cache()
         cache.reserved = entries
         cache.load_prefix(prompt[:-1], answers=keep)
+        return cache
+
+    def _take_last(self, prompt: Sequence[int]) -> SlotCache | None:
+        """Return the last sequence's cache, trimmed to its common prefix with `prompt`; drop it if there is none.
+
+        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token.
+        """
+        cache = self._last
+        if cache is None:
+            return None
+        shared = cache.reachable(common_prefix(self._last_tokens, prompt[:-1]))
+        self._last = None
+        if shared == 0:
+            return None
+        cache.trim(shared)
         return cache
 
     def new_cache(self) -> SlotCache:
@@ -362,7 +344,10 @@ class BufferBackend:
             cache.cache_blocks(tokens, end=True)
             if self.pool is None or sum(not other.closed for other in self._caches) == 1:
                 cache.leave()
-                self._last.put(cache, tokens)
+                if cache.committed:
+                    cache.mark()
+                    self._last = cache
+                    self._last_tokens = list(tokens[: cache.committed])
                 return
         cache.close()
 
@@ -390,7 +375,7 @@ class BufferBackend:
         """
         if self.pool is None:
             if self._options.spare is not None and self._options.spare(self.allocated_bytes) < 0:
-                self._last.clear()
+                self._last = None
             return
         free_idle(self.shared, short=self._excess > 0)
         storage = self.pool.storage
@@ -416,7 +401,7 @@ class BufferBackend:
             load_blocks(self.pool, prompt, store)
 
     def clear(self) -> None:
-        self._last.clear()
+        self._last = None
         if self.pool is not None:
             self.pool.evict_all()
         self.pool = self._new_pool()

@@ -133,23 +133,16 @@ def first_visible(length: int, window: int | None) -> int:
     return max(0, length - window + 1)
 
 
-class WriteOrder:
-    """The order of two passes that write K/V in place, which the graph does not show.
+def compute_after(x: _Projected, previous: mx.array | None) -> _Projected:
+    """Return a pass's first input, to be computed after the pass before; other layers' inputs follow from it.
 
-    newest: the output of the last layer that appended in the pass before; None if there was none.
+    Kernels write K/V in place, so MLX's graph does not show that a pass needs what the one before appended.
+    previous: the output of the last layer that appended in that pass; None if there was none.
     """
-
-    def __init__(self, newest: mx.array | None) -> None:
-        self.newest = newest
-
-    def after(self, x: _Projected) -> _Projected:
-        """Return the first layer's input, to be computed after the pass before. Other layers' inputs follow from it."""
-        newest = self.newest
-        self.newest = None
-        if newest is None:
-            return x
-        ordered: _Projected = mx.depends(x, newest)
-        return ordered
+    if previous is None:
+        return x
+    ordered: _Projected = mx.depends(x, previous)
+    return ordered
 
 
 class CacheLengths:

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.block_table import BlockTable
-from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow, WriteOrder
+from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow, compute_after
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
@@ -42,12 +42,14 @@ class PagedPass:
             self._storage.store,
             wanted=max((end for end, row in ends if row.output), default=0),
         )
-        self._order = WriteOrder(self._storage.newest)
+        self._previous = self._storage.newest  # of the pass before, until the first layer's input depends on it
         self._recurrent = self._storage.shape.recurrent
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
-        out = self._storage.ops.attend_pass(self._order.after(qkv), self._pass, layer, spec)
+        qkv = compute_after(qkv, self._previous)
+        self._previous = None
+        out = self._storage.ops.attend_pass(qkv, self._pass, layer, spec)
         if spec.appends:
             self._storage.newest = out
         return out
@@ -71,7 +73,9 @@ class PagedPass:
         num_decoded = 0  # rows whose mixers' inputs are returned, for a rollback
         if states:
             num_decoded = sum(row.count for row in self.rows if row.phase == "decode")
-        x, *made = node.run_pass(self._order.after(x), self._pass, layers, states, num_decoded, wanted)
+        x = compute_after(x, self._previous)
+        self._previous = None
+        x, *made = node.run_pass(x, self._pass, layers, states, num_decoded, wanted)
         if layers.start < shape.appending:
             self._storage.newest = x
         # For each recurrent layer: a state of every sequence, then the inputs if there are decode rows.

@@ -7,7 +7,6 @@ beginning. One thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -15,19 +14,11 @@ from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import GroupBlocks
 from headrace.runtime.kv.cache import first_visible
 from headrace.runtime.kv.paged_arrays import PagedArrays
-from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode
+from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode, PrefixPath, matching_entries
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
 
 MOST_STATE_BYTES = 512 << 20  # of recurrent state kept for lookups
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest cached prefix of some tokens: `length` entries in `nodes`; the last node may match in part."""
-
-    nodes: tuple[PrefixNode, ...] = ()
-    length: int = 0
 
 
 class BlockPool:
@@ -131,22 +122,20 @@ class BlockPool:
             self._stateful[node] = None
         return node.states
 
-    def lookup(self, tokens: Sequence[int], *, answers: bool = False) -> PrefixMatch:
-        """Return the longest prefix of `tokens` with all K/V that the next token attends to, and recurrent state.
+    def lookup(self, tokens: Sequence[int], *, answers: bool = False) -> PrefixPath:
+        """Return the longest cached prefix of `tokens` that has all K/V in the windows, and recurrent state.
 
         answers: include decode-written entries; else every bit equals a cold prefill.
         """
         path = self._to_states(self.index.find(tokens, answers), tokens, answers)
         while path:
-            length = sum(entries for _, entries in path)
+            length = matching_entries(path)
             if all(self._complete(group, path, length) for group in range(len(self.windows))):
-                return PrefixMatch(tuple(node for node, _ in path), length)
+                return path
             path = self._to_states(path[:-1], tokens, answers)
-        return PrefixMatch()
+        return []
 
-    def _to_states(
-        self, path: list[tuple[PrefixNode, int]], tokens: Sequence[int], answers: bool
-    ) -> list[tuple[PrefixNode, int]]:
+    def _to_states(self, path: PrefixPath, tokens: Sequence[int], answers: bool) -> PrefixPath:
         """Return the longest path beside `path`, not beyond it, with recurrent state after its last entry."""
         while path and self.storage.shape.mixers:
             first = (len(path) - 1) * BLOCK
@@ -162,7 +151,7 @@ class BlockPool:
             path = path[:-1]
         return path
 
-    def _complete(self, group: int, path: Sequence[tuple[PrefixNode, int]], length: int) -> bool:
+    def _complete(self, group: int, path: PrefixPath, length: int) -> bool:
         first = first_visible(length, self.windows[group]) // BLOCK
         return all(node.blocks[group] is not None for node, _ in path[first:])
 

@@ -48,14 +48,23 @@ class PrefixNode:
         return next((i for i in range(max_tokens) if self.tokens[i] != tokens[i]), max_tokens)
 
 
+PrefixPath = list[tuple[PrefixNode, int]]
+"""Successive nodes from the root on, and how many entries of each match. Only the last may match in part."""
+
+
+def matching_entries(path: PrefixPath) -> int:
+    """Return the length of the prefix that a path has."""
+    return sum(entries for _, entries in path)
+
+
 class PrefixIndex:
     """The tree of all nodes. `key`: identity of the K/V."""
 
     def __init__(self, key: bytes) -> None:
         self.root = PrefixNode(blake2b(key, digest_size=16).digest(), None, (), b"", 0, [])
 
-    def find(self, tokens: Sequence[int], answers: bool) -> list[tuple[PrefixNode, int]]:
-        """Return the longest path along `tokens`: nodes with their matching entries. All but the last match whole."""
+    def find(self, tokens: Sequence[int], answers: bool) -> PrefixPath:
+        """Return the longest path along `tokens`."""
         end = self.root  # the last node of the longest path so far
         length = 0  # its matching entries
         best = (0, 0)  # entries of that path; at equal length, the node with more exact entries is better

@@ -8,8 +8,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from headrace.runtime.kv.cache import CacheLengths
-from headrace.runtime.kv.pool import BlockPool, PrefixMatch
-from headrace.runtime.kv.prefix_index import PrefixNode
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import PrefixNode, PrefixPath
 from headrace.runtime.ops import BLOCK, Phase
 
 
@@ -46,14 +46,14 @@ class ReusableCache(CacheLengths):
             raise ValueError("only an empty cache can load a prefix")
         if self._pool is None:
             return 0
-        match = self._pool.lookup(tokens, answers=answers)
+        path = self._pool.lookup(tokens, answers=answers)
         try:
-            length = self._load(match)
+            length = self._load(path)
         except BaseException:
             self.close()
             raise
-        self._nodes = list(match.nodes[: length // BLOCK])
-        self._decode_written += b"".join(node.decode_written for node in match.nodes)[:length]
+        self._nodes = [node for node, _ in path[: length // BLOCK]]
+        self._decode_written += b"".join(node.decode_written for node, _ in path)[:length]
         self.length = self.committed = length
         return length
 
@@ -90,8 +90,8 @@ class ReusableCache(CacheLengths):
         return self._nodes[-1]
 
     @abstractmethod
-    def _load(self, match: PrefixMatch) -> int:
-        """Share or copy the blocks of a match; return how many entries the cache then has."""
+    def _load(self, path: PrefixPath) -> int:
+        """Share or copy the blocks of a path; return how many entries the cache then has."""
 
     @abstractmethod
     def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:

@@ -16,9 +16,9 @@ from typing import cast
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.cache import CHUNK, KVShape, WriteOrder, first_visible
-from headrace.runtime.kv.pool import BlockPool, PrefixMatch
-from headrace.runtime.kv.prefix_index import PrefixNode, digest
+from headrace.runtime.kv.cache import CHUNK, KVShape, compute_after, first_visible
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import PrefixNode, PrefixPath, digest, matching_entries
 from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
@@ -108,7 +108,7 @@ class SlotCache(ReusableCache):
         self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
         self._choices: list[Choice] = []  # of the last layer with an indexer of its own
         self._newest: mx.array | None = None  # the output of the last layer that appended
-        self._order = WriteOrder(None)
+        self._previous: mx.array | None = None  # that of the pass before, until a layer's input depends on it
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv: projections of (1, T) tokens -> (1, T, H * D)."""
@@ -128,7 +128,8 @@ class SlotCache(ReusableCache):
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
             )
             return out
-        qkv = self._order.after(qkv)
+        qkv = compute_after(qkv, self._previous)
+        self._previous = None
         if self._shape.format.packed:
             parts = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
             packed_keys = packed.Rows(*keys[parts])
@@ -152,14 +153,16 @@ class SlotCache(ReusableCache):
         sources = [self.source(layer) for layer in range(layers.start, layers.stop)]
         keys, values = ([side[layer] for layer in sources] for side in self.sides)
         firsts = [self.firsts[layer] for layer in sources]
-        x = node(self._order.after(x), keys, values, self.length, firsts, self.phase, wanted)
+        x = compute_after(x, self._previous)
+        self._previous = None
+        x = node(x, keys, values, self.length, firsts, self.phase, wanted)
         if max(sources) >= layers.start:  # some of them append
             self._newest = x
         return x
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)
-        self._order = WriteOrder(self._newest)
+        self._previous = self._newest
         self._newest = None
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
@@ -209,7 +212,7 @@ class SlotCache(ReusableCache):
         for span in self.spans:
             span.capacity = span.shared_capacity(self.limit)
         self._newest = None  # the shared arrays depend on what was appended
-        self._order = WriteOrder(None)
+        self._previous = None
 
     def leave(self) -> None:
         """Continue in own buffers."""
@@ -255,7 +258,7 @@ class SlotCache(ReusableCache):
     def arrays(self) -> list[mx.array]:
         """All keys, then all values, after all appends."""
         arrays = [*self.keys, *self.values]
-        pending = self._order.newest  # of the pass before, until this one appends
+        pending = self._previous
         if self._newest is not None:
             pending = self._newest
         if pending is None:
@@ -337,25 +340,25 @@ class SlotCache(ReusableCache):
         parts = [arrays[side + layer][self.slot, :, rows] for layer in span.layers for side in (0, layers)]
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
 
-    def _load(self, match: PrefixMatch) -> int:
-        if match.length:
+    def _load(self, path: PrefixPath) -> int:
+        if path:
             for group in range(len(self.spans)):
-                self._fill(group, match)
-        return match.length
+                self._fill(group, path)
+        return matching_entries(path)
 
-    def _fill(self, group: int, match: PrefixMatch) -> None:
+    def _fill(self, group: int, path: PrefixPath) -> None:
         """Fill new buffers of a group's layers from blocks, as far back as its window needs."""
         span = self.spans[group]
-        nodes = match.nodes
-        first = len(match.nodes)
-        least = first_visible(match.length - ROLLBACK, span.window) // BLOCK
+        length = matching_entries(path)
+        first = len(path)
+        least = first_visible(length - ROLLBACK, span.window) // BLOCK
         numbers: list[int] = []
-        while first > least and (number := nodes[first - 1].blocks[group]) is not None:
+        while first > least and (number := path[first - 1][0].blocks[group]) is not None:
             numbers.insert(0, number)
             first -= 1
-        count = match.length - first * BLOCK
+        count = length - first * BLOCK
         self._set_first(span, first * BLOCK)
-        _, span.capacity = span.fit(match.length, match.length, self.limit, self.reserved)
+        _, span.capacity = span.fit(length, length, self.limit, self.reserved)
         blocks = [cast(BlockPool, self._pool).storage.read(group, number, BLOCK) for number in numbers]
         for index, layer in enumerate(span.layers):
             for side, buffers in enumerate(self.sides):

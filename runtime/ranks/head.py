@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.backend import CacheSource, KVOptions, one_pass
+from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
@@ -28,8 +28,8 @@ class LeaderHead:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
-    def kv_backend(self, options: KVOptions) -> CacheSource:
-        """Return the source of one cache, which begins empty."""
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        """Return a backend for one cache, which begins empty."""
         backend = self._head.kv_backend(options)
         return _HeadCaches(backend, self._leader, next(self._numbers), options.limit)
 
@@ -50,13 +50,16 @@ class LeaderHead:
 
 
 class _HeadCaches:
-    """The source of one sequence's cache, which the followers have, too, under `number`."""
+    """The backend of one sequence's cache, which the followers have, too, under `number`."""
 
-    def __init__(self, backend: CacheSource, leader: Leader, number: int, limit: int) -> None:
+    def __init__(self, backend: KVBackend, leader: Leader, number: int, limit: int) -> None:
         self._backend = backend
         self._leader = leader
         self._number = number
         self._limit = limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
         self._leader.log("head", "acquire", self._number, self._limit)
@@ -79,7 +82,7 @@ class DividedHead(Protocol):
         """See `DraftHead`."""
         ...
 
-    def kv_backend(self, options: KVOptions, /) -> CacheSource:
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
         """See `DraftHead`."""
         ...
 
@@ -97,7 +100,7 @@ class FollowerHead:
 
     def __init__(self, head: DividedHead) -> None:
         self._head = head
-        self._caches: dict[int, tuple[CacheSource, KVCache]] = {}
+        self._caches: dict[int, tuple[KVBackend, KVCache]] = {}
         self._newest: mx.array  # hidden states (1, T, E)
 
     def acquire(self, number: int, limit: int) -> None:

@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.kv.buffers import LastCache
 from headrace.runtime.kv.cache import CacheLengths, KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 BLOCK = 5  # entries; no divisor of anything
@@ -135,14 +135,22 @@ class BlockBackend:
     def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
         self._network = network
         self._options = options
-        self._last = LastCache()
+        self._last: tuple[KVCache, list[int]] | None = None  # of the sequence that ended last, with its tokens
 
     def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:
-        return self._last.take(prompt) or self._network.new_cache(self._options.limit)
+        if self._last is None:
+            return self._network.new_cache(self._options.limit)
+        cache, tokens = self._last
+        self._last = None
+        shared = common_prefix(tokens, prompt[:-1])
+        if not shared:
+            return self._network.new_cache(self._options.limit)
+        cache.trim(shared)
+        return cache
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         if self._options.keep_prefix:
-            self._last.put(cache, tokens)
+            self._last = cache, list(tokens[: cache.committed])
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         return [BlockPass(row) for row in rows]
@@ -157,7 +165,7 @@ class BlockBackend:
         pass
 
     def clear(self) -> None:
-        self._last.clear()
+        self._last = None
 
 
 class WithBlocks:

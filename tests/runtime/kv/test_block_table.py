@@ -18,6 +18,7 @@ from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.block_table import NO_BLOCK, BlockTable
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import matching_entries
 from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
 from headrace.runtime.ops.kv_format import FLOAT16
@@ -213,7 +214,7 @@ class Machine(RuleBasedStateMachine):
                     assert last is not None
                     assert last[0] == tokens
                     assert last[1].endswith(node.decode_written)
-            assert self.pool.lookup(tokens, answers=True).length <= len(tokens)
+            assert matching_entries(self.pool.lookup(tokens, answers=True)) <= len(tokens)
         for group, blocks in enumerate(self.pool.groups):
             assert known[group] == {block for block in range(blocks.total) if blocks.indexed(block)}
 
@@ -266,8 +267,8 @@ def test_decoded_blocks_are_found_where_answers_are_accepted() -> None:
     cache.commit(BLOCK)
     tokens = [1] * (BLOCK + 9) + [2] * BLOCK
     cache.cache_blocks(tokens, end=True)
-    assert pool.lookup(tokens).length == BLOCK + 9
-    assert pool.lookup(tokens, answers=True).length == len(tokens)
+    assert matching_entries(pool.lookup(tokens)) == BLOCK + 9
+    assert matching_entries(pool.lookup(tokens, answers=True)) == len(tokens)
 
 
 def test_the_least_recent_node_is_evicted_from_its_end() -> None:
@@ -276,7 +277,7 @@ def test_the_least_recent_node_is_evicted_from_its_end() -> None:
         filled(pool, [token] * 2 * BLOCK).close()
     assert pool.stats.cached == 4
     filled(pool, [3] * BLOCK)
-    assert [pool.lookup([token] * 2 * BLOCK).length for token in (1, 2)] == [BLOCK, 2 * BLOCK]
+    assert [matching_entries(pool.lookup([token] * 2 * BLOCK)) for token in (1, 2)] == [BLOCK, 2 * BLOCK]
 
 
 def test_referenced_blocks_are_never_evicted() -> None:
@@ -308,8 +309,8 @@ def test_a_prefix_match_needs_the_blocks_of_the_window_only() -> None:
     assert second.dropped == cache.dropped
     while (oldest := pool.groups[1].oldest) is not None:  # as others would who need the place
         pool._evict(1, oldest)
-    assert pool.lookup(tokens).length == len(tokens)
-    assert pool.lookup(tokens[: 2 * BLOCK]).length < BLOCK
+    assert matching_entries(pool.lookup(tokens)) == len(tokens)
+    assert matching_entries(pool.lookup(tokens[: 2 * BLOCK])) < BLOCK
 
 
 def test_keys_depend_on_the_weights() -> None:
@@ -362,6 +363,6 @@ def test_a_branch_within_a_block_is_cached_next_to_the_old_one() -> None:
     cache.commit(2 * BLOCK)
     tokens = [1] * 100 + [2] * 2 * BLOCK
     cache.cache_blocks(tokens)
-    assert pool.lookup(tokens).length == 2 * BLOCK
-    assert pool.lookup([1] * 2 * BLOCK).length == 2 * BLOCK
-    assert pool.lookup([1] * 2 * BLOCK + [2] * BLOCK).length == 2 * BLOCK
+    assert matching_entries(pool.lookup(tokens)) == 2 * BLOCK
+    assert matching_entries(pool.lookup([1] * 2 * BLOCK)) == 2 * BLOCK
+    assert matching_entries(pool.lookup([1] * 2 * BLOCK + [2] * BLOCK)) == 2 * BLOCK

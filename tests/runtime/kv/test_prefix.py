@@ -13,10 +13,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
-from headrace.runtime.kv.buffers import LastCache
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.sampling.params import SamplingParams
-from tests.support.alone import new_cache
 from tests.support.watched import WatchedNetwork, committed_rows, split
 
 LIMIT = 160
@@ -239,12 +237,6 @@ def test_the_context_limit_counts_reused_tokens(network: Decoder) -> None:
     prompt = [*FIRST, *said][:12]
     again, end = split(list(engine.generate(Request(prompt))))
     assert (end.summary.reused_tokens, again, end.reason) == (11, said[5:], "length")
-
-
-def test_an_empty_cache_is_not_kept(network: Decoder) -> None:
-    prefix = LastCache()
-    prefix.put(new_cache(network, 8), [1, 2])
-    assert prefix.take([1, 2]) is None
 
 
 def test_sampling_with_a_seed_does_not_depend_on_reuse(network: Decoder) -> None:
