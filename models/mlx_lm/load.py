@@ -172,27 +172,19 @@ def _from_files(checkpoint: Checkpoint) -> nn.Module:
 
 
 def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:
-    from mlx_lm.utils import infer_quant_config
+    """Return a model with arrays that headrace reads, where mlx-lm cannot read the files or the head is part of it.
 
-    config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
-    model_class, arguments = classes(config)
-    model = model_class(arguments.from_dict(config))
+    Modules are quantized where their arrays are, and again where only headrace could read their quantization.
+    """
+    model = _unquantized_model(checkpoint.config)
     if head is not None:
         head.adapt(model)
-    if checkpoint.gguf:
-        arrays = {name: loaded(part) for name, part in weight_arrays(checkpoint).items()}
-    else:
-        arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
-    genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
+    stored = _read_for_class(checkpoint)
+    # Identities, since the class renames arrays: other float32 arrays are dequantized. `stored` keeps them in use.
+    unpacked_ids = {id(array) for name, array in stored.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
-        genuine -= {id(arrays[name]) for name in checkpoint.foreign.matrices}
-    for module in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
-        parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
-        if parts[2] in arrays and layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
-            arrays |= zip(parts, groups_of_16.requantized(*(arrays[part] for part in parts)), strict=True)
+        unpacked_ids -= {id(stored[name]) for name in checkpoint.foreign.matrices}
+    arrays = {**stored, **_regrouped(checkpoint, stored)}
     if head is not None:
         arrays = head.arrays(arrays)
     weights = arrays
@@ -201,34 +193,79 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     if head is not None:
         weights = head.shifted(weights, arrays)
 
-    def packed(path: str, module: nn.Module) -> bool | dict[str, object]:
+    def was_dequantized(path: str) -> bool:
+        array = weights.get(f"{path}.weight")
+        return array is not None and array.dtype == mx.float32 and id(array) not in unpacked_ids
+
+    _quantize_packed(model, weights)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    _requantize(model, was_dequantized)
+    if device != mx.DeviceType.cpu:  # float32 scales would promote all activations
+        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
+        for path, module in model.named_modules():
+            if f"{path}.scales" in weights or was_dequantized(path):
+                module.set_dtype(dtype)
+    return model
+
+
+def _unquantized_model(config: Mapping[str, object]) -> nn.Module:
+    """Return the model of a config, which would quantize itself by sections that the arrays decide."""
+    stated = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    text = stated.get("text_config")
+    if isinstance(text, Mapping):
+        stated["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
+    model_class, arguments = classes(stated)
+    model: nn.Module = model_class(arguments.from_dict(stated))
+    return model
+
+
+def _read_for_class(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Return the arrays in a form for mlx-lm's classes: in float32 where they have no such quantization."""
+    if checkpoint.gguf:
+        return {name: loaded(part) for name, part in weight_arrays(checkpoint).items()}
+    return read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
+
+
+def _regrouped(checkpoint: Checkpoint, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the arrays of modules in groups of 16, which MLX does not have, in groups that it has."""
+    changed: dict[str, mx.array] = {}
+    for name in arrays:
+        module = name.removesuffix(".scales")
+        parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
+        if module == name or parts[2] not in arrays:
+            continue
+        if layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
+            requantized = groups_of_16.requantized(*(arrays[part] for part in parts))
+            changed |= zip(parts, requantized, strict=True)
+    return changed
+
+
+def _quantize_packed(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Quantize the modules whose weights are packed, as the shapes of these say."""
+    from mlx_lm.utils import infer_quant_config
+
+    def settings(path: str, module: nn.Module) -> bool | dict[str, object]:
         if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):
             return False
-        settings: dict[str, object] = infer_quant_config(path, module, weights)
-        return settings
+        inferred: dict[str, object] = infer_quant_config(path, module, weights)
+        return inferred
 
-    def dequantized(path: str, module: nn.Module) -> bool | dict[str, object]:
-        array = weights.get(f"{path}.weight")
-        if array is None or array.dtype != mx.float32 or id(array) in genuine:
+    nn.quantize(model, class_predicate=settings)
+
+
+def _requantize(model: nn.Module, was_dequantized: Callable[[str], bool]) -> None:
+    """Quantize modules whose weights were dequantized, in the largest group that divides their rows."""
+
+    def settings(path: str, module: nn.Module) -> bool | dict[str, object]:
+        if not was_dequantized(path):
             return False
         for group in REQUANTIZED_GROUPS:
             if _fits(module, group):
                 return {"group_size": group, "bits": REQUANTIZED_BITS}
         return False
 
-    nn.quantize(model, class_predicate=packed)
-    model.eval()
-    model.load_weights(list(weights.items()), strict=True)
-    nn.quantize(model, class_predicate=dequantized)
-    if device != mx.DeviceType.cpu:  # float32 scales would promote all activations
-        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
-        for path, module in model.named_modules():
-            array = weights.get(f"{path}.weight")
-            if f"{path}.scales" in weights or (
-                array is not None and array.dtype == mx.float32 and id(array) not in genuine
-            ):
-                module.set_dtype(dtype)
-    return model
+    nn.quantize(model, class_predicate=settings)
 
 
 def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
