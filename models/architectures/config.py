@@ -27,13 +27,15 @@ class Family:
 
     norms: NormNames = NormNames()
     activation: Activation = "silu"
-    # Each head by itself, or all of them together; "unit": each head that turns, without weights; "layer": LayerNorms
-    # of each head, with weights of its own.
-    qk_norm: Literal["head", "heads", "unit", "layer"] | None = None
+    # Each head by itself, or all of them together; without weights: "unit" each head, "turned_unit" each head that
+    # turns; "layer": LayerNorms of each head, with weights of its own.
+    qk_norm: Literal["head", "heads", "unit", "turned_unit", "layer"] | None = None
     by_kv_head: bool = False  # projections into attention are stored as one, the rows of each K/V head together
     interleaved: bool = False  # RoPE turns neighbouring dimensions instead of halves
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False  # LayerNorms add a bias
+    norm_weights: bool = True  # the norms of layers and the last one have weights
+    last_norm_whole: bool = False  # the last norm is stored as it is, whatever `norm_weight_offset`
     parallel: bool = False  # attention and feed-forward have the same input
     mixes_with_attention: bool = False  # recurrent state in every layer, next to attention
     norm_last: bool = False  # queries and keys are normalized after the rotation
@@ -58,13 +60,16 @@ class Family:
 class RopeConfig:
     """Rotation of one kind of layer: base frequency, and the checkpoint's scaling section.
 
-    share: rotated part of a head. Compared by identity: layers of one kind share one object.
+    share: rotated part of a head.
+    backwards: turned by negative angles.
+    Compared by identity: layers of one kind share one object.
     """
 
     theta: float
     kind: str = "default"
     scaling: Mapping[str, Any] | None = None
     share: float = 1.0
+    backwards: bool = False
 
     @property
     def changes(self) -> bool:
@@ -224,6 +229,9 @@ class DecoderConfig:
     """Shapes and variants of a decoder-only transformer. Sizes are in elements.
 
     norm_eps: of the norms of the residual stream, which is stored divided by Granite's `residual_multiplier`.
+    head_eps: of the norms of queries and keys; None: the same.
+    embedding_eps: of a norm of embeddings, without weights, before they are scaled; None: no norm.
+    branch_scale: factor of the norms after attention and feed-forward.
     """
 
     architecture: str
@@ -249,6 +257,9 @@ class DecoderConfig:
     logit_softcap: float | None = None
     input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
     input_vocab: int = 0
+    head_eps: float | None = None
+    embedding_eps: float | None = None
+    branch_scale: float = 1.0
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
 
     @property

@@ -149,7 +149,7 @@ ROWS = (
     Architecture("llama4", nests=True),
     Architecture(
         "llama4_text",
-        Family(interleaved=True, qk_norm="unit", norm_last=True),
+        Family(interleaved=True, qk_norm="turned_unit", norm_last=True),
         position_free="listed",
         outer=_llama4_class,
         tensor_names=((".feed_forward.", ".mlp."), (".experts.", ".switch_mlp.")),

@@ -287,6 +287,17 @@ def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
     return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
 
 
+# nanochat
+def _nanochat_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    rope = replace(full_rope(fields, architecture), backwards=True)
+    return rope, rope
+
+
+def _nanochat(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    cap = fields.optional("final_logit_softcapping", 15.0)
+    return replace(decoder, embedding_eps=decoder.norm_eps, logit_softcap=cap)
+
+
 # Families of mlx-lm's classes alone
 def _mamba2_keys(config: Config) -> None:
     width = config.get("hidden_size")
@@ -325,6 +336,19 @@ _MIMO_FLASH = {
 }  # fmt: skip
 _MIMO_HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
+)
+
+_NANOCHAT_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    (".attn.c_q.", ".self_attn.q_proj."),
+    (".attn.c_k.", ".self_attn.k_proj."),
+    (".attn.c_v.", ".self_attn.v_proj."),
+    (".attn.c_proj.", ".self_attn.o_proj."),
+    (".mlp.c_fc.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+    (".mlp.fc1.", ".mlp.up_proj."),
+    (".mlp.fc2.", ".mlp.down_proj."),
 )
 
 _AFMOE_NORMS = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
@@ -439,6 +463,15 @@ ROWS = (
         runs=several_experts,
     ),
     Architecture("minimax_m2", same_as="minimax", add_keys=_minimax_keys),
+    Architecture(
+        "nanochat",
+        Family(activation="relu2", qk_norm="unit", norm_last=True, norm_weights=False),
+        defaults={"rms_norm_eps": 1e-6},
+        tensor_names=_NANOCHAT_NAMES,
+        activations=("relu2",),
+        ropes=_nanochat_ropes,
+        complete=_nanochat,
+    ),
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),
     Architecture("gpt2", older_keys={"n_ctx": "n_positions"}),

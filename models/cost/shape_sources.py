@@ -228,7 +228,7 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
     vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
-    last_norm = config.hidden_size
+    last_norm = config.hidden_size * config.family.norm_weights
     if config.family.norm_bias:
         last_norm *= 2
     return last_norm + config.input_size + sum(vector.size * vector.width for vector in vectors)

@@ -48,6 +48,7 @@ class Decoder:
     draft_head: DraftHead | None = None
     activations = 16
     _norm_bias: mx.array | None = None  # of the last norm, a LayerNorm
+    _ones: mx.array | None = None  # weight of norms that have none
     division = None  # `LeaderNetwork` has one
 
     def __init__(
@@ -71,9 +72,16 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
-        self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
+        family = config.family
+        if not family.norm_weights or config.embedding_eps is not None:
+            self._ones = parameters.ones(width)
+        if family.norm_weights:
+            offset = 0.0 if family.last_norm_whole else config.norm_weight_offset
+            self._norm = parameters.vector("model.norm.weight", width, offset)
+        else:
+            self._norm = parameters.ones(width)
         self._norm_bias = None
-        if config.family.norm_bias:
+        if family.norm_bias:
             self._norm_bias = parameters.vector("model.norm.bias", width)
         scale = config.logit_scale  # of every logit, and so of what the last norm returns
         if scale != 1.0:
@@ -184,6 +192,7 @@ class Decoder:
     def cost(self) -> StepCost:
         """Return bytes and FLOPs of a step, from the arrays that it reads."""
         read = {id(array): array for array in self._arrays}
+        read.pop(id(self._ones), None)
         looked_up: list[mx.array] = []  # of tables, of which a step reads single rows
         if self._head is not self._table:
             looked_up += self._table.arrays
@@ -230,6 +239,8 @@ class Decoder:
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed tokens (B, T) to (B, T, E), followed by all layers' own inputs, if they have some."""
         x = self._look_up(tokens)
+        if self.config.embedding_eps is not None and self._ones is not None:
+            x = self._ops.rms_norm(x, self._ones, self.config.embedding_eps)
         scale = self.config.embedding_scale
         if scale != 1.0 and self.config.embedding_scale_in_bfloat16:
             x = x * mx.array(scale, mx.bfloat16).astype(self._dtype)

@@ -193,9 +193,17 @@ def _layer(
     def norm(name: str | None) -> mx.array | None:
         if name is None:
             return None
+        if not config.family.norm_weights:
+            return parameters.ones(width)
         if name not in norms:  # a parallel layer has one norm for both halves
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return norms[name]
+
+    def branch_norm(name: str | None) -> mx.array | None:
+        weight = norm(name)
+        if weight is None or config.branch_scale == 1.0:
+            return weight
+        return weight * config.branch_scale
 
     def norm_bias(name: str | None) -> mx.array | None:
         if name is None or not config.family.norm_bias:
@@ -258,12 +266,12 @@ def _layer(
         input_norm_bias=norm_bias(names.attention),
         qkv=qkv,
         output=output,
-        attention_post_norm=norm(names.after_attention),
+        attention_post_norm=branch_norm(names.after_attention),
         mlp_norm=norm(names.mlp),
         mlp_norm_bias=norm_bias(names.mlp),
         gate_up=gate_up,
         down=down,
-        mlp_post_norm=norm(names.after_mlp),
+        mlp_post_norm=branch_norm(names.after_mlp),
         mixture=mixture,
         mixer=mixer,
         gate=gate,
@@ -360,7 +368,7 @@ def _attention(
         rope=rope,
         q_norm=q_norm,
         k_norm=k_norm,
-        norm_eps=config.norm_eps,
+        norm_eps=config.norm_eps if config.head_eps is None else config.head_eps,
         window=layer.window,
         softcap=config.attention_softcap,
         sinks=sinks,
@@ -369,7 +377,7 @@ def _attention(
         v_norm=config.family.v_norm,
         projects=layer.projects,
         chunked=layer.chunked,
-        unit_norms=config.family.qk_norm == "unit" and rope is not None,
+        unit_norms=config.family.qk_norm == "unit" or (config.family.qk_norm == "turned_unit" and rope is not None),
         chosen=chosen,
     )
 

@@ -88,6 +88,7 @@ class Parameters:
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         self._changes = Changes(adapter, part.stored)
+        self._ones: dict[int, mx.array] = {}  # by size
         self._factors: dict[Weight, Factors] = {}  # of prepared weights that an adapter changes, and stay as stored
         self.prepared: list[PreparedModules] = []  # all weights that were returned
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
@@ -252,6 +253,12 @@ class Parameters:
         if offset and not self._whole_norms:
             array = array.astype(mx.float32) + offset
         return array.astype(dtype or self._dtype)
+
+    def ones(self, size: int) -> mx.array:
+        """Return the weight (size,) of a norm that has none; the same array for all of them."""
+        if size not in self._ones:
+            self._ones[size] = mx.ones((size,), self._dtype)
+        return self._ones[size]
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a parameter that is one number."""

@@ -41,6 +41,8 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
             raise ValueError("its periods are out of range")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
+    if config.backwards:
+        periods = [-period for period in periods]
     periods = [*periods, *[math.inf] * (dims // 2 - len(periods))]
     return Rope(dims, mx.array(periods, mx.float32), amplitude)
 

@@ -347,6 +347,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     norms = [names.attention, names.after_attention]
     if layer.feeds:
         norms += [names.mlp, names.after_mlp]
+    if not config.family.norm_weights:
+        norms = []
     parts = ("weight", "bias") if config.family.norm_bias else ("weight",)
     vectors = [Vector(f"{name}.{part}", width) for name in dict.fromkeys(norms) if name is not None for part in parts]
     if layer.attends:
@@ -391,7 +393,7 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     vectors = []
     units: dict[str, tuple[Unit, int]] = {"q": ("heads", config.query_heads(layer)), "k": ("kv_heads", kv_heads)}
     for part, (unit, heads) in units.items():
-        if part not in layer.projects or config.family.qk_norm in (None, "unit"):
+        if part not in layer.projects or config.family.qk_norm in (None, "unit", "turned_unit"):
             continue
         name = f"{at}.{part}_norm.weight"
         if config.family.qk_norm == "heads":  # over all heads together

@@ -87,10 +87,9 @@ class AttentionSpec:
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
     or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized after the rotation; there, with
-    `unit_norms`, without weights. With
-    `v_norm` values are normalized, without weights. growth (b, L, a): the query at position p is multiplied by
-    1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included;
-    if `chunked`, those since the last multiple of it.
+    `unit_norms`, without weights. With `v_norm` values are normalized, without weights. growth (b, L, a): the query at
+    position p is multiplied by 1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a
+    query sees, its own included; if `chunked`, those since the last multiple of it.
     `softcap` c soft-caps scores to c * tanh(score / c).
     `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
     `projects` are the parts of a token's row: queries only where the K/V of an earlier layer are read; without values

