@@ -42,7 +42,7 @@ def read_messages(given: object, *, strict: bool = False, where: str = "messages
         raise UsageError(f"{where} must be a list with at least one message")
     if len(given) > MAX_MESSAGES:
         raise UsageError(f"{where} has {len(given)} entries, at most {MAX_MESSAGES} are allowed")
-    newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
+    newest = newest_user(given)
     messages = [
         _message(value, f"{where}[{index}]", strict=strict, in_history=index != newest)
         for index, value in enumerate(given)
@@ -82,9 +82,10 @@ def not_shown(kind: object) -> str | None:
     return None if name is None else f"[{name}: not shown, this model reads text]"
 
 
-def newest_user(roles: Sequence[object]) -> int:
-    """Return the index of the last user message by the messages' roles; -1 without any."""
-    return next((index for index in reversed(range(len(roles))) if roles[index] == "user"), -1)
+def newest_user(given: Sequence[object]) -> int:
+    """Return the index of the last user message in a client's list; -1 without any."""
+    users = [index for index, value in enumerate(given) if isinstance(value, dict) and value.get("role") == "user"]
+    return users[-1] if users else -1
 
 
 def text_content(value: object, where: str, *, in_history: bool = False) -> str:

@@ -224,7 +224,7 @@ def preset_names() -> Sequence[str]:
 
 def use_preset(conversation: Conversation, argument: str) -> str:
     """Apply preset `NAME`, `save NAME` or `delete NAME`. Raises UsageError."""
-    from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
+    from headrace.app.config.presets import Preset, chosen_preset, delete_preset, load_presets, save_preset
 
     session = conversation.session
     verb, _, name = argument.partition(" ")
@@ -234,11 +234,9 @@ def use_preset(conversation: Conversation, argument: str) -> str:
     if name.strip() and verb == "delete":
         delete_preset(name.strip())
         return f"preset {name.strip()} deleted"
-    presets = load_presets()
-    if argument not in presets:
-        raise UsageError(f"no preset called {argument!r}", "one of " + ", ".join(presets) if presets else None)
-    conversation.branch.set_system(presets[argument].system)
-    conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(presets[argument].sampling))
+    preset = chosen_preset(load_presets(), argument)
+    conversation.branch.set_system(preset.system)
+    conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(preset.sampling))
     return f"preset {argument} applied, {_LATER}"
 
 

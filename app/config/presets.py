@@ -46,6 +46,13 @@ def load_presets(path: Path | None = None) -> dict[str, Preset]:
     return {name: _preset(path, name, table) for name, table in read_toml(path).items()}
 
 
+def chosen_preset(presets: Mapping[str, Preset], name: str) -> Preset:
+    """Return the preset of a name. Raises UsageError for an unknown one."""
+    if name not in presets:
+        raise UsageError(f"no preset called {name!r}", "one of " + ", ".join(presets) if presets else None)
+    return presets[name]
+
+
 def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
     """Store a preset in place of one of the same name. Raises UsageError."""
     if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():

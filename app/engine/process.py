@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from headrace.app.engine.commands import (
     TIMED_EVERY,
@@ -78,17 +78,14 @@ class Inbox:
         self.kv_bytes: int | None = None
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def next(self, timeout: float | None) -> Command | Prepared | None:
-        """Wait for the next command or prepared request; None after `timeout` seconds."""
-        with self._arrived:
-            return self._commands.popleft() if self._arrived.wait_for(self.waiting, timeout) else None
+    def next(self, timeout: float | None, *, joins: bool = False) -> Command | Prepared | None:
+        """Wait for the next command or prepared request; None after `timeout` seconds.
 
-    def next_joining(self, timeout: float | None = 0) -> Generate | CountTokens | Prepared | None:
-        """Wait for the next one that may run beside answers; None after `timeout` seconds."""
+        joins: wait until it is one that may run next to answers.
+        """
         with self._arrived:
-            if not self._arrived.wait_for(self._is_joining, timeout):
-                return None
-            return cast(Generate | CountTokens | Prepared, self._commands.popleft())
+            is_ready = self._is_joining if joins else self.waiting
+            return self._commands.popleft() if self._arrived.wait_for(is_ready, timeout) else None
 
     def put(self, prepared: Prepared) -> None:
         """Hand over a request that was prepared, before all commands."""
@@ -177,7 +174,7 @@ class Server:
     def _await_command(self) -> None:
         idle = self._host.idle if self._host is not None else None
         if self._preparation.pending:  # an answer is about to begin: as during one
-            command: Command | Prepared | None = self._inbox.next_joining(None)
+            command = self._inbox.next(None, joins=True)
         else:
             command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
         if command is not None:
@@ -190,7 +187,7 @@ class Server:
     def _step(self, host: "EngineHost") -> None:
         """Run one step of all answers; new requests join before it."""
         until = time.monotonic() + _JOINING_S
-        while (command := self._inbox.next_joining()) is not None:
+        while (command := self._inbox.next(0, joins=True)) is not None:
             self._run(command)
             if time.monotonic() > until:
                 break

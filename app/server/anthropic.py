@@ -63,7 +63,7 @@ def read_messages(body: Body) -> list[dict[str, object]]:
         raise UsageError("messages must be a list with at least one message")
     system = _system(body.get("system"))
     messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
-    newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
+    newest = newest_user(given)
     for index, value in enumerate(given):
         for message in _messages(value, f"messages[{index}]", in_history=index != newest):
             last = messages[-1] if messages else None

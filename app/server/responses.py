@@ -87,7 +87,7 @@ def read_input(body: Body) -> list[dict[str, object]]:
         raise UsageError("input must be a text or a list with at least one item")
     instructions = read(body, "instructions", Text())
     messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
-    newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])
+    newest = newest_user(entries)
     for index, entry in enumerate(entries):
         where = f"input[{index}]"
         match entry:
@@ -98,21 +98,16 @@ def read_input(body: Body) -> list[dict[str, object]]:
                 if isinstance(space := entry.get("namespace"), str) and space:
                     name = name_in(space, name)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
-            case {"type": "function_call_output", "call_id": str(identifier)}:
-                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
-                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
             case {"type": "custom_tool_call", "call_id": str(identifier), "name": str(name), "input": str(given)}:
                 message = _own_message(messages)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, custom_arguments(given)))
-            case {"type": "custom_tool_call_output", "call_id": str(identifier)}:
-                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
-                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
             case {"type": "local_shell_call", "call_id": str(identifier), "action": dict(action)}:
                 message = _own_message(messages)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, "local_shell", json.dumps(action)))
+            case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(identifier)}:
+                messages.append(_result(entry, identifier, where))
             case {"type": "local_shell_call_output", "id": str(identifier)}:
-                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
-                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
+                messages.append(_result(entry, identifier, where))
             case {"type": "web_search_call" | "file_search_call" | "code_interpreter_call"}:
                 pass  # the service's own tool; its result is in the answer that follows
             case {"type": "compaction"}:
@@ -131,6 +126,12 @@ def read_input(body: Body) -> list[dict[str, object]]:
                 kind = entry.get("type") if isinstance(entry, dict) else entry
                 raise UsageError(f"{where}: items of type {shown(kind)} are not supported")
     return name_results(join_system(messages))
+
+
+def _result(entry: Body, identifier: str, where: str) -> dict[str, object]:
+    """Return the result of a tool call as a message."""
+    content = text_content(entry.get("output"), f"{where}.output", in_history=True)
+    return {"role": "tool", "content": content, "tool_call_id": identifier}
 
 
 def _add_reasoning(messages: list[dict[str, object]], text: str) -> None:

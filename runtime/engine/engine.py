@@ -183,7 +183,7 @@ class Engine:
             is_reusable=is_reusable,
             sampler=Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt),
         )
-        self._scheduler.add(sequence)
+        self._scheduler.waiting.append(sequence)
         return sequence
 
     def check(self, request: Request) -> None:

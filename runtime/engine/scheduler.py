@@ -96,10 +96,6 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a submitted sequence."""
-        self.waiting.append(sequence)
-
     def remove(self, sequence: Sequence) -> None:
         """Remove an ended sequence."""
         sequence.state = "finished"

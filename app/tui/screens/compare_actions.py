@@ -127,9 +127,10 @@ def _with(setup: AnswerSetup, name: str, value: str, presets: "Mapping[str, Pres
     if name == "system":
         return replace(setup, system="" if value == "none" else value)
     if name == "preset":
-        if value not in presets:
-            raise UsageError(f"no preset called {value!r}", "one of " + ", ".join(presets) if presets else None)
-        return replace(setup, system=presets[value].system, sampling=dict(presets[value].sampling))
+        from headrace.app.config.presets import chosen_preset
+
+        preset = chosen_preset(presets, value)
+        return replace(setup, system=preset.system, sampling=dict(preset.sampling))
     changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
     return replace(setup, sampling={key: setting for key, setting in changed.items() if setting is not None})
 

@@ -59,14 +59,13 @@ class Inbox:
         self._prepared: SimpleQueue[Prepared] = SimpleQueue()
         self.put = self._prepared.put
 
-    def next(self, timeout: float | None) -> Command | None:
+    def next(self, timeout: float | None, *, joins: bool = False) -> Command | Prepared | None:
+        if joins:
+            return self._prepared.get(timeout=9)
         for command in self._commands:
             if command is not None or timeout is not None:
                 return command
         raise OverError
-
-    def next_joining(self, _: float | None) -> Prepared:
-        return self._prepared.get(timeout=9)
 
     def waiting(self) -> bool:
         return False

@@ -147,12 +147,11 @@ class Silent:
     timed_every = 0
     kv_bytes = None
 
-    def next_joining(self) -> None: ...
-
     def put(self, _: Any) -> None: ...
 
-    def next(self, _: Any) -> None:
-        raise EOFError
+    def next(self, _: Any, *, joins: bool = False) -> None:
+        if not joins:
+            raise EOFError
 
 
 def test_every_request_gets_the_error_of_a_failed_engine() -> None:

@@ -44,7 +44,7 @@ class Served(RuleBasedStateMachine):
         sequence = Sequence(Request(range(prompt), tokens), self.room.limit, timeline)
         self.submitted.append(sequence)
         self.said[sequence] = []
-        self.scheduler.add(sequence)
+        self.scheduler.waiting.append(sequence)
 
     @precondition(lambda self: self.scheduler)
     @rule(which=st.integers(0, 20))
@@ -191,7 +191,7 @@ def test_prompts_are_prefilled_oldest_first_within_the_chunk_budget() -> None:
     timeline: Any = SimpleNamespace()
     sequences = [Sequence(Request(range(301), 5), LIMIT, timeline) for _ in range(3)]
     for sequence in sequences:
-        scheduler.add(sequence)
+        scheduler.waiting.append(sequence)
         sequence.cache = CacheLengths(LIMIT)
     scheduler.admit()
     assert [(share.sequence, share.count) for share in scheduler.plan()] == [(sequences[0], 300), (sequences[1], 212)]
