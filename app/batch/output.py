@@ -19,7 +19,7 @@ from typing import TextIO
 
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of, may_begin
-from headrace.runtime.config.sync import sync_file, sync_folder
+from headrace.runtime.config.files import sync_file, sync_folder
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _COPY = 1 << 20  # bytes at a time

@@ -15,9 +15,8 @@ from headrace.app.answer.options import OPTIONS, AnswerOptions, Option
 from headrace.app.config.file_lock import alone_with
 from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
+from headrace.runtime.config.files import read_regular, replace_file
 from headrace.runtime.config.paths import config_dir
-from headrace.runtime.config.regular_file import read_regular
-from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.config.value_types import Flag, Number, OneOf, Text, ValueType, Whole, read_value
 from headrace.runtime.errors import HeadraceError, UsageError
 

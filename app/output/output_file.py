@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from headrace.runtime.config.replace_file import replace_file
+from headrace.runtime.config.files import replace_file
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _DISK = frozenset([errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])  # not the command line's fault

@@ -19,7 +19,7 @@ from headrace.models.loading.importance import record_importance
 from headrace.models.loading.measurement_key import measurement_key
 from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.config.cache_file import read_cache, touch_cache, write_cache
+from headrace.runtime.config.files import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.network import Network
 

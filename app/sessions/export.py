@@ -14,7 +14,7 @@ from headrace.app.answer.phrases import sampling_text, summary_phrases
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.config.replace_file import replace_file
+from headrace.runtime.config.files import replace_file
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import Summary
 

@@ -7,7 +7,7 @@ must not lead out of the model's directory.
 import os
 from pathlib import Path
 
-from headrace.runtime.config.regular_file import read_regular
+from headrace.runtime.config.files import read_regular
 from headrace.runtime.errors import CheckpointError
 
 MAX_TOKENIZER_BYTES = 64 << 20  # the largest tokenizer.json files in use have 35 MB

@@ -18,7 +18,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.registry.progress import Progress
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import ASSETS, cache_dir
 from headrace.runtime.network import Network
 
@@ -57,17 +57,14 @@ def choose_activations(
     if max(ids) >= network.vocab_size:
         return network, "activations stay in 16 bits: the tokenizer has ids outside the model's vocabulary"
     key = measurement_key(checkpoint, _VERSION, str(requantize), list(ids))
-    stored = read_cache(_cache_file())
-    kl = stored.get(key)
+    file = _cache_folder() / f"{key}.json"
+    touch_cache(file, _MAX_MODELS)
+    kl = read_cache(file).get("kl")
     note = None
-    is_last = next(reversed(stored), None) == key
     if not isinstance(kl, float):
-        is_last = False
         kl = _measured_kl(network, coarse, ids, lambda: progress("measuring 8-bit activations", 0, None))
+        write_cache(file, {"kl": kl})
         note = f"activations in 8 bits: a measured KL divergence of {kl:.2g} nats, at most {MAX_KL}"
-    if not is_last:
-        others = [(other, value) for other, value in stored.items() if other != key]
-        write_cache(_cache_file(), dict([*others, (key, kl)][-_MAX_MODELS:]))
     if kl <= MAX_KL:
         return coarse, note
     return network, f"activations stay in 16 bits: 8 have a KL divergence of {kl:.2g} nats, over {MAX_KL}"
@@ -104,5 +101,5 @@ def _text() -> str:
     return (ASSETS / "quality_text.txt").read_text(encoding="utf-8")[:_CHARACTERS]
 
 
-def _cache_file() -> Path:
-    return cache_dir() / "activations.json"
+def _cache_folder() -> Path:
+    return cache_dir() / "activations"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.models.registry.checksums import FileRecord, Files, content_problems, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import CheckpointError
 

@@ -22,7 +22,7 @@ from headrace.models.checkpoint.split_files import parts_of, whole_name
 from headrace.models.registry.checksums import ByteProgress, checksums, hash_file
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
+from headrace.runtime.config.files import read_regular, sync_file, sync_folder
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.config.regular_file import read_regular
-from headrace.runtime.config.sync import sync_file, sync_folder
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.hardware import run_tool

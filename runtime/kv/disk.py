@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import calcsize, error, pack, unpack_from
 
-from headrace.runtime.config.regular_file import open_regular, read_regular
+from headrace.runtime.config.files import open_regular, read_regular
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
 

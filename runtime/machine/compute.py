@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from headrace.runtime import ops
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.bandwidth import Progress
 from headrace.runtime.machine.hardware import machine

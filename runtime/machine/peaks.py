@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.config.typed import typed
 from headrace.runtime.machine.hardware import Machine, machine, power_state

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.runtime import ops
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.peaks import RECENT_DAYS

@@ -23,8 +23,8 @@ from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.metrics.facts import stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.status_bar import Status
+from headrace.runtime.config.files import replace_file
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import DeletedError, HeadraceError, SessionError
 
 if TYPE_CHECKING:

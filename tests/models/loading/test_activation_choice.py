@@ -14,7 +14,7 @@ from headrace.models.loading import activation_choice
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
-from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.files import write_cache
 from headrace.runtime.ops import native, reference
 from tests.support.kernels import on_instruction_set
 from tests.support.tiny import quantize_model
@@ -80,28 +80,31 @@ def test_changed_weights_and_broken_measurements_are_measured_again(directory: P
     os.utime(directory / "model.safetensors", ns=(1, 1))
     _loaded(directory)
     assert len(measured) == 2
-    file = activation_choice._cache_file()
-    file.write_text(file.read_text().replace("0.", '"0.').replace("\n}", '"\n}').replace(",\n", '",\n'))
+    for file in activation_choice._cache_folder().iterdir():
+        write_cache(file, {"kl": "0.1"})
     _loaded(directory)
     assert len(measured) == 3
 
 
 @needs_kernels
 def test_the_divergences_of_models_used_last_are_kept(
-    directory: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+    directory: Path, measured: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tmp_path / "divergences"
     monkeypatch.setattr(activation_choice, "_MAX_MODELS", 3)
-    file = activation_choice._cache_file()
-    write_cache(file, {})
+    monkeypatch.setattr(activation_choice, "_cache_folder", lambda: folder)
     _loaded(directory)
-    [key] = read_cache(file)
-    write_cache(file, {**read_cache(file), "a": 0.5, "b": 0.5})
+    [file] = folder.iterdir()
+    others = [folder / "a.json", folder / "b.json"]
+    for age, path in enumerate([file, *others]):  # this model's is the oldest, until it is used
+        write_cache(path, {"kl": 0.1})
+        os.utime(path, (age, age))
     _loaded(directory)
-    assert list(read_cache(file)) == ["a", "b", key]
     os.utime(directory / "model.safetensors", ns=(1, 1))
     _loaded(directory)
-    assert list(read_cache(file))[:2] == ["b", key]
-    assert len(read_cache(file)) == 3
+    remaining = set(folder.iterdir())
+    assert len(remaining) == 3
+    assert {file, others[1]} < remaining
     assert len(measured) == 2
 
 
