@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.metrics.limit import StepLimit, step_limit
+from headrace.runtime.metrics.cost import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, mbu
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 

@@ -13,7 +13,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import ENGINE, assumptions, error_line
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import step_limit
 from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 

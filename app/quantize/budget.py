@@ -10,7 +10,7 @@ from headrace.app.predict.prediction import Target, step_seconds
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import step_limit
 from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = {"": 10**9, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}

@@ -12,7 +12,7 @@ from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.kv.backend import KVBackend
 from headrace.runtime.metrics.telemetry import PassFacts
 from headrace.runtime.ops.read_values import read_floats, read_ints
-from headrace.runtime.sampling.logprobs import Logprobs
+from headrace.runtime.sampling.sampler import Logprobs
 from headrace.runtime.speculation.proposer import num_accepted
 
 

@@ -25,10 +25,9 @@ from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Accep
 from headrace.runtime.speculation.controller import GPU_ROWS, MIN_GAIN, ROWS, Controller
 from headrace.runtime.speculation.dry_run import Pauses
 from headrace.runtime.speculation.forced import Forced
-from headrace.runtime.speculation.ngram import NGram
+from headrace.runtime.speculation.ngram import NGram, RecentAnswers
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculation
-from headrace.runtime.speculation.suffixes import RecentAnswers
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence

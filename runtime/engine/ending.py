@@ -15,7 +15,7 @@ from headrace.runtime.kv.backend import KVBackend
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.machine.out_of_memory import is_out_of_memory
 from headrace.runtime.metrics.telemetry import StepRecord
-from headrace.runtime.speculation.suffixes import RecentAnswers
+from headrace.runtime.speculation.ngram import RecentAnswers
 
 
 class Ending:

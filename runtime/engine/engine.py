@@ -37,8 +37,8 @@ from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
+from headrace.runtime.speculation.ngram import RecentAnswers
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from headrace.runtime.speculation.suffixes import RecentAnswers
 
 OUTPUT_RESERVED = 1024  # tokens of output that a cache which is copied to grow gets room for at admission
 CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in every step

@@ -21,8 +21,7 @@ from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.ops.read_values import read_ints
-from headrace.runtime.sampling.logprobs import Logprobs, logprobs
-from headrace.runtime.sampling.sampler import Sampler, choose
+from headrace.runtime.sampling.sampler import Logprobs, Sampler, choose, logprobs
 
 
 @dataclass(slots=True, eq=False)

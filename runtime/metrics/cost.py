@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a decode step, computed from shapes.
+"""Bytes and FLOPs of a decode step, computed from shapes, and the least time that they allow.
 
 Filled in by `models/network` from arrays and by `models/cost` from headers and catalogs; read by telemetry, benchmarks
 and predictions. Only data that a step reads or writes counts: used cache entries, not capacity; the embedding table
@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Literal
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
 BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # plus a prefill chunk
+
+Roof = Literal["memory", "arithmetic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +249,27 @@ def visible_by_all(entries: int, rows: int, window: int | None) -> int:
     """Return the sum of `visible` over successive queries: the first of `entries` positions, each next of one more."""
     growing = rows if window is None else max(0, min(rows, window - entries))  # queries that see all positions
     return growing * entries + growing * (growing - 1) // 2 + (rows - growing) * (window or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """The limit of a step. seconds: least time of it. roof: what takes that long."""
+
+    seconds: float
+    roof: Roof
+
+
+def step_limit(
+    nbytes: float, flops: float, bytes_per_second: float, flops_per_second: float | None = None
+) -> StepLimit:
+    """Return the limit of a step that moves `nbytes` and computes `flops`.
+
+    flops_per_second: of the machine; None if unknown: then arithmetic limits nothing.
+    """
+    reading_s = nbytes / bytes_per_second
+    computing_s = 0.0
+    if flops_per_second:
+        computing_s = flops / flops_per_second
+    if computing_s > reading_s:
+        return StepLimit(computing_s, "arithmetic")
+    return StepLimit(reading_s, "memory")

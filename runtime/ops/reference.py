@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
-from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, stock_sampling
+from headrace.runtime.ops import groups_of_16, metal, mixtures, recurrent, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, BoundedSilu, Curve, gated, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
@@ -339,7 +339,7 @@ def greedy(logits: mx.array) -> mx.array:
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
     """Choose a token for each row. See `runtime.ops.stock_sampling`."""
     if on_gpu():
-        return gpu_sampling.sample(logits, rules, keys)
+        return stock_sampling.sample_on_gpu(logits, rules, keys)
     return stock_sampling.sample(logits, rules, keys)
 
 

@@ -16,6 +16,7 @@
 Stages that are off cost nothing. All arithmetic is float32. From the temperature on, one operation of `runtime.ops`
 serves the rows of all sequences, each with its own rule and key; rows do not affect each other. Keys are host
 integers; tokens and counts stay on the device. The same seed on the same machine gives the same tokens.
+`logprobs` are those of the logits before any stage.
 B = sequences, V = vocabulary.
 """
 
@@ -24,15 +25,23 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 
 import mlx.core as mx
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import SampleRule, select
 from headrace.runtime.sampling.params import SamplingParams
-from headrace.runtime.sampling.random_keys import split
 
 MIN_TOP_P = 1e-30  # a top-p that is 0 as a float32 still keeps the best token
+
+# Threefry-2x32 (Salmon et al., SC 2011), whose two 32-bit words stand in lanes of one Python integer; see `split_key`.
+_WORD = 2**32 - 1
+_LANES = _WORD | _WORD << 64  # a mask of both lanes; the bits between them take the carry of a sum
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds each, in turn
+_PARITY = 0x1BD11BDA
+
+Logprobs = tuple[mx.array, mx.array, mx.array, mx.array]
 
 
 class Sampler:
@@ -102,7 +111,7 @@ class Sampler:
                 counts = counts.at[:, mx.array([token])].add(1)
             key = 0
             if self.rule.temperature:
-                self._key, key = split(self._key)
+                self._key, key = split_key(self._key)
             keys.append(key)
             self._states.append((self._key, counts))
         return keys
@@ -235,3 +244,51 @@ def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:
     row = mx.zeros((1, vocab_size), mx.float32)
     row[:, mx.array(list(bias))] = mx.array([float(value) for value in bias.values()])
     return row
+
+
+def split_key(key: int) -> tuple[int, int]:
+    """Return (next key, key to use now), 64 bits each, with the results of `mx.random.split`.
+
+    On the host, so that no step waits for the device: 20 rounds of Threefry on the counters (0, 2) and (1, 3). The two
+    blocks are independent, so both run at once: x has the first words of both, y the second ones.
+    """
+    words = key >> 32, key & _WORD
+    schedule = [word | word << 64 for word in (*words, words[0] ^ words[1] ^ _PARITY)]
+    x = schedule[0] + (0 | 1 << 64) & _LANES
+    y = schedule[1] + (2 | 3 << 64) & _LANES
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x = x + y & _LANES
+            # A rotation within each lane: bits that leave a lane at its left end come in at its right end.
+            y = (y << rotation | y >> 32 - rotation) & _LANES ^ x
+        x = x + schedule[(group + 1) % 3] & _LANES
+        y = y + schedule[(group + 2) % 3] + (group + 1) * (1 | 1 << 64) & _LANES
+    return (x & _WORD) << 32 | x >> 64, (y & _WORD) << 32 | y >> 64
+
+
+def logprobs(logits: mx.array, token: mx.array, top: int) -> Logprobs:
+    """Return log probabilities before any sampling stage.
+
+    logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities,
+    digests (B,) of all logits). Equal bits give equal digests; other bits give others, almost always.
+    """
+    logits = logits.astype(mx.float32)
+    normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(normalised, token[:, None], axis=-1)[:, 0]
+    size = logits.shape[-1]
+    if 0 < top < size:
+        ids = mx.argpartition(-normalised, kth=top - 1, axis=-1)[:, :top]
+    else:
+        ids = mx.broadcast_to(mx.arange(size, dtype=mx.uint32), logits.shape)[:, :top]
+    best = mx.take_along_axis(normalised, ids, axis=-1)
+    order = mx.argsort(-best, axis=-1)
+    ids, best = (mx.take_along_axis(x, order, axis=-1) for x in (ids, best))
+    return chosen, ids, best, (logits.view(mx.uint32) * _odd_numbers(size)).sum(axis=-1)
+
+
+@cache
+def _odd_numbers(size: int) -> mx.array:
+    """Return odd numbers (size,), evaluated. In a sum of products with them, one changed term changes the sum."""
+    numbers = mx.arange(size, dtype=mx.uint32) * 2654435761 | 1
+    mx.eval(numbers)
+    return numbers

@@ -31,7 +31,7 @@ from headrace.runtime.machine.compute import cached_compute
 from headrace.runtime.machine.energy import TokenEnergy, idle_watts, per_token
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, age_s, cached_peak, correct_peak
-from headrace.runtime.metrics.limit import StepLimit, step_limit
+from headrace.runtime.metrics.cost import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, Summary, in_milliseconds, mbu
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, report_rate, report_seconds
 

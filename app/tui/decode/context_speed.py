@@ -13,8 +13,7 @@ from headrace.app.tui.decode.drawing import Canvas, beside_axis, even_ticks, lab
 from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
-from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import StepCost, step_limit
 from headrace.runtime.metrics.units import three_digits
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from headrace.app.answer.sentence import StepFigures
 from headrace.app.tui.metrics.facts import MachineFacts, MeasuredPrefill
 from headrace.app.tui.metrics.rates import StepTotals
-from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import StepCost, step_limit
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import percent
 

@@ -43,7 +43,7 @@ from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail,
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import step_limit
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, in_milliseconds, mbu
 
 if TYPE_CHECKING:  # the chat's first frame does not import them

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.tui.metrics.facts import MachineFacts
-from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.limit import step_limit
+from headrace.runtime.metrics.cost import StepCost, step_limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""Bytes and FLOPs of a step, and the longest context in a given number of bytes."""
+"""Bytes and FLOPs of a step, its limit, and the longest context in a given number of bytes."""
 
 from dataclasses import replace
 
-from headrace.runtime.metrics.cost import LayerKV, StepCost
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headrace.runtime.metrics.cost import LayerKV, StepCost, step_limit
+
+POSITIVE = st.floats(1.0, 1e15)
 COST = StepCost(weight_bytes=1000, weight_flops=50, kv=[LayerKV(2, 10), LayerKV(1, 10, 4)], attention_flops_per_entry=3)
 
 
@@ -39,3 +43,20 @@ def test_all_positions_stay_that_an_indexer_chooses_from() -> None:
     assert (layer.nbytes(3), layer.nbytes(9), layer.held_bytes(9)) == (60, 80, 180)
     assert (layer.visible_by_all(9, 1), layer.read_by_all(9, 1)) == (4, 4)
     assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)  # a chunk reads all
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, POSITIVE)
+def test_the_longer_of_reading_and_computing_is_the_limit(
+    nbytes: float, flops: float, bytes_per_second: float, flops_per_second: float
+) -> None:
+    limit = step_limit(nbytes, flops, bytes_per_second, flops_per_second)
+    reading_s = nbytes / bytes_per_second
+    computing_s = flops / flops_per_second
+    assert limit.seconds == max(reading_s, computing_s)
+    assert limit.roof == ("arithmetic" if computing_s > reading_s else "memory")
+
+
+@given(POSITIVE, POSITIVE, POSITIVE)
+def test_unknown_flops_do_not_limit_a_step(nbytes: float, flops: float, bytes_per_second: float) -> None:
+    limit = step_limit(nbytes, flops, bytes_per_second)
+    assert (limit.seconds, limit.roof) == (nbytes / bytes_per_second, "memory")

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native, select
-from headrace.runtime.sampling.logprobs import logprobs
 from headrace.runtime.sampling.params import MAX_MAGNITUDE, SamplingParams
-from headrace.runtime.sampling.random_keys import split
-from headrace.runtime.sampling.sampler import Sampler, choose
+from headrace.runtime.sampling.sampler import Sampler, choose, logprobs, split_key
 
 VOCAB = 12
 DRAWS = 500
@@ -301,7 +299,7 @@ def test_bias_outside_the_vocabulary_is_refused(token: int) -> None:
 @given(st.integers(0, 2**64 - 1))
 def test_keys_are_split_as_mlx_splits_them(key: int) -> None:
     array = mx.random.split(mx.array([key >> 32, key & 2**32 - 1], mx.uint32))
-    assert split(key) == tuple(first << 32 | second for first, second in array.tolist())  # type: ignore[union-attr]
+    assert split_key(key) == tuple(first << 32 | second for first, second in array.tolist())  # type: ignore[union-attr]
 
 
 def test_batched_choices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:

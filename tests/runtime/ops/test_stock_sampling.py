@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace.runtime.ops import SampleRule, gpu_sampling, stock_sampling
+from headrace.runtime.ops import SampleRule
+from headrace.runtime.ops.stock_sampling import sample, sample_on_gpu
 
 CUTS = [
     (0, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (20, 1.0, 0.0), (1, 1.0, 0.0), (32, 0.9, 0.0), (33, 0.9, 0.0),
@@ -39,7 +40,7 @@ def some(rows: int, seed: int, ties: bool = False) -> tuple[mx.array, list[int]]
 def test_tokens_are_those_of_the_definition(cuts: tuple[int, float, float], ties: bool) -> None:
     rules = [SampleRule(0.8, *cuts)] * 64
     logits, keys = some(len(rules), 3, ties)
-    ours, defined = (np.array(kind.sample(logits, rules, keys)) for kind in (gpu_sampling, stock_sampling))
+    ours, defined = (np.array(choose(logits, rules, keys)) for choose in (sample_on_gpu, sample))
     assert (ours != defined).sum() <= 1  # sums in another order may fall on the neighbour
 
 
@@ -47,7 +48,7 @@ def test_rows_have_separate_sampling_parameters() -> None:
     rules = [SampleRule(), *(SampleRule(0.5 + 0.2 * i, *cuts) for i, cuts in enumerate(CUTS)), SampleRule(1.3)]
     for seed in range(10):
         logits, keys = some(len(rules), seed)
-        ours, defined = (np.array(kind.sample(logits, rules, keys)) for kind in (gpu_sampling, stock_sampling))
+        ours, defined = (np.array(choose(logits, rules, keys)) for choose in (sample_on_gpu, sample))
         assert (ours != defined).sum() <= 1
         assert ours[0] == defined[0]
 
@@ -58,8 +59,8 @@ def test_a_logit_that_is_not_finite_is_chosen(cuts: tuple[int, float, float], br
     logits, keys = some(3, 1)
     logits[1, 77] = broken
     rules = [SampleRule(0.8, *cuts)] * 3
-    defined = stock_sampling.sample(logits, rules, keys).tolist()
-    assert gpu_sampling.sample(logits, rules, keys).tolist()[1] == defined[1] == 77
+    defined = sample(logits, rules, keys).tolist()
+    assert sample_on_gpu(logits, rules, keys).tolist()[1] == defined[1] == 77
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -67,5 +68,5 @@ def test_half_precision_needs_no_cast_before(dtype: mx.Dtype) -> None:
     logits, keys = some(64, 9)
     rules = [SampleRule(0.8, 20)] * 64
     half = logits.astype(dtype)
-    ours = np.array(gpu_sampling.sample(half, rules, keys))
-    assert (ours != np.array(gpu_sampling.sample(half.astype(mx.float32), rules, keys))).sum() == 0
+    ours = np.array(sample_on_gpu(half, rules, keys))
+    assert (ours != np.array(sample_on_gpu(half.astype(mx.float32), rules, keys))).sum() == 0
