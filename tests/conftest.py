@@ -10,13 +10,15 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # No test depends on how fast the machine is, and each run tries the same inputs: what fails is what was changed.
 # `pytest --hypothesis-profile explore` tries others, and `--nightly` more of them.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", settings.get_profile("explore"), derandomize=True, max_examples=100)
 settings.register_profile("headrace", settings.get_profile("nightly"), max_examples=25)
+# For deliberate faults, where a failure is enough: shrinking its example takes minutes.
+settings.register_profile("faults", settings.get_profile("headrace"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("headrace")
 
 

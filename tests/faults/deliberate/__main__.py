@@ -57,7 +57,8 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str]) -> str:
     """Return the result of the tests in `tree`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "faults"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
