@@ -130,10 +130,10 @@ def test_a_rank_ends_if_rank_0_is_silent_at_the_start() -> None:
 
 
 def test_a_rank_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats extend the time to report."""
-    monkeypatch.setattr(processes, "SILENCE_S", 1.0)
+    """Heartbeats extend the time to report, here from 2 s to 2.4 s."""
+    monkeypatch.setattr(processes, "SILENCE_S", 2.0)
     report = json.dumps({"versions": {"headrace": "0.0.9"}})
-    text = f"read order; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo {{}}; done; echo '{report}'; cat > /dev/null"
+    text = f"read order; for i in {{1..12}}; do sleep 0.2; echo {{}}; done; echo '{report}'; cat > /dev/null"
     with pytest.raises(EngineError, match=r"0\.0\.9"):
         started(two(script(tmp_path, "python", text)), None)
 

@@ -19,6 +19,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.machine.memory import Budget
 from tests.app.scripted_engine import CARD
+from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
 
 GB = 1 << 30
@@ -137,7 +138,7 @@ def test_a_cancelled_wait_for_memory_does_not_block_others(log: list[str]) -> No
         await asyncio.sleep(0.1)
         for engine in engines:
             engine.__dict__["open"] = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert [engine.name for engine, _ in await asyncio.gather(*others)] == ["e", "a"]
         assert log == ["load b", "load c", "unload a", "load e", "unload b", "load a"]
 
