@@ -192,7 +192,7 @@ class IndexerConfig:
 class LayerConfig:
     """Properties that vary by layer: rotation (None: no position information), attention window and experts.
 
-    mixer: recurrent mixing, in place of attention unless the layer `attends`.
+    mixer: recurrent mixing, in place of attention unless the layer `attends`. A layer may have neither.
     feeds: it has a feed-forward.
     heads, kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
     source: layer whose K/V this one reads, None for its own.
@@ -217,6 +217,11 @@ class LayerConfig:
     chunked: bool = False
     indexer: IndexerConfig | None = None
     limit: float = 0.0
+
+    @property
+    def appends(self) -> bool:
+        """True if it has K/V or recurrent state of its own."""
+        return self.source is None and (self.attends or self.mixer is not None)
 
     @property
     def own_indexer(self) -> IndexerConfig | None:
@@ -270,7 +275,7 @@ class DecoderConfig:
     @property
     def appending(self) -> int:
         """Layers up to the last that has K/V or recurrent state of its own."""
-        return max(i for i, layer in enumerate(self.layers) if layer.source is None) + 1
+        return max(i for i, layer in enumerate(self.layers) if layer.appends) + 1
 
     def query_heads(self, layer: LayerConfig) -> int:
         """Return a layer's query heads."""

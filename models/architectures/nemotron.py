@@ -1,6 +1,6 @@
-"""Nemotron-H: blocks of Mamba-2, attention, a feed-forward or experts, each with a norm.
+"""Nemotron-H: blocks of Mamba-2, attention, a feed-forward or experts, each with a norm; Llama Nemotron (NAS).
 
-A layer of the decoder is a block that mixes tokens, and the feed-forward after it, if there is one. Blocks have
+A layer of Nemotron-H here is a block that mixes tokens, and the feed-forward after it, if there is one. Blocks have
 letters: M Mamba-2, * attention, - a feed-forward, E experts.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
-from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
+from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, MixerConfig
 from headrace.models.architectures.experts import corrected_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.mixers import mixer_sizes, step_limits
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _LETTERS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
@@ -86,7 +86,66 @@ def _runs(fields: Fields) -> bool:
     return not alone and not fields.values.get("moe_latent_size")
 
 
+# Llama Nemotron: each layer has its number of K/V heads or no attention, and its width of the feed-forward or none
+_STEP = 256  # widths are rounded up to a multiple of it
+
+
+def _blocks(fields: Fields) -> list[tuple[Fields, Fields]]:
+    """Return the sections of attention and of the feed-forward of each layer."""
+    listed = fields.values.get("block_configs")
+    count = fields.count("num_hidden_layers")
+    if not isinstance(listed, list) or len(listed) != count or not all(isinstance(block, dict) for block in listed):
+        raise CheckpointError(f"config.json: block_configs must list {count} layers")
+    return [(Fields(Fields(block).section("attention")), Fields(Fields(block).section("ffn"))) for block in listed]
+
+
+def _widths(fields: Fields) -> list[int]:
+    """Return the width of each layer's feed-forward, 0 without."""
+    hidden = fields.count("hidden_size")
+    widths = []
+    for _, feed_forward in _blocks(fields):
+        width = 0
+        if not feed_forward.values.get("no_op"):
+            inner = int(2 * round(feed_forward.positive("ffn_mult"), 6) * hidden / 3)
+            width = -(-inner // _STEP) * _STEP
+        widths.append(width)
+    return widths
+
+
+def _nas_runs(fields: Fields) -> bool:
+    """Return False for single matrices in place of halves of a layer, and for layers or models without any half."""
+    blocks = _blocks(fields)
+    linear = any(half.values.get("replace_with_linear") for block in blocks for half in block)
+    halves = [[not half.values.get("no_op") for half in block] for block in blocks]
+    return not linear and all(any(block) for block in halves) and any(attends for attends, _ in halves)
+
+
+def _nas(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the sizes of each layer. Raises UnsupportedModelError for windows, which mlx-lm's class leaves out."""
+    layers = []
+    for layer, (attention, _), width in zip(decoder.layers, _blocks(fields), _widths(fields), strict=True):
+        for key in ("window_length", "num_sink_tokens", "unshifted_sink"):
+            if attention.values.get(key):
+                raise UnsupportedModelError(f"config.json: a nemotron-nas with {key} {attention.values[key]!r:.40}")
+        kv_heads = 0
+        if not attention.values.get("no_op"):
+            group = attention.count("n_heads_in_group")
+            if decoder.heads % group:
+                raise CheckpointError(f"config.json: {decoder.heads} attention heads have no groups of {group}")
+            kv_heads = decoder.heads // group
+        layers.append(replace(layer, attends=kv_heads > 0, kv_heads=kv_heads, feeds=width > 0, inner=width))
+    return replace(decoder, kv_heads=max(layer.kv_heads for layer in layers), layers=tuple(layers))
+
+
 ROWS = (
+    Architecture(
+        "nemotron-nas",
+        Family(),
+        defaults={"rope_theta": 5e5},
+        inner_size=lambda fields: max(_widths(fields)) or 1,
+        runs=_nas_runs,
+        complete=_nas,
+    ),
     Architecture(
         "nemotron_h",
         Family(activation="relu2"),

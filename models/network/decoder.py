@@ -142,7 +142,7 @@ class Decoder:
             weights["model.embed_tokens"] = self._head
         for index, layer in enumerate(self._layers):
             prefix = f"model.layers.{index}"
-            if layer.attention is not None:
+            if layer.attention is not None and layer.output is not None:
                 weights[f"{prefix}.self_attn.qkv"] = layer.qkv[0]
                 weights[f"{prefix}.self_attn.o_proj"] = layer.output
             if layer.gate_up:
@@ -367,6 +367,8 @@ class Decoder:
         family = self.config.family
 
         # x (B, T, E) + output(attention(qkv(norm(x))))
+        if layer.output is None:  # nothing mixes tokens
+            return self._add(residual.x, [self._feed_forward(residual, layer)], layer.mlp_post_norm, epilogue)
         inputs = self._normed(residual, layer.input_norm, layer.input_norm_bias)
         attended = self._attention(inputs, kv, index)  # (B, T, H * D); then a mixer's, next to it
         if family.parallel:  # both halves have the same input, and one sum
@@ -393,6 +395,7 @@ class Decoder:
         ops = self._ops
         eps = self.config.norm_eps
         layer = self._layers[index]
+        assert layer.output is not None
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         if layer.head_norms is not None:
             qkv = normed_heads(ops, qkv, layer.head_norms, eps)

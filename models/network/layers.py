@@ -217,13 +217,19 @@ def _layer(
     names = family.norms_of(layer.attends)
     if not layer.feeds:
         names = replace(names, mlp=None)
+    if not layer.attends and layer.mixer is None:
+        names = replace(names, attention=None, after_attention=None)
     spec = None
+    qkv: list[Weight] = []
+    output = None
     latent = None
     gate = None
     mixer = None
     ends = None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
+    elif not layer.attends:
+        pass
     elif config.latent is not None:
         spec = _attention(config, parameters, attn, layer, rope)
         latent, qkv, output = read_latent(config, parameters, prefix, config.latent, layer)

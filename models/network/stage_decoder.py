@@ -77,7 +77,10 @@ def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
             edges[rank] -= 1
     if sorted(set(edges)) != edges:
         raise UsageError(f"pipeline: the last layers of {config.architecture} share K/V, which leaves a rank without")
-    return [range(first, last) for first, last in zip(edges, [*edges[1:], len(config.layers)], strict=True)]
+    ranges = [range(first, last) for first, last in zip(edges, [*edges[1:], len(config.layers)], strict=True)]
+    if not all(any(config.layers[i].appends for i in layers) for layers in ranges):
+        raise UsageError(f"pipeline: a rank would have layers of {config.architecture} without attention alone")
+    return ranges
 
 
 class StageDecoder(Decoder):

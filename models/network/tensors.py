@@ -344,7 +344,9 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     """Return the norms of a layer, and the small tensors of its attention, mixer and experts."""
     width = config.hidden_size
     names = config.family.norms_of(layer.attends)
-    norms = [names.attention, names.after_attention]
+    norms = []
+    if layer.attends or layer.mixer is not None:
+        norms += [names.attention, names.after_attention]
     if layer.feeds:
         norms += [names.mlp, names.after_mlp]
     if not config.family.norm_weights:

@@ -245,9 +245,8 @@ class KVShape:
     @property
     def appending(self) -> int:
         """Layers up to the last that has K/V or recurrent state of its own."""
-        if not self.sources:
-            return self.layers
-        return max(layer for layer in range(self.layers) if self.source(layer) == layer) + 1
+        idle = set(self.without) - set(self.recurrent)
+        return max(layer for layer in range(self.layers) if self.source(layer) == layer and layer not in idle) + 1
 
     @property
     def state_bytes(self) -> int:

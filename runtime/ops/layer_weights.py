@@ -80,19 +80,19 @@ class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
     `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
-    has none, and a layer may lack a feed-forward. A `mixture` of experts replaces `gate_up` and `down`, or has them as
-    a shared expert beside the others. A `mixer` replaces attention, or stands beside it with the same input, if it has
-    `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with the layer's
-    input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`: experts and dense
-    feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's output.
-    `mixer_gates`: the projections into a mixer have R numbers each of z and a, in [q, k, v | z | a | b], and these
-    matrices give the rest. `curve`: in place of the network's activation.
+    has none, and a layer may lack a feed-forward, or all that mixes tokens. A `mixture` of experts replaces `gate_up`
+    and `down`, or has them as a shared expert beside the others. A `mixer` replaces attention, or stands beside it with
+    the same input, if it has `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its
+    product with the layer's input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`:
+    experts and dense feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's
+    output. `mixer_gates`: the projections into a mixer have R numbers each of z and a, in [q, k, v | z | a | b], and
+    these matrices give the rest. `curve`: in place of the network's activation.
     """
 
     attention: AttentionSpec | None
     input_norm: mx.array | None
     qkv: list[Weight]  # together ((H + 2 Hkv) * D, E), or the projections into the mixer
-    output: Weight  # (E, H * D)
+    output: Weight | None  # (E, H * D)
     attention_post_norm: mx.array | None
     mlp_norm: mx.array | None
     gate_up: list[Weight]  # together (2 F, E); up alone, (F, E), for an activation that gates nothing

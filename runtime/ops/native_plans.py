@@ -84,6 +84,8 @@ def matrix_of(weight: Weight | None) -> "kernels.Matrix | None":
 
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
+    if layer.output is None:  # nothing mixes tokens
+        return None
     if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
         return None
     gate_up_weight = next(iter(layer.gate_up), None)

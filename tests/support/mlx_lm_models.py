@@ -216,6 +216,16 @@ _MUSE = {
     "model_type": "muse_glimmer", "num_hidden_layers": 4, "sliding_window": WINDOW, "post_norm_eps": 1e-3,
     "qk_scale_factor": 1.3,
 }  # fmt: skip
+_NAS = {
+    "model_type": "nemotron-nas", "num_hidden_layers": 4, "head_dim": 16, "num_key_value_heads": None,
+    "intermediate_size": None, "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
+    "block_configs": [
+        {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}},
+        {"attention": {"no_op": True}, "ffn": {"ffn_mult": 7.0}},
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        {"attention": {"n_heads_in_group": 1}, "ffn": {"ffn_mult": 1.5}},
+    ],
+}  # fmt: skip
 _MINICPM3 = {
     "model_type": "minicpm3", "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": None, "dim_model_base": 32, "scale_depth": 1.4,
@@ -464,6 +474,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gpt-neox": _NEOX,
     "gpt-neox-sequential": {**_NEOX, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "nemotron-nas": _NAS,
+    "nemotron-nas-ends": {
+        **_NAS, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_scaling": _LLAMA3,
+        "block_configs": [
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.5}},
+            *[{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}}] * 2,
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 3.0}},
+        ],
+    },
     "nanochat": {
         "model_type": "nanochat", "rms_norm_eps": 1e-5, "head_dim": 16, "intermediate_size": 256,
     },
