@@ -4,7 +4,7 @@ Reads names, the catalog and the store; no network, no mlx.
 """
 
 from headrace.models.registry.catalog import find
-from headrace.models.registry.resolve import find_source
+from headrace.models.registry.resolve import find_source, names_on_disk
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 
@@ -17,4 +17,4 @@ def check_model_name(name: str) -> None:
     store = Store()
     source = find_source(name, store)
     if isinstance(source, CatalogName) and not store.has(source.name):
-        find(source.name, store.names())
+        find(source.name, names_on_disk(store))

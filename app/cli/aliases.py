@@ -17,7 +17,7 @@ _MEANT = {
     **dict.fromkeys(("ask", "generate", "prompt", "complete", "answer"), "run"),
     **dict.fromkeys(("download", "fetch", "get", "install", "update"), "pull"),
     **dict.fromkeys(("remove", "delete", "uninstall"), "rm"),
-    **dict.fromkeys(("info", "show", "inspect"), "models show"),
+    **dict.fromkeys(("info", "inspect"), "show"),
     **dict.fromkeys(("benchmark", "perf", "speed"), "bench"),
     **dict.fromkeys(("config", "settings"), "paths --write-settings"),
     **dict.fromkeys(("check", "status", "system"), "doctor"),

@@ -56,6 +56,7 @@ _COMMANDS = {
     ),
     "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
     "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
+    "show": ("headrace.app.cli.models", "show", "Short for `models show`."),
     "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
     "explain": ("headrace.app.cli.explain", "explain", "Explain a figure, such as MBU, TTFT or roofline."),
     "paths": ("headrace.app.cli.paths", "paths", "Show the locations of headrace's files."),

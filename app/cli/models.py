@@ -40,7 +40,14 @@ from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.checksums import content_problems, recorded_files
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import ResolvedModel, find_source, installed_name, resolve, stored_name
+from headrace.models.registry.resolve import (
+    ResolvedModel,
+    find_source,
+    installed_name,
+    names_on_disk,
+    resolve,
+    stored_name,
+)
 from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.config.typed import typed
@@ -287,7 +294,7 @@ def _document(name: str | None) -> Document:
     if isinstance(source, LocalGGUF) and find_copy(source.path, store) is None:
         return gguf_document(source.path, usable)
     if isinstance(source, CatalogName) and store.get(source.name) is None:
-        return catalog_document(find(source.name), usable)
+        return catalog_document(find(source.name, names_on_disk(store)), usable)
     if isinstance(source, HubId):
         stored = stored_name(str(source))
         if stored and store.get(stored) is None:

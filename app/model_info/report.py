@@ -19,7 +19,7 @@ from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, sha
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
-from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_linked
+from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_linked, title_of
 from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
 from headrace.models.registry.source import HubId, LocalGGUF
@@ -104,7 +104,7 @@ def gguf_document(file: Path, usable: int | None = None) -> Document:
 
     container = open_container(file)
     return {
-        "name": file.name,
+        "name": title_of(file),
         "installed": False,
         "path": str(file),
         "origin": f"local file {file}",

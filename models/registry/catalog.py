@@ -171,12 +171,12 @@ def load_ranks() -> dict[str, list[str]]:
 def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
     """Return the entry called `name`.
 
-    Raises ModelNotFoundError with similar names of the catalog and of `others`.
+    Raises ModelNotFoundError with similar names, those of `others` before the catalog's.
     """
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
-    near = _similar(name, list(dict.fromkeys([*catalog, *others])))
+    near = _similar(name, list(dict.fromkeys([*others, *catalog])))
     hint = f"did you mean {' or '.join(near)}?" if near else _NO_HINT
     if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"

@@ -48,7 +48,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         plan = read_plan(file)  # refuses a file that cannot run before gigabytes are hashed
         sha256 = _digest(file, stamp, store, progress)
 
-    title = _title(file)
+    title = title_of(file)
 
     def build(directory: Path) -> dict[str, object]:
         files = install_weights(plan, directory, progress, sha256)
@@ -210,7 +210,7 @@ def _own_decoder(config: dict[str, object]) -> "DecoderConfig | None":
     return decoder_config(text_config(normalized(config)))
 
 
-def _title(file: Path) -> str:
+def title_of(file: Path) -> str:
     """Return the file's name without a part's number; of a file without a suffix, the name that its header states."""
     if file.suffix.lower() == ".gguf":
         return whole_name(file.name)

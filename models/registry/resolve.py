@@ -28,7 +28,7 @@ from headrace.models.registry.import_gguf import (
     find_copy,
     import_gguf,
     install_weights,
-    is_linked,
+    is_intact,
     read_plan,
 )
 from headrace.models.registry.progress import Progress, silent
@@ -82,7 +82,7 @@ def resolve(
         adapter_folder = find_adapter(adapter, progress, fetch=fetch)
         model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
         return _with_adapter(model, adapter, adapter_folder, store)
-    source = _parsed(base, store)
+    source = find_source(base, store)
     match source:
         case LocalDirectory(path):
             return ResolvedModel(shown_name(path), path, f"local directory {path}")
@@ -102,21 +102,6 @@ def _with_adapter(model: ResolvedModel, name: str, adapter: Adapter | Path, stor
     return replace(model, name=name_with(model.name, name), adapter=adapter)
 
 
-def _parsed(text: str, store: Store) -> Source:
-    """Call `find_source`; the error for a missing .gguf file names its entry in the store."""
-    try:
-        return find_source(text, store)
-    except ModelNotFoundError as error:
-        if error.hint is None and text.lower().endswith(".gguf"):
-            made = copies_of(Path(text).expanduser().absolute(), store)
-            names = " or ".join(model.name for model in made)
-            if made and is_linked(made[0]):
-                error.hint = f"{names} in the store runs from that file: pass its path where it is now"
-            elif made:
-                error.hint = f"the store has its copy: {names}"
-        raise
-
-
 def find_source(text: str, store: Store) -> Source:
     """Return what `text` names: as `parse_source`, but files of another program for a model that is not installed.
 
@@ -124,7 +109,12 @@ def find_source(text: str, store: Store) -> Source:
     means another program's model of exactly that name.
     Also raises UnsupportedModelError for a model to which that program applies several adapters.
     """
-    source = parse_source(text)
+    try:
+        source = parse_source(text)
+    except ModelNotFoundError as error:
+        if error.hint is None and text.lower().endswith(".gguf"):
+            error.hint = _known_file(Path(text).expanduser().absolute(), store)
+        raise
     if isinstance(source, LocalDirectory | LocalGGUF):
         return source
     stored = _hub_name(source) if isinstance(source, HubId) else source.name
@@ -141,6 +131,29 @@ def find_source(text: str, store: Store) -> Source:
 
     foreign = find_foreign_hub(source) if isinstance(source, HubId) else find_foreign(text)
     return source if foreign is None else foreign.source
+
+
+def _known_file(file: Path, store: Store) -> str | None:
+    """Return a hint to the entry of a missing .gguf file, or to another program's file of that name."""
+    from headrace.models.registry.other_programs import foreign_models
+
+    made = copies_of(file, store)
+    names = " or ".join(model.name for model in made)
+    if made and not is_intact(made[0]):
+        return f"{names} in the store runs from that file: pass its path where it is now"
+    if made:
+        return f"the store has it: pass {names}"
+    foreign = next((model for model in foreign_models() if model.path.name == file.name), None)
+    return None if foreign is None else f"{foreign.program} has it: pass {foreign.name}"
+
+
+def names_on_disk(store: Store) -> list[str]:
+    """Return the names, as `-m` takes them, of installed models and of other programs' models."""
+    from headrace.models.registry.other_programs import foreign_models
+
+    stated = {model.name: str(model.origin.get("id", "")) for model in store.list()}
+    names = [stated[name] if "--" in name and "/" in stated.get(name, "") else name for name in store.names()]
+    return [*names, *(model.name for model in foreign_models())]
 
 
 def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> StoredModel:
@@ -231,7 +244,7 @@ def _named(
             raise unreadable
         if present is not None:
             return _resolved(present)
-    entry = find(name, (model.name for model in store.list()))
+    entry = find(name, names_on_disk(store))
     _check_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
         wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)

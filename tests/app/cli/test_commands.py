@@ -181,7 +181,7 @@ def test_without_terminal_and_input_help_is_printed(
     [
         (["modles", "list"], "did you mean models?"),
         (["download", "qwen3-4b"], "did you mean pull?"),
-        (["info"], "did you mean models show?"),
+        (["info"], "did you mean show?"),
         (["serach", "words"], "did you mean sessions search?"),
         (["Hello"], "`headrace run PROMPT` answers a prompt"),
         (["--nonsense"], "`headrace --help` shows the options"),

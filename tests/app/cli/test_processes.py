@@ -32,6 +32,7 @@ COMMANDS = {
     "rm": ("rm", "--help"),
     "run": ("run", "hi", "-m", "MODEL", "-n", "2"),
     "serve": ("serve", "--help"),
+    "show": ("show", "MODEL"),
     "sessions": ("sessions", "list", "--json"),
     "tokenize": ("tokenize", "hi", "-m", "MODEL"),
     "top": ("top", "--help"),

@@ -8,7 +8,7 @@ import pytest
 from headrace.app.model_info.report import foreign_documents
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.other_programs import find_foreign, foreign_models
-from headrace.models.registry.resolve import find_source, installed_name, resolve
+from headrace.models.registry.resolve import find_source, installed_name, names_on_disk, resolve
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
@@ -121,3 +121,30 @@ def test_models_of_lm_studio(home: Path, store: Store) -> None:
     rows = foreign_documents()
     assert [row["program"] for row in rows] == ["LM Studio"] * 4
     assert all(row["disk_bytes"] > 0 for row in rows)
+
+
+def test_similar_names_begin_with_those_on_this_disk(home: Path, store: Store) -> None:
+    add_to_ollama(home, "registry.ollama.ai/library/qwen3/270m")
+    folder = home / ".lmstudio/models/org/qwen3-mine-GGUF"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "m-Q8_0.gguf", "llama")
+    resolve(str(write_gguf(home / "qwen3-own.gguf", "llama")), store=store)
+    own = store.names()[0]
+    assert names_on_disk(store) == [own, "qwen3:270m", "org/qwen3-mine-GGUF"]
+    with pytest.raises(ModelNotFoundError) as error:
+        resolve("qwen3", store=store, fetch=False)
+    assert error.value.hint == f"did you mean {own} or qwen3:270m or org/qwen3-mine-GGUF?"
+
+
+def test_a_missing_file_is_found_where_it_is(home: Path, store: Store) -> None:
+    folder = home / ".lmstudio/models/org/name-GGUF"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "m-Q8_0.gguf", "llama")
+    file = write_gguf(home / "own.gguf", "llama")
+    resolve(str(file), store=store)
+    hints = {"m-Q8_0.gguf": "LM Studio has it: pass org/name-GGUF", "x.gguf": None}
+    hints["./own.gguf"] = f"the store has it: pass {store.names()[0]}"
+    for text, hint in hints.items():
+        with pytest.raises(ModelNotFoundError, match="no such file") as error:
+            find_source(text, store)
+        assert error.value.hint == hint
