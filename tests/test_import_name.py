@@ -25,7 +25,8 @@ import headrace
 {project}
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.config.load_options import ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Done
 client, said = EngineClient(), []
 client.start(ModelSpec(sys.argv[1]))

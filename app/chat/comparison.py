@@ -6,7 +6,7 @@ them in turn.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from dataclasses import replace
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
@@ -14,7 +14,6 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import ModelOptions, ModelSpec
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
@@ -37,9 +36,8 @@ class Comparison(ParallelAnswers):
         conversation: Conversation,
         other: AnswerSetup,
         second: Callable[[], ChatEngine],
-        **load_options: Unpack[ModelOptions],
     ) -> None:
-        """second: makes another engine. load_options: for each `ModelSpec`.
+        """second: makes another engine.
 
         Raises EngineError while an answer is being written.
 
@@ -47,7 +45,6 @@ class Comparison(ParallelAnswers):
         """
         super().__init__(conversation)
         self._second = second
-        self._load_options = load_options
         session = conversation.session
         setups = AnswerSetup.of(session), other
         a, b = (ParallelAnswer(name, setup, self._store, session) for name, setup in zip("AB", setups, strict=True))
@@ -220,7 +217,7 @@ class Comparison(ParallelAnswers):
         answer.phase = "loading"
         if engine.model != wanted or engine.engine.state != "loading":
             engine.model = wanted
-            engine.engine.start(ModelSpec(answer.setup.model, **self._load_options))
+            engine.engine.start(replace(self._conversation.spec, name=answer.setup.model))
 
     def _choose_engine(self, answer: ParallelAnswer) -> None:
         """Decide, before B's model is loaded for the first time, whether it fits into memory beside A's."""

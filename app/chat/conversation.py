@@ -7,7 +7,6 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Unpack
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import settings_used, stored_options
@@ -20,8 +19,9 @@ from headrace.app.chat.resampling import WARMER, question_of, resampled
 from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
 from headrace.app.chat.unsent_message import UnsentMessage
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import Generate, ModelOptions, ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import (
     AnswerEvent,
     ContextFull,
@@ -52,9 +52,9 @@ class Conversation:
         engine: ChatEngine,
         store: SessionStore,
         session: Session | None = None,
-        **load_options: Unpack[ModelOptions],
+        spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
-        """session: None creates one. load_options: for each `ModelSpec`."""
+        """session: None creates one. spec: of each of its models, but for the name."""
         self.engine = engine
         self.store = store
         self.branch = SessionBranch(store, session if session is not None else store.create())
@@ -63,7 +63,7 @@ class Conversation:
         self.unsent = UnsentMessage()
         self.notice: str | None = None
         self.damage: str | None = None
-        self._load_options = load_options
+        self.spec = spec
         self._unasked: int | None = None  # the question to submit once a model can be loaded
 
     @property
@@ -223,7 +223,7 @@ class Conversation:
     def load_model(self) -> None:
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = self.damage = None
-        self.engine.start(ModelSpec(self.session.model, **self._load_options))
+        self.engine.start(replace(self.spec, name=self.session.model))
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""

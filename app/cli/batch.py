@@ -114,7 +114,7 @@ def batch(arguments: BatchArguments) -> int:
 
     settings = load_settings()
     draft = arguments.load.chosen_draft(settings, arguments.options.speculate)
-    load_options = arguments.load.options(settings)
+    spec = arguments.load.spec(settings, draft)
     raw_lines = read_lines(arguments.source)
     cancel = CancelFlag()
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def batch(arguments: BatchArguments) -> int:
         if arguments.output not in (None, STDOUT):
             file = stack.enter_context(closing(ResultFile(Path(str(arguments.output)))))
         resolved = resolved_model(chosen_model(arguments.model, settings), quiet=arguments.quiet)
-        lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, load_options["context"]))
+        lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, spec.context))
         if file is not None:
             file.begin({line.digest: line.number for line in lines}, in_order=arguments.in_order)
             if file.replaced:
@@ -130,13 +130,7 @@ def batch(arguments: BatchArguments) -> int:
         remaining = [line for line in lines if file is None or line.digest not in file.answered]
         tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
         if remaining:
-            loaded = load_noted(
-                resolved,
-                **load_options,
-                force=arguments.load.force,
-                hosts=arguments.load.hosts,
-                quiet=arguments.quiet,
-            )
+            loaded = load_noted(resolved, spec, quiet=arguments.quiet)
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
             _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))

@@ -26,6 +26,7 @@ from headrace.app.cli.model_options import (
     model_option,
 )
 from headrace.app.cli.say import say
+from headrace.app.config.load_options import ModelSpec
 from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from headrace.app.chat.conversation import Conversation
     from headrace.app.config.settings import Settings
     from headrace.app.engine.client import ChatEngine
-    from headrace.app.engine.commands import ModelOptions
     from headrace.app.sessions.records import Session
     from headrace.app.sessions.store import SessionStore
 
@@ -116,18 +116,18 @@ def chat(given: ChatOptions) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        load_options = given.load.options(settings)
+        spec = given.load.spec(settings, draft)
         if given.inline or os.environ["TERM"] == "dumb":
-            return _line_chat(store, session, settings, _engine_of(given, draft), load_options)
-        return _screen_chat(store, session, settings, _engine_of(given, draft), load_options)
+            return _line_chat(store, session, settings, _engine_of(given), spec)
+        return _screen_chat(store, session, settings, _engine_of(given), spec)
 
 
-def _engine_of(given: ChatOptions, draft: str | None) -> "Callable[[], ChatEngine]":
+def _engine_of(given: ChatOptions) -> "Callable[[], ChatEngine]":
     """Return the maker of engines: on this machine, or on a server. Raises UsageError for an address that is none."""
     from headrace.app.engine.client import EngineClient
 
     if given.connect is None:
-        return partial(EngineClient, draft, given.load.hosts)
+        return EngineClient
     if given.load.hosts is not None:
         raise UsageError("--connect excludes --hosts", "the server's own --hosts divides its model")
     from headrace.app.engine.http_address import HTTPAddress
@@ -142,7 +142,7 @@ def _line_chat(
     session: "Session",
     settings: "Settings",
     engine: "Callable[[], ChatEngine]",
-    load_options: "ModelOptions",
+    spec: ModelSpec,
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
     from headrace.app.line_chat.answer_output import MarkdownOutput, PlainOutput
@@ -163,7 +163,7 @@ def _line_chat(
             output=MarkdownOutput if redraws else PlainOutput,
             show_thinking=settings.chat.show_thinking,
             progress=drawn_progress,
-            **load_options,
+            spec=spec,
         )
         try:
             run_line_chat(chat)
@@ -181,7 +181,7 @@ def _screen_chat(
     session: "Session",
     settings: "Settings",
     engine: "Callable[[], ChatEngine]",
-    load_options: "ModelOptions",
+    spec: ModelSpec,
 ) -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
     gc.disable()  # until the first frame, which is a tenth sooner
@@ -202,7 +202,7 @@ def _screen_chat(
         warning=store.unsaved,
         watch=MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)]),
         second_engine=second_engine,
-        **load_options,
+        spec=spec,
     )
     try:
         app.run(mouse=settings.screen.mouse)

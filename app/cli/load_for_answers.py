@@ -14,7 +14,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
-    from headrace.app.config.load_options import HostsChoice
+    from headrace.app.config.load_options import ModelSpec
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
@@ -89,43 +89,18 @@ def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "Re
 
 
 def load_noted(
-    resolved: "ResolvedModel",
-    *,
-    context: int | None,
-    requantize: "Quantization | None" = None,
-    kv: str = "f16",
-    activations: str = "16",
-    force: bool,
-    hosts: "HostsChoice | None" = None,
-    quiet: bool = False,
+    resolved: "ResolvedModel", spec: "ModelSpec", *, requantize: "Quantization | None" = None, quiet: bool = False
 ) -> "LoadedModel":
-    """Load the model, and print its notes on standard error.
+    """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
 
-    resolved: the model's files.
-    context: limit in tokens; None: the model's, as memory allows.
-    requantize: quantize plain weights; None: leave them.
-    kv: K/V format, as in --kv.
-    activations: bits of prompts' activations, as in --activations.
-    force: load a model that does not fit into memory.
-    hosts: machines that share it; None: this one alone.
+    resolved, spec, requantize: see `load_model`.
     quiet: draw no progress.
-    Raises the errors of `load_model`.
     """
-    from headrace.app.config.load_options import activations_choice, kv_choice
     from headrace.app.hosts.load import load_model
     from headrace.app.output.progress import drawn_progress
 
     with drawn_progress(quiet=quiet) as progress:
-        loaded = load_model(
-            resolved,
-            hosts,
-            context=context,
-            requantize=requantize,
-            kv=kv_choice(kv),
-            activations=activations_choice(activations),
-            force=force,
-            progress=progress,
-        )
+        loaded = load_model(resolved, spec, progress, requantize=requantize)
     for note in loaded.notes:
         say(note, err=True)
     return loaded

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import files, model_names
-from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice, ModelSpec
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.app.config.settings import Settings
-    from headrace.app.engine.commands import ModelOptions
 
 Command = Callable[..., object]
 
@@ -37,13 +36,16 @@ class LoadArguments:
     hosts: HostsChoice | None = None
     force: bool = False
 
-    def options(self, settings: "Settings") -> "ModelOptions":
-        """Return the options of loading: those given, else the settings'."""
-        return {
-            "context": self.context or settings.chat.context or None,
-            "kv": self.kv or settings.chat.kv,
-            "activations": self.activations or settings.chat.activations,
-        }
+    def spec(self, settings: "Settings", draft: str | None = None) -> ModelSpec:
+        """Return the way to load a model: by the options given, else by the settings. draft: of `chosen_draft`."""
+        return ModelSpec(
+            context=self.context or settings.chat.context or None,
+            kv=self.kv or settings.chat.kv,
+            force=self.force,
+            draft=draft,
+            activations=self.activations or settings.chat.activations,
+            hosts=self.hosts,
+        )
 
     def chosen_draft(self, settings: "Settings", speculate: str | None) -> str | None:
         """Return the draft model's name: the given one, else the settings'; None for none.

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -101,7 +101,6 @@ def serve(arguments: ServeArguments) -> int:
     from headrace.app.cli.load_for_answers import agree_to_copy
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.engine.client import EngineClient
-    from headrace.app.engine.commands import ModelSpec
 
     rules = arguments.rules()
     if arguments.parent is not None:
@@ -113,15 +112,8 @@ def serve(arguments: ServeArguments) -> int:
         _check_installed(name for name in arguments.models if name != model)
     for name in (model, draft):
         agree_to_copy(name, quiet=arguments.quiet)
-    spec = ModelSpec(
-        model,
-        **arguments.load.options(settings),
-        force=arguments.load.force,
-        draft=draft,
-        serving=True,
-        max_running=arguments.parallel,
-    )
-    client = EngineClient(hosts=arguments.load.hosts)
+    spec = replace(arguments.load.spec(settings, draft), name=model, serving=True, max_running=arguments.parallel)
+    client = EngineClient()
     try:
         client.start(spec)  # before the imports below, which take a while
         from headrace.app.server.serve import ServerOptions, listening_socket
@@ -133,7 +125,7 @@ def serve(arguments: ServeArguments) -> int:
             rules,
             settings.sampling,
             frozenset(arguments.aliases),
-            () if client.is_shared else arguments.models,
+            arguments.models if spec.hosts is None else (),
             arguments.queue,
             grace_s=arguments.grace,
             idle_unload_s=arguments.idle_unload,

@@ -1,6 +1,6 @@
 """`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import click
@@ -63,18 +63,18 @@ def verify(given: VerifyArguments) -> int:
     if hosts is not None and given.server:
         raise UsageError("--server compares programs on this machine", "leave out --hosts")
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
-    options = given.load.options(settings)
-    options["context"] = None
-    load = partial(load_noted, resolved, **options, force=given.load.force)
+    spec = replace(given.load.spec(settings), context=None, hosts=None)
+    load = partial(load_noted, resolved, spec)
     plan = Plan(given.tokens, given.sequences, given.seed)
-    loaded = None if given.server else load(hosts=hosts)
+    loaded = None if given.server else load_noted(resolved, replace(spec, hosts=hosts))
     if hosts is not None:
         try:
             here = load()
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
     if loaded is None:
-        document = verify_interfaces(load, plan, resolved.path, {**options, "force": given.load.force})
+        options = {"kv": spec.kv, "activations": spec.activations, "force": spec.force}
+        document = verify_interfaces(load, plan, resolved.path, options)
     else:
         document = run_checks(loaded, plan, here)
     if given.as_json:

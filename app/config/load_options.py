@@ -24,6 +24,32 @@ class HostsChoice:
     split: str = "auto"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model to load, and the way to load it. As a command to an engine process: load it.
+
+    name: as after `-m`; None: the default.
+    context: tokens; None: as many as fit into memory.
+    kv: K/V format, as after --kv.
+    force: load a model that does not fit into memory.
+    draft: a draft model; None: none.
+    serving: for many clients: prompts may fill the context, text leaves sooner, and the load is always reported.
+    max_running: sequences at a time.
+    activations: as after --activations.
+    hosts: machines that share the model; None: this one alone.
+    """
+
+    name: str | None = None
+    context: int | None = None
+    kv: str = "f16"
+    force: bool = False
+    draft: str | None = None
+    serving: bool = False
+    max_running: int = 16
+    activations: str = "16"
+    hosts: HostsChoice | None = None
+
+
 def kv_choice(name: str) -> "KVChoice":
     """Return a name's format for loading, or "auto". Raises UsageError for an unknown name."""
     from headrace.runtime.ops.kv_format import kv_format

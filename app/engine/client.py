@@ -6,13 +6,12 @@ A client belongs to one thread. `state` and `card` change only in `poll` and `st
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from headrace.app.config.load_options import HostsChoice
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import (
     Cancel,
     CountTokens,
     Generate,
     LimitKV,
-    ModelSpec,
     PrefetchPrompt,
     Pull,
     Rest,
@@ -108,13 +107,11 @@ class ChatEngine(Protocol):
 class EngineClient:
     """A ChatEngine in a process of its own, with a second process for downloads."""
 
-    def __init__(self, draft: str | None = None, hosts: HostsChoice | None = None) -> None:
-        """draft: the draft model of every spec without one. hosts: machines that share models, until one is lost."""
+    def __init__(self) -> None:
         self.state: State = "stopped"
         self.card: ModelCard | None = None
-        self._draft = draft
-        self._hosts = hosts
         self._spec: ModelSpec | None = None
+        self._has_lost_rank = False
         self._link: EngineLink | None = None
         self._pull: tuple[str, EngineLink] | None = None
         self._open: set[int] = set()  # running generations
@@ -127,10 +124,9 @@ class EngineClient:
 
     def start(self, spec: ModelSpec) -> None:
         self._end()
-        spec = spec if spec.draft is not None else replace(spec, draft=self._draft)
         self._spec = spec
-        if self._hosts is not None:
-            spec = replace(spec, hosts=self._hosts)
+        if self._has_lost_rank:  # this machine goes on alone, if the model fits
+            spec = replace(spec, hosts=None)
         try:
             self._link = EngineLink()
         except OSError as error:
@@ -144,11 +140,6 @@ class EngineClient:
         if self._spec is None:
             raise EngineError("no model was ever started")
         self.start(self._spec)
-
-    @property
-    def is_shared(self) -> bool:
-        """True if several machines share the model."""
-        return self._hosts is not None
 
     @property
     def descriptor(self) -> int | None:
@@ -255,8 +246,8 @@ class EngineClient:
             self.state = "dead"
             self.card = None
             self._link = None
-            if event.message.startswith(LOST_RANK):  # this machine goes on alone, if the model fits
-                self._hosts = None
+            if event.message.startswith(LOST_RANK):
+                self._has_lost_rank = True
             self._open.clear()
 
     def _poll_pull(self) -> list[Event]:

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.config.load_options import HostsChoice
+from headrace.app.config.load_options import ModelSpec
 from headrace.models.text.thinking import NO_TEXT, TextByKind, Thinking
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
@@ -15,39 +15,6 @@ if TYPE_CHECKING:  # the chat's first frame does not import it
 TIMED_EVERY = 16
 """One decode step in so many is timed by part, unless `TimeSteps` asks for others."""
 _UNSET = AnswerOptions()
-
-
-class ModelOptions(TypedDict, total=False):
-    """Fields of `ModelSpec` that a chat keeps for every model it loads."""
-
-    context: int | None
-    kv: str
-    activations: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """Load a model.
-
-    name: as after `-m`; None: the default.
-    context: tokens; None: as many as fit into memory.
-    kv: K/V format, as after --kv.
-    draft: a draft model; None: none.
-    serving: for many clients: prompts may fill the context, text leaves sooner, and the load is always reported.
-    max_running: sequences at a time.
-    activations: as after --activations.
-    hosts: machines that share the model; None: this one alone.
-    """
-
-    name: str | None = None
-    context: int | None = None
-    kv: str = "f16"
-    force: bool = False
-    draft: str | None = None
-    serving: bool = False
-    max_running: int = 16
-    activations: str = "16"
-    hosts: HostsChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

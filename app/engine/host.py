@@ -13,9 +13,9 @@ import mlx.core as mx
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
-from headrace.app.config.load_options import activations_choice, kv_choice
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.batch_report import BatchReport
-from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
     Done,
@@ -114,17 +114,7 @@ class EngineHost:
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        kv = kv_choice(spec.kv)
-        rounding = activations_choice(spec.activations)
-        loaded = load_model(
-            resolved,
-            spec.hosts,
-            context=spec.context,
-            kv=kv,
-            activations=rounding,
-            force=spec.force,
-            progress=progress,
-        )
+        loaded = load_model(resolved, spec, progress)
         draft = _draft(spec, loaded, progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import (
     TIMED_EVERY,
     Cancel,
@@ -26,7 +27,6 @@ from headrace.app.engine.commands import (
     CountTokens,
     Generate,
     LimitKV,
-    ModelSpec,
     PrefetchPrompt,
     Pull,
     Quit,

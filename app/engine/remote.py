@@ -15,8 +15,9 @@ from queue import Empty, SimpleQueue
 from socket import SHUT_RDWR
 from typing import Any
 
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import State
-from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import Abandoned, AnswerEvent, Died, Done, Event, Failed, LoadProgress, Ready
 from headrace.app.engine.http_address import HTTPAddress, ServerError, events
 from headrace.app.engine.model_card import ModelCard

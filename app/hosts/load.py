@@ -3,19 +3,36 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from headrace.app.config.load_options import HostsChoice
+from headrace.app.config.load_options import HostsChoice, ModelSpec, activations_choice, kv_choice
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
+from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks, Say
+    from headrace.models.checkpoint.quantization import Quantization
 
 
-def load_model(resolved: ResolvedModel, hosts: HostsChoice | None, **options: Unpack[LoadOptions]) -> LoadedModel:
-    """Load a model on `hosts`; None: on this machine alone. Raises the errors of `load_resolved` or `load_on_hosts`."""
-    if hosts is None:
+def load_model(
+    resolved: ResolvedModel, spec: ModelSpec, progress: Progress, *, requantize: "Quantization | None" = None
+) -> LoadedModel:
+    """Load a model without its draft. Raises the errors of `load_resolved` or `load_on_hosts`.
+
+    resolved: its files.
+    spec: the way to load it.
+    requantize: quantize plain weights; None: leave them.
+    """
+    options: LoadOptions = {
+        "context": spec.context,
+        "requantize": requantize,
+        "kv": kv_choice(spec.kv),
+        "activations": activations_choice(spec.activations),
+        "force": spec.force,
+        "progress": progress,
+    }
+    if spec.hosts is None:
         return load_resolved(resolved, **options)
-    loaded, _ = load_on_hosts(hosts, resolved, **options)
+    loaded, _ = load_on_hosts(spec.hosts, resolved, **options)
     return loaded
 
 

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Unpack, cast
+from typing import cast
 
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import ModelOptions
 from headrace.app.engine.events import LoadProgress, one_line
 from headrace.app.line_chat.answer_output import AnswerOutput, AnswerPrinter, PlainOutput
 from headrace.app.line_chat.terminal import PROMPT, Lines, say
@@ -41,14 +41,14 @@ class LineChat:
         output: Callable[[Lines], AnswerOutput] = PlainOutput,
         show_thinking: bool = False,
         progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(silent),
-        **load_options: Unpack[ModelOptions],
+        spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
         """Take the parts of a chat.
 
         output: makes the output of an answer's text.
         show_thinking: print thinking, too.
         progress: opens a sink for the reports of loading.
-        load_options: for each `ModelSpec`.
+        spec: see `Conversation`.
         """
         self.engine = engine
         self.store = store
@@ -56,11 +56,10 @@ class LineChat:
         self.show_thinking = show_thinking
         self.attached = ""
         self.ended = False
-        self._load_options = load_options
         self._output = output
         self._progress = progress
         self._shown: str | None = None  # the latest notice
-        self.conversation = Conversation(engine, store, session, **load_options)
+        self.conversation = Conversation(engine, store, session, spec)
 
     # -- output and questions --------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class LineChat:
     def open(self, session: Session) -> None:
         """Continue with another session of the same model. Raises SessionError."""
         self.conversation.close()
-        self.conversation = Conversation(self.engine, self.store, session, **self._load_options)
+        self.conversation = Conversation(self.engine, self.store, session, self.conversation.spec)
 
     def close(self) -> None:
         """Store an unfinished answer and stop the engine. Raises SessionError if it cannot be stored."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec
+from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate
 from headrace.app.engine.events import (
     AnswerEvent,
     Died,

@@ -18,8 +18,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Event, Failed
 from headrace.app.server.application import Log, Served, application
 from headrace.app.server.connection import http_options
@@ -119,7 +119,7 @@ def serve(
         context = spec.context
         if context is not None and model.context is not None:
             context = min(context, model.context)
-        other = replace(spec, name=model.stored_as, context=context, draft=None)
+        other = replace(spec, name=model.stored_as, context=context, draft=None, hosts=None)
         engine = make(EngineClient(), other, model.name)
         engine.start()
         return engine

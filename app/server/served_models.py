@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from headrace.app.config.load_options import kv_choice
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.config.load_options import ModelSpec, kv_choice
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError

@@ -5,7 +5,7 @@ The engine's process starts after the first frame.
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from rich.cells import cell_len
 from textual import events
@@ -18,9 +18,9 @@ from textual.notifications import Notify
 from textual.reactive import Reactive
 from textual.theme import Theme
 
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
-from headrace.app.engine.commands import ModelOptions
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.decode.panel import DecodePanel
@@ -67,7 +67,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
-        **load_options: Unpack[ModelOptions],
+        spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
         """Take the parts of a chat.
 
@@ -78,7 +78,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         warning: shown after the start.
         watch: machine load; None: not shown.
         second_engine: makes the engine of a second model.
-        load_options: for each `ModelSpec`.
+        spec: see `Conversation`.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()
@@ -88,7 +88,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
             store,
             session,
             settings=self.settings,
-            load_options=load_options,
+            spec=spec,
             second_engine=second_engine,
         )
         self.poller = Poller(self, self.state, watch)

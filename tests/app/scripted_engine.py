@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.app.answer.prompt_reuse import PromptReuse
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import State as EngineState
-from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
     BatchStatus,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Delta, Died, Event
 from headrace.app.sessions.database import Database, storable
 from headrace.app.sessions.store import SessionStore

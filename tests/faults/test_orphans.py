@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FETCHED = "smollm2-135m"  # travels in a wheel; of which here is only the beginning
 CHAT = (
     "import time\nfrom headrace.app.engine.client import EngineClient\n"
-    "from headrace.app.engine.commands import ModelSpec\n"
+    "from headrace.app.config.load_options import ModelSpec\n"
     "client = EngineClient()\n"
     "client.{call}\n"
     "print(flush=True)\n"

@@ -24,8 +24,8 @@ import mlx.core as mx
 import psutil
 
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import ModelSpec
 from headrace.app.sessions.store import SessionStore
 from headrace.models.loading.load import load_model
 from headrace.runtime.engine.engine import Engine

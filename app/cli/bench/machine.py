@@ -103,12 +103,13 @@ class _Report:
     def verify(self, name: str) -> None:
         """Run `headrace verify` on one model."""
         from headrace.app.cli.load_for_answers import load_noted, resolved_model
+        from headrace.app.config.load_options import ModelSpec
         from headrace.app.verify.checks import Plan
         from headrace.app.verify.run import verify
 
         say(f"verifying {name}", err=True)
         try:
-            loaded = load_noted(resolved_model(name, quiet=False), context=None, force=self._given.force)
+            loaded = load_noted(resolved_model(name, quiet=False), ModelSpec(force=self._given.force))
             self._verification = verify(loaded, Plan())
         except KeyboardInterrupt:
             self.interrupted = True

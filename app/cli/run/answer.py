@@ -55,14 +55,8 @@ def run_answer(arguments: RunArguments) -> int:
     if arguments.quantize is not None:
         requantize = Quantization(arguments.quantize, arguments.group_size or DEFAULT_GROUP_SIZE)
     resolved = resolved_model(session.model, quiet=arguments.quiet, chat=not arguments.raw)
-    loaded = load_noted(
-        resolved,
-        **arguments.load.options(settings),
-        requantize=requantize,
-        force=arguments.load.force,
-        hosts=arguments.load.hosts,
-        quiet=arguments.quiet,
-    )
+    spec = arguments.load.spec(settings, draft)
+    loaded = load_noted(resolved, spec, requantize=requantize, quiet=arguments.quiet)
     network = load_draft(draft, loaded, quiet=arguments.quiet)
     keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files
     max_running = arguments.samples or MAX_RUNNING

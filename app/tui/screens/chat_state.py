@@ -11,10 +11,10 @@ from textual.app import App
 from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.config.load_options import PACKED
+from headrace.app.config.load_options import PACKED, ModelSpec
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import TIMED_EVERY, ModelOptions
+from headrace.app.engine.commands import TIMED_EVERY
 from headrace.app.engine.events import Pulled, PullEvent, PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft, Session
@@ -54,20 +54,16 @@ class ChatState:
         session: Session | None,
         *,
         settings: Settings,
-        load_options: ModelOptions,
+        spec: ModelSpec,
         second_engine: Callable[[], ChatEngine],
     ) -> None:
-        """load_options: for each `ModelSpec`.
-
-        second_engine: makes the engine of a second model.
-        """
+        """spec: see `Conversation`. second_engine: makes the engine of a second model."""
         self._app = app
         self.engine = engine
         self.store = store
         self.settings = settings
-        self.load_options = load_options
         self.second_engine = second_engine
-        self.conversation = Conversation(engine, store, session, **load_options)
+        self.conversation = Conversation(engine, store, session, spec)
         self.comparison: ParallelAnswers | None = None
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
@@ -165,7 +161,7 @@ class ChatState:
         old.stop()
         old.close()
         self.awaited = self.fetched = None
-        self.conversation = Conversation(self.engine, self.store, session, **self.load_options)
+        self.conversation = Conversation(self.engine, self.store, session, old.spec)
         if session.model != was.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
 

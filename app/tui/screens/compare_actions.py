@@ -77,7 +77,7 @@ class CompareActions:
         from headrace.app.tui.screens.compare_screen import CompareScreen
 
         state = self._state
-        comparison = Comparison(state.conversation, setup, state.second_engine, **state.load_options)
+        comparison = Comparison(state.conversation, setup, state.second_engine)
         self._open(CompareScreen(state, comparison))
 
     def _open(self, screen: "ParallelScreen") -> None:

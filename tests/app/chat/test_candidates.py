@@ -9,6 +9,7 @@ import pytest
 from headrace.app.chat.candidates import Candidates
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.resampling import WARMER
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.export import exported
 from headrace.app.sessions.store import SessionStore
@@ -219,7 +220,7 @@ def test_candidates_equal_answers_generated_alone(
     model = write_chat_model(tmp_path / "chat", context=1_000_000)
     client = EngineClient()
     try:
-        talk = Conversation(client, store, store.create(model=str(model)), context=1000)
+        talk = Conversation(client, store, store.create(model=str(model)), ModelSpec(context=1000))
         talk.branch.set_sampling({"temperature": 1.0, "seed": 5, "max_tokens": 40})
         talk.load_model()
         talk.send("what? " * 40)  # more than a block, so that there is something to share

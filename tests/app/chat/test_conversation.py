@@ -9,6 +9,7 @@ import pytest
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat import turn as conversation_turn
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.events import ContextFull, Damaged, Delta, Done, Dropped, Event, Ready
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, EngineError, ModelNotFoundError, SessionError, UsageError
@@ -398,7 +399,7 @@ def test_a_question_before_the_engine_was_started_starts_it(engine: ScriptedEngi
 
 
 def test_models_are_loaded_with_the_kv_that_was_asked_for(engine: ScriptedEngine, store: SessionStore) -> None:
-    talk = Conversation(engine, store, context=600, kv="auto")
+    talk = Conversation(engine, store, spec=ModelSpec(context=600, kv="auto"))
     talk.load_model()
     assert (engine.specs[-1].context, engine.specs[-1].kv) == (600, "auto")
 

@@ -12,8 +12,9 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.batch import batch
 from headrace.app.cli.model_options import LoadArguments
 from headrace.app.cli.run.command import run
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.config.settings import ChatSettings, Settings
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta
 from headrace.app.engine.host import EngineHost
 from headrace.models.loading.draft import check_memory, load_draft

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(sys.argv[1]).parent))
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.events import LoadProgress
 from headrace.app.engine.wire import Channel
 

@@ -13,8 +13,9 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
     ContextFull,

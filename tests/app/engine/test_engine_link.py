@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.events import Died, Done, Event, LoadProgress
 from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender

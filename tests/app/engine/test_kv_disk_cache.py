@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.config.settings import save_setting
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Died, Done, Event, Ready
 from headrace.app.engine.host import EngineHost
 from headrace.runtime.config.paths import kept_chats_dir

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.engine.commands import Cancel, Command, CountTokens, Generate, ModelSpec
+from headrace.app.config.load_options import ModelSpec
+from headrace.app.engine.commands import Cancel, Command, CountTokens, Generate
 from headrace.app.engine.events import Abandoned, Done, Event, Failed, TokensCounted
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.preparation import LONG_TEXT

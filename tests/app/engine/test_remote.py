@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.config.load_options import ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Abandoned, Delta, Done, Event, Failed, LoadProgress, Prefill, Ready
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine import batch_report
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.process import Server

@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.config.load_options import HostsChoice
+from headrace.app.config.load_options import HostsChoice, ModelSpec
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Died, Done, Event, Failed, Ready
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
@@ -31,9 +31,9 @@ def until(client: EngineClient, kind: type[Event]) -> Event:
 def test_after_a_lost_rank_the_model_runs_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     model = write_chat_model(tmp_path / "tiny")
-    client = EngineClient(hosts=HostsChoice("localhost,localhost", "tensor"))
+    client = EngineClient()
     try:
-        client.start(ModelSpec(str(model)))
+        client.start(ModelSpec(str(model), hosts=HostsChoice("localhost,localhost", "tensor")))
         ready = until(client, Ready)
         assert isinstance(ready, Ready)
         assert any("tensor parallel" in note for note in ready.card.notes)

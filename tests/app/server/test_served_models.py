@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from headrace.app.engine.commands import ModelSpec
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.remote import RemoteEngine
 from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
