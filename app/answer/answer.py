@@ -15,9 +15,8 @@ from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import EngineError
-from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
-from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.load import CPUMeter, CPUUse
 from headrace.runtime.machine.sensors import Sensors
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.sampling.params import SamplingParams

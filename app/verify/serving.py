@@ -14,9 +14,8 @@ from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
-from headrace.runtime.kv import disk_cache
 from headrace.runtime.kv.cache import CHUNK
-from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.network import Network
 
 Served = tuple[list[Trace], str]
@@ -153,9 +152,9 @@ class Serving:
             for request in self.requests:
                 sequence = before.submit(request)
                 self._drive(before, [sequence])
-                disk_cache.store_blocks(before.kv.pool, sequence.tokens, store)
+                store_blocks(before.kv.pool, sequence.tokens, store)
             for request in self.requests:
-                disk_cache.load_blocks(after.kv.pool, request.prompt[:-1], store)
+                load_blocks(after.kv.pool, request.prompt[:-1], store)
                 self._tick()
         sequences = [after.submit(request) for request in self.requests]
         traces = self._drive(after, sequences)

@@ -16,11 +16,9 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
 from headrace.runtime.kv.common_prefix import common_prefix
-from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
-from headrace.runtime.kv.paged import make_pool
+from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
-from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.pool import BlockPool, make_pool
 from headrace.runtime.kv.prefix_index import matching_entries
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.machine.memory import moving_buffers

@@ -14,11 +14,9 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow, compute_after
-from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
-from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.metrics.cost import BESIDE_WINDOW
+from headrace.runtime.kv.pool import BlockPool, make_pool
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, MixerSpec, Ops, Pass, Projections, SequenceRows
 
 
@@ -158,25 +156,3 @@ class PagedBackend:
         options = self._options
         entries = options.max_running * (options.limit + BLOCK)  # a block more each, to copy a shared one
         return make_pool(PagedArrays(self._shape, self._ops), entries, options.key, options.limit)
-
-
-def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entries: int | None = None) -> BlockPool:
-    """Return a pool for concurrent sequences.
-
-    storage: the arrays of its blocks.
-    entries: of all sequences together.
-    key: identity of the K/V on disk.
-    cached_entries: blocks are cached as long as there are no more than one sequence of this length takes (in a group
-        with a window: two that end there). None: as long as there is room.
-    """
-    windows = storage.windows
-    max_blocks = [-(-entries // BLOCK)] * len(windows)
-    if cached_entries is None:
-        return BlockPool(windows, max_blocks, storage, key)
-    max_cached = []
-    for window in windows:
-        span = cached_entries
-        if window is not None:
-            span = min(span, 2 * (window + BESIDE_WINDOW))
-        max_cached.append(-(-span // BLOCK) + 1)
-    return BlockPool(windows, max_blocks, storage, key, max_cached)

@@ -5,11 +5,10 @@ copies no entry. Each pass waits for the one before it, since kernels write slab
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import mlx.core as mx
 
-from headrace.runtime.kv.blocks import GroupBlocks
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import BLOCK, KVStore, Ops
 
@@ -51,15 +50,13 @@ class PagedArrays:
         stored.slabs.append(self.ops.slab(blocks, stored.block_shape, self.shape.format.dtype))
         return blocks
 
-    def free_slabs(self, groups: Sequence[GroupBlocks]) -> None:
-        """Free the last slabs of each group, as far as all their blocks are free."""
+    def free_slabs(self, group: int, num_needed: int) -> int:
+        """Free the group's last slabs without any of its first `num_needed` blocks; return how many blocks remain."""
         self.settle()
-        for group, blocks in zip(self.store.groups, groups, strict=True):
-            num_kept = blocks.total
-            needed = blocks.free_from()
-            while group.slabs and num_kept - group.slabs[-1].shape[0] >= needed:
-                num_kept -= group.slabs.pop().shape[0]
-            blocks.shrink(num_kept)
+        stored = self.store.groups[group]
+        while stored.slabs and stored.blocks - stored.slabs[-1].shape[0] >= num_needed:
+            stored.slabs.pop()
+        return stored.blocks
 
     def settle(self) -> None:
         """Wait for all passes in flight."""

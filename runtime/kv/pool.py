@@ -7,18 +7,147 @@ beginning. One thread.
 """
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.blocks import GroupBlocks
 from headrace.runtime.kv.cache import first_visible
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode, PrefixPath, matching_entries
+from headrace.runtime.metrics.cost import BESIDE_WINDOW
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
 
 MOST_STATE_BYTES = 512 << 20  # of recurrent state kept for lookups
+
+
+class GroupBlocks:
+    """Reference counts and free list of the blocks of one layer group: numbers only, no arrays.
+
+    A block is free (no content), used (by `count` sequences), or cached (unused, but its content can be looked up until
+    the block is reallocated). free + used + cached = total. Blocks are numbered from 0.
+
+    max_total: bounds their number.
+    max_cached_total: above so many blocks, cached ones are evicted before others are made. None: as `max_total`.
+    """
+
+    def __init__(self, max_total: int, max_cached_total: int | None = None) -> None:
+        if max_total < 1:
+            raise ValueError(f"a pool needs at least one block, not {max_total}")
+        self.max_total = max_total
+        self.max_cached_total = max_total
+        if max_cached_total is not None:
+            self.max_cached_total = min(max_total, max_cached_total)
+        self._counts: list[int] = []
+        self._indexed: list[bool] = []  # can be looked up
+        self._free: list[int] = []  # a heap: low numbers are allocated first, so that the last slabs empty first
+        self._cached: dict[int, None] = {}  # least recently used first
+        self.shared = 0  # blocks with a count above 1
+
+    @property
+    def total(self) -> int:
+        return len(self._counts)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free - self.cached
+
+    @property
+    def available(self) -> int:
+        """Blocks that can still be allocated: free, cached, and not yet created."""
+        return self.free + self.cached + self.max_total - self.total
+
+    @property
+    def oldest(self) -> int | None:
+        """The least recently used cached block."""
+        return next(iter(self._cached), None)
+
+    @property
+    def grows(self) -> bool:
+        """True if the next allocation needs a new block."""
+        bound = self.max_cached_total if self._cached else self.max_total
+        return not self._free and self.total < bound
+
+    def count(self, block: int) -> int:
+        """Return the number of sequences that use the block."""
+        return self._counts[block]
+
+    def indexed(self, block: int) -> bool:
+        """Return whether the block can be looked up; it is then read-only."""
+        return self._indexed[block]
+
+    def grow(self, blocks: int) -> None:
+        """Add free blocks. Raises ValueError past `max_total`."""
+        if self.total + blocks > self.max_total:
+            raise ValueError(f"{self.total} blocks cannot become {blocks} more, with {self.max_total} at most")
+        for block in range(self.total, self.total + blocks):
+            self._counts.append(0)
+            self._indexed.append(False)
+            heappush(self._free, block)
+
+    def shrink(self, total: int) -> None:
+        """Remove all blocks but the first `total`. Raises ValueError if one of them is not free."""
+        removed = self.total - total
+        free = [block for block in self._free if block < total]
+        if removed < 0 or len(self._free) - len(free) != removed:
+            raise ValueError(f"of {self.total} blocks not all past {total} are free")
+        self._free = sorted(free)
+        del self._counts[total:], self._indexed[total:]
+
+    def free_from(self) -> int:
+        """Return the number from which on every block is free."""
+        free = set(self._free)
+        return next((block + 1 for block in range(self.total - 1, -1, -1) if block not in free), 0)
+
+    def allocate(self) -> int | None:
+        """Allocate the lowest free block; None if there is none."""
+        if not self._free:
+            return None
+        block = heappop(self._free)
+        self._counts[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Count one more user. Raises ValueError for a free block."""
+        if self._counts[block] == 0 and not self._indexed[block]:
+            raise ValueError(f"block {block} is free: there is nothing to share")
+        self._cached.pop(block, None)
+        self._counts[block] += 1
+        self.shared += self._counts[block] == 2
+
+    def release(self, block: int) -> None:
+        """Count one user less; an unused block becomes cached if indexed, else free."""
+        if self._counts[block] == 0:
+            raise ValueError(f"block {block} is not in use")
+        self._counts[block] -= 1
+        self.shared -= self._counts[block] == 1
+        if self._counts[block] == 0:
+            if self._indexed[block]:
+                self._cached[block] = None
+            else:
+                heappush(self._free, block)
+
+    def mark_cached(self, block: int) -> None:
+        """Make the block's content available to lookups. Raises ValueError for an unused block."""
+        if self._counts[block] == 0:
+            raise ValueError(f"block {block} is not in use")
+        self._indexed[block] = True
+
+    def evict(self, block: int) -> None:
+        """Remove the block's content from lookups; a cached block becomes free."""
+        if self._indexed[block] and self._counts[block] == 0:
+            del self._cached[block]
+            heappush(self._free, block)
+        self._indexed[block] = False
 
 
 class BlockPool:
@@ -167,7 +296,8 @@ class BlockPool:
 
     def free_slabs(self) -> None:
         """Free the last slabs, as far as their blocks are neither used nor cached."""
-        self.storage.free_slabs(self.groups)
+        for group, blocks in enumerate(self.groups):
+            blocks.shrink(self.storage.free_slabs(group, blocks.free_from()))
 
     def evict_from(self, group: int, first: int) -> None:
         """Evict the group's blocks from number `first` on."""
@@ -198,3 +328,25 @@ class BlockPool:
                 if block is not None:
                     del self._nodes[group][block]
                     self.groups[group].evict(block)
+
+
+def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entries: int | None = None) -> BlockPool:
+    """Return a pool for concurrent sequences.
+
+    storage: the arrays of its blocks.
+    entries: of all sequences together.
+    key: identity of the K/V on disk.
+    cached_entries: blocks are cached as long as there are no more than one sequence of this length takes (in a group
+        with a window: two that end there). None: as long as there is room.
+    """
+    windows = storage.windows
+    max_blocks = [-(-entries // BLOCK)] * len(windows)
+    if cached_entries is None:
+        return BlockPool(windows, max_blocks, storage, key)
+    max_cached = []
+    for window in windows:
+        span = cached_entries
+        if window is not None:
+            span = min(span, 2 * (window + BESIDE_WINDOW))
+        max_cached.append(-(-span // BLOCK) + 1)
+    return BlockPool(windows, max_blocks, storage, key, max_cached)

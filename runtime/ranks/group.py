@@ -26,8 +26,7 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.ranks.leader import listen
-from headrace.runtime.ranks.link import connect
-from headrace.runtime.ranks.reception import Reception
+from headrace.runtime.ranks.link import Reception, connect
 
 JOIN_S = 5
 _MEET_S = 2.0  # that two ranks get for a connection of their own

@@ -22,9 +22,8 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
-from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Record
+from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Reception, Record
 from headrace.runtime.ranks.pass_limit import PassLimit
-from headrace.runtime.ranks.reception import Reception
 from headrace.runtime.ranks.split import divided
 
 PASS_ROWS = 4  # of a pipeline's pass, at least: fewer rows take nearly as long, since each pass reads all weights

@@ -1,7 +1,8 @@
-"""One connection of the control channel: records both ways, heartbeats, and detection of a lost peer.
+"""Connections of the control channel: proof of the key, records both ways, heartbeats, and detection of a lost peer.
 
 A frame is a length (4 bytes, big-endian) and JSON. Both ends prove that they have the run's key: each answers the
-other's random nonce with an HMAC (RFC 2104) before any record is read.
+other's random nonce with an HMAC (RFC 2104) before any record is read. A listening socket greets each connection on a
+thread, so silent strangers delay no rank.
 """
 
 import hmac
@@ -20,8 +21,11 @@ from headrace.runtime.errors import EngineError
 
 SILENCE_S = 5.0  # without a heartbeat a peer is lost
 BEAT_S = 1.0
+GREETING_S = 2.0  # that a connection gets to prove its key
+MAX_GREETED = 32  # connections greeted at a time; one more ends the oldest
 FAILED = "failed:"
 _LEAST_S = 0.01
+_LOOK_S = 0.2  # wait for a connection, before looking whether to end
 _HANDSHAKE_BYTES = 1 << 10
 _RECORD_BYTES = 1 << 28
 Record = dict[str, Any]
@@ -112,6 +116,52 @@ class Link:
         self._records.put(None)
         if not closed:
             self._on_lost(reason)
+
+
+class Reception:
+    """Greets those who connect to a listening socket, until `close`, which closes that socket, too."""
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        self._listener = listener
+        self._key = key
+        self._greeted: list[socket.socket] = []
+        self._proven: SimpleQueue[tuple[int, socket.socket]] = SimpleQueue()
+        self._closed = threading.Event()
+        listener.settimeout(_LOOK_S)
+        threading.Thread(target=self._accept, name="reception", daemon=True).start()
+
+    def take(self, timeout: float) -> tuple[int, socket.socket] | None:
+        """Return the rank and connection of the next peer with the key; None after `timeout` seconds."""
+        with suppress(Empty):
+            return self._proven.get(timeout=max(0.0, timeout))
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # closed, or no descriptor is free
+                time.sleep(_LOOK_S)
+                continue
+            self._greeted.append(connection)
+            if len(self._greeted) > MAX_GREETED:
+                with suppress(OSError, IndexError):
+                    self._greeted[0].shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            self._proven.put((accept(connection, self._key, GREETING_S), connection))
+        except (OSError, ValueError, RankLostError):
+            connection.close()
+        finally:
+            self._greeted.remove(connection)
 
 
 def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> socket.socket:

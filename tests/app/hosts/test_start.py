@@ -27,7 +27,7 @@ from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
-from headrace.runtime.ranks import reception
+from headrace.runtime.ranks import link
 from tests.support.commands import headrace
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
@@ -155,7 +155,7 @@ def test_silent_strangers_at_the_probe_delay_nothing(monkeypatch: pytest.MonkeyP
         return made
 
     monkeypatch.setattr(start, "listen", listen_with_strangers)
-    monkeypatch.setattr(reception, "GREETING_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(link, "GREETING_S", 10 * PATIENCE_S)
     assert len(started(two(), None)) == 2
     for stranger in strangers:
         stranger.close()

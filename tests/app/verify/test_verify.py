@@ -96,15 +96,15 @@ def test_batching_does_not_change_bits(model: Path) -> None:
 
 @needs_kernels
 def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.runtime.kv import disk_cache
+    from headrace.runtime.kv import disk
 
-    stored = disk_cache._bytes
+    stored = disk._bytes
 
     def damaged(pool: Any, group: int, block: int | None, entries: int) -> bytes | None:
         content = stored(pool, group, block, entries)
         return None if content is None else bytes([content[0] ^ 1]) + content[1:]
 
-    monkeypatch.setattr(disk_cache, "_bytes", damaged)
+    monkeypatch.setattr(disk, "_bytes", damaged)
     loaded = load(model)
     rows = {row.name: row for row in Verification(loaded, expectation(loaded), Plan(4, 2)).run()}
     (wrong,) = (row for row in rows.values() if not row.passed)

@@ -13,8 +13,7 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.cache import PassRow
-from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.kv.paged import PagedPass
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat

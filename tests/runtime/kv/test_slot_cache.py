@@ -13,8 +13,7 @@ from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import CHUNK
-from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, reference

@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ranks import link, reception
+from headrace.runtime.ranks import link
 from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError, connect
@@ -92,8 +92,8 @@ def test_unknown_connections_are_ignored(pair: Pair, sent: bytes) -> None:
 
 
 def test_silent_unknown_connections_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "GREETING_S", 10 * PATIENCE_S)
-    strangers = [socket.create_connection(pair.address) for _ in range(reception.MOST + 8)]
+    monkeypatch.setattr(link, "GREETING_S", 10 * PATIENCE_S)
+    strangers = [socket.create_connection(pair.address) for _ in range(link.MAX_GREETED + 8)]
     connected(pair).link.close()
     for stranger in strangers:
         stranger.close()

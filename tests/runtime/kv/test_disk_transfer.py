@@ -9,8 +9,7 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.common_prefix import common_prefix
-from headrace.runtime.kv.disk import DiskStore, file_names
-from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.disk import DiskStore, file_names, load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, reference
 from tests.support.pooled import feed, pool_of, say, table
