@@ -37,6 +37,7 @@ _LARGE = 10_000  # characters of a value whose reading takes longer than a look 
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a large padding width, or one taken from an argument
 _WIDTH = re.compile(r"\d+")
+_SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"])
 T = TypeVar("T")
 
 
@@ -60,12 +61,14 @@ class _Budget(threading.local):
         self.rounds = 0
         # Sizes of lists and dictionaries by id; the value is kept, so that no other gets its id.
         self.sizes: dict[int, tuple[object, int]] = {}
-        given = sum(map(size_of, variables.values())) if variables else 0
+        given = sum(map(size_of, variables.values()))
         self.max_text = min(BASE_TEXT + TEXT_PER_CHARACTER * given, MAX_TEXT)
         self.max_total = min(BASE_TOTAL + TOTAL_PER_CHARACTER * given, MAX_TOTAL)
-        for_messages = SECONDS_PER_MESSAGE * len(variables.get("messages") or ())
-        for_tools = SECONDS_PER_TOOL * len(variables.get("tools") or ())
-        self.seconds = MAX_SECONDS + for_messages + for_tools if seconds is None else seconds
+        if seconds is None:
+            for_messages = SECONDS_PER_MESSAGE * len(variables.get("messages") or ())
+            for_tools = SECONDS_PER_TOOL * len(variables.get("tools") or ())
+            seconds = MAX_SECONDS + for_messages + for_tools
+        self.seconds = seconds
         self.deadline = time.thread_time() + self.seconds
 
 
@@ -183,7 +186,20 @@ def _check_bits(bits: int) -> None:
         raise TemplateRefusedError("it computes an integer of absurd size")
 
 
-def check_format(pattern: str, *values: object) -> None:
+def check_method(name: str, *arguments: object) -> None:
+    """Refuse a method or a filter of a text with a result far larger than its arguments, or slow to compute.
+
+    arguments: the text and those of the call.
+    """
+    if name == "format":
+        check_format(*arguments)
+    elif name == "replace":
+        _check_replace(*arguments)
+    elif name in _SLOW_SEARCHES:
+        _check_search(*arguments)
+
+
+def check_format(pattern: Any, *values: object) -> None:
     """Refuse a pattern whose fields may be filled to a large size; each of them can name all of the values."""
     if _WIDE_FORMAT.search(pattern):
         raise TemplateRefusedError("it formats with a computed or very large width")
@@ -192,15 +208,16 @@ def check_format(pattern: str, *values: object) -> None:
     check_size(len(pattern) + widths + fields * sum(map(size_of, values)))
 
 
-def check_replace(text: str, old: object, new: object, *_count: object) -> None:
+def _check_replace(text: object, old: object = None, new: object = None, *_count: object) -> None:
     if isinstance(old, str) and isinstance(new, str):
+        text = str(text)
         check_size(len(text) + text.count(old) * len(new))
 
 
-def check_search(text: str, *arguments: object) -> None:
+def _check_search(text: object, *arguments: object) -> None:
     """Refuse a search from the right, or a strip, that may compare each character with all of a long argument."""
     longest = max((len(argument) for argument in arguments if isinstance(argument, str)), default=0)
-    if len(text) * longest > MAX_COMPARED:
+    if size_of(text) * longest > MAX_COMPARED:
         raise TemplateRefusedError("it searches a long text for another long text")
 
 

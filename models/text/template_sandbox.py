@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
-from string import Formatter
 from types import GeneratorType
 from typing import Any, NoReturn, cast
 
@@ -32,10 +31,8 @@ from headrace.models.text.template_limits import (
     built,
     changed,
     charge,
-    check_format,
+    check_method,
     check_operator,
-    check_replace,
-    check_search,
     check_size,
     count_round,
     render_budget,
@@ -54,7 +51,7 @@ _FILTERS = (
 )
 # Those that go through the items of their value: of a text, its characters.
 _ITEM_FILTERS = frozenset(
-    {"join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "unique"}
+    {"join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "title", "unique"}
 )
 _TEXT_METHODS = (
     *("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii"),
@@ -72,8 +69,7 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
 )
 # Changes of lists that a template has made, or of copies that it got: Kimi K2 Thinking, as llama.cpp has it.
 _LIST_CHANGES = frozenset(["append", "pop"])
-_MOST_ARGUMENTS = 64  # after `*` in a call
-_SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"])
+_MAX_ARGUMENTS = 64  # after `*` in a call
 _LONGEST_TIME = 200  # characters of a form of the time
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
@@ -91,8 +87,7 @@ def render_template(
     try:
         with render_budget(variables, seconds):
             for part in template.generate(variables):
-                # A filter block may give another type.
-                text = part if isinstance(part, str) else str(part)
+                text = str(part)  # a filter block may give another type
                 size += len(text)
                 check_size(size)
                 parts.append(text)
@@ -163,15 +158,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
         count_round()
         owner = before_reading(getattr(__obj, "__self__", None))
+        name = getattr(__obj, "__name__", "")
         if isinstance(owner, str):
-            name = __obj.__name__
             if name == "join":
                 return built(_join(__self, args[0], owner))
-            if name == "replace":
-                return built(_replace(owner, *args))
-            if name in _SLOW_SEARCHES:
-                check_search(owner, *args, *kwargs.values())
-        if isinstance(owner, list) and __obj.__name__ in _LIST_CHANGES:
+            check_method(name, owner, *args, *kwargs.values())
+            # A method of a plain text would forget which of its arguments are the template's.
+            __obj = getattr(as_template_text(owner), name)
+        if isinstance(owner, list) and name in _LIST_CHANGES:
             changed()
         return built(super().call(__context, __obj, *args, **kwargs))
 
@@ -195,16 +189,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         raise TemplateRefusedError(f"it asks a {type(obj).__name__} for {attribute!r}")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
+        if super().wrap_str_format(value) is None:
             return None
-        pattern = value.__self__
         # Jinja's would call all of the result the template's own, as it takes the type of the pattern.
-        insert = _TemplateFormatter(self).insert if isinstance(pattern, TemplateText) else None
+        pattern = as_template_text(value.__self__)
 
         def checked(*args: object, **kwargs: object) -> str:
-            check_format(pattern, *args, *kwargs.values())
-            return wrapped(*args, **kwargs) if insert is None else insert(pattern, args, kwargs)
+            check_method("format", pattern, *args, *kwargs.values())
+            return _TemplateFormatter(self).insert(pattern, args, kwargs)
 
         return checked
 
@@ -215,12 +207,22 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Rewriting(NodeTransformer):
     """Rewrites a parsed template where Jinja has no hook: its own texts, and operations that are plain Python.
 
-    Added filters have names that no template can write.
+    Checks are filters whose names no template can write.
     """
 
     def __init__(self, environment: _Environment) -> None:
         self._environment = environment
         self._names: dict[str, str] = {}
+
+    def visit(self, node: nodes.Node, *args: object, **kwargs: object) -> Any:
+        """Rewrite a node after its children, and check the value that it builds."""
+        rewritten = super().visit(node, *args, **kwargs)
+        match node:
+            case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load"):
+                return self._filtered(rewritten, "-built")
+            case nodes.Getitem(arg=nodes.Slice()):
+                return self._filtered(rewritten, "-slice")
+        return rewritten
 
     def _own_text(self, text: str, lineno: int) -> nodes.Expr:
         """Return an expression for a text of the template itself: an attribute of its environment."""
@@ -237,7 +239,9 @@ class _Rewriting(NodeTransformer):
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 (jinja2's names)
         built(node.value)
-        return self._own_text(node.value, node.lineno) if isinstance(node.value, str) else node
+        if not isinstance(node.value, str):
+            return node
+        return self._own_text(node.value, node.lineno)
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
         return self._own_text(node.data, node.lineno)
@@ -274,22 +278,6 @@ class _Rewriting(NodeTransformer):
             node.expr = self._filtered(node.expr, "-compared")
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(node, "-slice") if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(node, "-built") if node.ctx == "load" else node
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(node, "-built")
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(node, "-built")
-
 
 def _rounds(items: Iterable[object]) -> Iterator[object]:
     for item in items:
@@ -309,7 +297,7 @@ def _set_field(value: Any, name: str, field: object) -> None:
 
 def _arguments(values: object) -> list[object] | tuple[object, ...]:
     """Return the values after `*` in a call: few, and no text, which Python would make a tuple of characters."""
-    if not isinstance(values, (list, tuple)) or len(values) > _MOST_ARGUMENTS:
+    if not isinstance(values, (list, tuple)) or len(values) > _MAX_ARGUMENTS:
         raise TemplateRefusedError("it spreads no short list as arguments")
     return values
 
@@ -333,6 +321,7 @@ def _guarded(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
         count_round()
         for arg in args:
             before_reading(arg)
+        check_method(name, *args, *kwargs.values())
         if name in _ITEM_FILTERS:
             text = next((arg for arg in args if isinstance(arg, str)), "")
             charge(PER_ITEM * len(text))  # each character becomes a value, which takes microseconds
@@ -350,28 +339,7 @@ def _join(
     if attribute is not None:
         parts = list(map(filters.make_attrgetter(environment, attribute), parts))
     check_size(sum(map(size_of, parts)) + len(d) * len(parts))
-    return as_template_text(d).join(part if isinstance(part, str) else str(part) for part in parts)
-
-
-def _replace(text: object, *args: Any) -> str:
-    template_text = as_template_text(text)
-    check_replace(template_text, *args)
-    return template_text.replace(*args)
-
-
-def _title(text: str) -> str:
-    charge(32 * len(text))  # its words are objects
-    return filters.do_title(text)
-
-
-def _trim(text: object, chars: str | None = None) -> str:
-    template_text = as_template_text(text)
-    check_search(template_text, chars)
-    return template_text.strip(chars)
-
-
-def _safe(text: object) -> str:
-    return text if isinstance(text, TemplateText) else str(text)
+    return as_template_text(d).join(map(str, parts))
 
 
 def _tojson(
@@ -398,28 +366,30 @@ def _tojson(
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     """Indent all lines but the first, as Jinja's filter does. first, blank: the first line, empty lines, too."""
-    prefix = width if isinstance(width, str) else TemplateText(" ") * min(width, MAX_TEXT)
+    if isinstance(width, str):
+        prefix = width
+    else:
+        prefix = TemplateText(" ") * min(width, MAX_TEXT)
     check_size(len(text) + (text.count("\n") + 2) * len(prefix))
     lines = (as_template_text(text) + "\n").splitlines()
-    indented = [concatenate((prefix, line)) if line or blank else line for line in lines[1:]]
-    start = concatenate((prefix, lines[0])) if first else lines[0]
-    return TemplateText("\n").join([start, *indented])
-
-
-def _format(pattern: str, *args: object, **kwargs: object) -> str:
-    check_format(pattern, *args, *kwargs.values())
-    return filters.do_format(pattern, *args, **kwargs)
+    for index, line in enumerate(lines):
+        is_indented = bool(line) or blank
+        if index == 0:
+            is_indented = first
+        if is_indented:
+            lines[index] = concatenate((prefix, line))
+    return TemplateText("\n").join(lines)
 
 
 _OWN_FILTERS: dict[str, Callable[..., Any]] = {
-    "format": _format,
+    "format": filters.do_format,
     "indent": _indent,
     "join": _join,
-    "replace": _replace,
-    "safe": _safe,
-    "title": _title,
+    "replace": lambda text, *args: as_template_text(text).replace(*args),
+    "safe": lambda text: str(text),
+    "title": filters.do_title,
     "tojson": _tojson,
-    "trim": _trim,
+    "trim": lambda text, chars=None: as_template_text(text).strip(chars),
 }
 
 
@@ -438,23 +408,22 @@ class _TemplateFormatter(SandboxedFormatter):
 
     _FIELD = "\uffff"  # stands for a value until all are formatted; no character of a text
 
-    def __init__(self, environment: _Environment) -> None:
-        super().__init__(environment)
-        self._values: list[str] = []
-
     def insert(self, pattern: TemplateText, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-        if OUTSIDE in pattern.origin or self._FIELD in pattern:
-            return Formatter.vformat(SandboxedFormatter(self._env), pattern, args, kwargs)
-        self._values.clear()
-        literals = self.vformat(str.__str__(pattern), args, kwargs).split(self._FIELD)
-        parts = [
-            part for literal, value in zip(literals, [*self._values, ""], strict=True) for part in (literal, value)
-        ]
-        return concatenate(TemplateText(part) if index % 2 == 0 else part for index, part in enumerate(parts))
+        """Return the pattern with values in its fields. All of it is from outside if any of the pattern is."""
+        text = str.__str__(pattern)
+        if OUTSIDE in pattern.origin or self._FIELD in text:
+            return SandboxedFormatter(self._env).vformat(text, args, kwargs)
+        self._values: list[str] = []
+        literals = self.vformat(text, args, kwargs).split(self._FIELD)
+        parts: list[str] = []
+        for literal, value in zip(literals, [*self._values, ""], strict=True):
+            parts += [TemplateText(literal), value]
+        return concatenate(parts)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        is_own = isinstance(value, TemplateText) and not format_spec
-        self._values.append(value if is_own else super().format_field(value, format_spec))
+        if not isinstance(value, TemplateText) or format_spec:
+            value = super().format_field(value, format_spec)
+        self._values.append(value)
         return self._FIELD
 
 
