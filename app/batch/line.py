@@ -6,7 +6,8 @@ from typing import Literal
 
 from headrace.app.answer.call import Call
 from headrace.app.answer.options import AnswerOptions
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.config.value_types import shown
+from headrace.runtime.errors import HeadraceError, UsageError
 
 Form = Literal["plain", "chat.completion", "text_completion"]
 """Form of a line, and of its result."""
@@ -47,7 +48,9 @@ class Line:
     @property
     def prompt(self) -> Sequence[Mapping[str, object]] | str:
         """A conversation, or a text to continue as it is."""
-        return self.call.prompts[0] if self.call.prompts else self.call.messages
+        if self.call.prompts:
+            return self.call.prompts[0]
+        return self.call.messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,20 @@ class BadLine:
     form: Form
     error: HeadraceError
     digest: str
+
+
+Conversation = Sequence[Mapping[str, object]]
+
+
+def refuse_unknown(given: Mapping[str, object], known: frozenset[str], where: str = "") -> None:
+    """Raises UsageError that names the first unknown key."""
+    for key in given:
+        if key not in known:
+            raise UsageError(f"unknown key {shown(key)}{where}")
+
+
+def with_system(messages: Conversation, system: str) -> Conversation:
+    """Return a conversation with `system` before it, unless that is empty or it begins with a system message."""
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]

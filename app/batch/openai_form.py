@@ -12,8 +12,7 @@ from dataclasses import replace
 from headrace.app.answer.call import Call
 from headrace.app.answer.fields import object_named
 from headrace.app.answer.openai_form import CHAT_FIELDS, COMPLETION_FIELDS, read_chat, read_completion
-from headrace.app.batch.fields import refuse_unknown, with_system
-from headrace.app.batch.line import Defaults, Form
+from headrace.app.batch.line import Defaults, Form, refuse_unknown, with_system
 from headrace.runtime.config.value_types import OneOf, read_value, shown
 from headrace.runtime.errors import UsageError
 
@@ -38,7 +37,9 @@ def form_of(given: Mapping[str, object]) -> Form:
     url = given.get("url")
     if url is None:
         body = given.get("body")
-        return "text_completion" if isinstance(body, dict) and "prompt" in body else "chat.completion"
+        if isinstance(body, dict) and "prompt" in body:
+            return "text_completion"
+        return "chat.completion"
     return _URLS[read_value(OneOf(tuple(_URLS)), "url", url)]
 
 

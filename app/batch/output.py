@@ -200,8 +200,12 @@ class ResultStream:
         """expected: numbers of all lines that will have a result, for output in order. before: called before writes."""
         self._stream = stream
         self._before = before
-        self._expected = None if expected is None else iter(sorted(expected))
-        self._next = next(self._expected, None) if self._expected is not None else None
+        self._expected = None
+        if expected is not None:
+            self._expected = iter(sorted(expected))
+        self._next = None
+        if self._expected is not None:
+            self._next = next(self._expected, None)
         self._held: dict[int, bytes] = {}
 
     def write(self, line: Line | BadLine, document: dict[str, object]) -> None:

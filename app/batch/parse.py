@@ -20,8 +20,7 @@ from headrace.app.answer.fields import read
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.tools import tool_fields
-from headrace.app.batch.fields import refuse_unknown, with_system
-from headrace.app.batch.line import BadLine, Defaults, Form, Line
+from headrace.app.batch.line import BadLine, Defaults, Form, Line, refuse_unknown, with_system
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import unique_keys

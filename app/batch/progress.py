@@ -62,7 +62,9 @@ class ProgressLine:
 
     def _speed(self) -> float | None:
         (since, before), (now, tokens) = self._totals[0], self._totals[-1]
-        return (tokens - before) / (now - since) if now > since and tokens > before else None
+        if now > since and tokens > before:
+            return (tokens - before) / (now - since)
+        return None
 
 
 def progress_text(counts: Counts, tokens_per_second: float | None, elapsed_s: float) -> str:

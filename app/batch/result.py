@@ -41,7 +41,9 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, object]:
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
         counts = token_counts(summary.prompt_tokens, summary.completion_tokens)
         usage = {**counts, "cached_tokens": summary.reused_tokens}
-        tool_calls = {"tool_calls": calls} if call.tools is not None else {}
+        tool_calls: dict[str, object] = {}
+        if call.tools is not None:
+            tool_calls["tool_calls"] = calls
         text = {"text": answer.text, **tool_calls, "finish_reason": answer.finish_reason}
         return {**request, **text, "usage": usage, **details, "error": None}
     reports = answer.reports if call.logprobs is not None else None

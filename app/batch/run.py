@@ -59,11 +59,15 @@ class Tally:
     @property
     def tokens_per_second(self) -> float | None:
         """Speed of all answers together."""
-        return self.completion_tokens / self.wall_s if self.completion_tokens and self.wall_s > 0 else None
+        if self.completion_tokens and self.wall_s > 0:
+            return self.completion_tokens / self.wall_s
+        return None
 
     @property
     def answers_per_second(self) -> float | None:
-        return self.answered / self.wall_s if self.answered and self.wall_s > 0 else None
+        if self.answered and self.wall_s > 0:
+            return self.answered / self.wall_s
+        return None
 
     def add(self, answer: Answer) -> None:
         """Count a finished answer."""

@@ -24,7 +24,9 @@ _LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB
 def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
     """Return every variant of the named chip, slowest first. Raises UsageError for unknown or ambiguous names."""
     if (figures := _FIGURES.fullmatch(text.strip())) is not None and float(figures[1]) > 0:
-        usable = None if memory_gb is None else usable_bytes(memory_gb, apple=False)
+        usable = None
+        if memory_gb is not None:
+            usable = usable_bytes(memory_gb, apple=False)
         flops = float(figures[2]) * 1e12 if figures[2] else None
         return [Target(" ".join(text.split()), float(figures[1]) * 1e9, usable, apple=False, flops=flops)]
     stated = _CORES.search(text)
@@ -74,7 +76,9 @@ def usable_bytes(gigabytes: int, *, apple: bool) -> int:
     """Return the bytes for weights and cache in so much memory."""
     share = 0.95
     if apple:
-        share = SMALL_MAC_SHARE if gigabytes <= SMALL_MAC_GB else LARGE_MAC_SHARE
+        share = LARGE_MAC_SHARE
+        if gigabytes <= SMALL_MAC_GB:
+            share = SMALL_MAC_SHARE
     return int(gigabytes * 2**30 * share)
 
 
@@ -116,7 +120,9 @@ def _any_of(names: "Sequence[str] | map[str]") -> str:
 def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
     apple = chip.name.startswith("Apple")
     gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
-    usable = None if gigabytes is None else usable_bytes(gigabytes, apple=apple)
+    usable = None
+    if gigabytes is not None:
+        usable = usable_bytes(gigabytes, apple=apple)
     name = f"{bare(chip.name)}{_variant(chip, cores)}"
     return Target(name, chip.bandwidth, usable, apple, flops=chip.with_cores(cores).fp16_flops)
 

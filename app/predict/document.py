@@ -140,7 +140,9 @@ def _shared(prediction: Prediction) -> Document:
     result = asdict(prediction)
     for key in _SPEEDS:
         speed = getattr(prediction, key)
-        result[f"{key}_per_user"] = None if speed is None else speed / prediction.batch
+        result[f"{key}_per_user"] = None
+        if speed is not None:
+            result[f"{key}_per_user"] = speed / prediction.batch
     return result
 
 

@@ -63,7 +63,9 @@ def refusal(step_cost: StepCost, peak_gb_s: float | None, unsure: float | None) 
         return f"a point is {percent(step_cost.largest_residual)} off the line"
     if unsure is None:
         return "one round shows no spread; measure more, such as -r 3"
-    return f"its rounds disagree by {percent(unsure)}" if unsure > NOISE else None
+    if unsure > NOISE:
+        return f"its rounds disagree by {percent(unsure)}"
+    return None
 
 
 def remember(

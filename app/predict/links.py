@@ -43,7 +43,9 @@ class Link:
         if ranks <= self.mesh:
             return self.send_s(nbytes)
         ring_s = 2 * (ranks - 1) * self.send_s(nbytes / ranks)
-        return min(ring_s, (ranks - 1) * self.send_s(nbytes)) if self.gathers else ring_s
+        if self.gathers:
+            return min(ring_s, (ranks - 1) * self.send_s(nbytes))
+        return ring_s
 
     def all_gather_s(self, nbytes: float, ranks: int) -> float:
         """Return the time in which all ranks get the parts of an array of `nbytes`."""

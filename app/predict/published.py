@@ -230,7 +230,9 @@ def _point(series: _Series, name: str, cores: int, model: str, stored_as: str, s
 def _shape(model: str) -> StepShape:
     """Return the shape of a model of the file, or else of the catalog."""
     config = _file().models.get(model)
-    return find(model).step_shape if config is None else shape_of_config(config)
+    if config is None:
+        return find(model).step_shape
+    return shape_of_config(config)
 
 
 def _step_bytes(shape: StepShape, stored_as: str, depth: int) -> float:

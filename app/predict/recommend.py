@@ -38,7 +38,9 @@ def recommended_for_chat(host: Machine, usable: int | None) -> Recommendation | 
         return recommendations(target).get("chat")
     assumed = Target("this machine", _ASSUMED_BANDWIDTH, usable, apple=False)
     model = recommendations(assumed).get("chat")
-    return None if model is None else replace(model, tokens_per_second=None)
+    if model is None:
+        return None
+    return replace(model, tokens_per_second=None)
 
 
 def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
@@ -52,7 +54,9 @@ def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
 def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
     """Return the entry as a recommendation; None if it is too large or too slow."""
     prediction = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
-    speed = prediction.roofline if prediction.expected is None else prediction.expected
+    speed = prediction.expected
+    if speed is None:
+        speed = prediction.roofline
     fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory
     if not fits or speed < LEAST_TOKENS_PER_SECOND:
         return None

@@ -38,7 +38,9 @@ def known_target(host: Machine, usable: int | None) -> Target | None:
 
 def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | None:
     # GPUs of Apple are predicted with the vendor's bandwidth, as the chips of the table are.
-    nominal = host.nominal_bandwidth if host.backend == "metal" else None
+    nominal = None
+    if host.backend == "metal":
+        nominal = host.nominal_bandwidth
     if nominal is not None:
         bandwidth = nominal
     elif peak is not None:

@@ -128,7 +128,9 @@ def show_acceptance(document: Document) -> None:
 def _about(target: Document, speed: float | None) -> str:
     if speed is None:
         return _UNKNOWN
-    return speed_text(speed) if target["is_expected"] else f"≤{speed_text(speed)}"
+    if target["is_expected"]:
+        return speed_text(speed)
+    return f"≤{speed_text(speed)}"
 
 
 def _pays_from(target: Document, drafts: int) -> str:
@@ -194,7 +196,9 @@ def _chip_memory(chip: Document) -> str:
 
 
 def _chip_flops(chip: Document) -> str:
-    return f"{chip['fp16_tflops']:.3g}" if chip["fp16_tflops"] else ""
+    if chip["fp16_tflops"]:
+        return f"{chip['fp16_tflops']:.3g}"
+    return ""
 
 
 def _chip(name: str) -> Text:

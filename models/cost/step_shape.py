@@ -18,6 +18,8 @@ from headrace.runtime.metrics.cost import (
 )
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 
+_GROUP_SIZE = 64  # weights that share a scale, in `StepShape.stored_at`
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -92,11 +94,11 @@ class StepShape:
         """True for a mixture of experts."""
         return any(matrix.share < 1 for matrix in self.matrices)
 
-    def stored_at(self, bits: int, group_size: int = 64) -> "StepShape":
-        """Return the shape with every matrix quantized this way; vectors stay."""
+    def stored_at(self, bits: int) -> "StepShape":
+        """Return the shape with every matrix quantized in groups of 64; vectors stay."""
 
         def stored(matrix: Matrix) -> Matrix:
-            return replace(matrix, nbytes=quantized_bytes(matrix.weights, bits, group_size))
+            return replace(matrix, nbytes=quantized_bytes(matrix.weights, bits, _GROUP_SIZE))
 
         matrices = [stored(matrix) for matrix in self.matrices]
         change = sum(new.count * (new.nbytes - old.nbytes) for new, old in zip(matrices, self.matrices, strict=True))

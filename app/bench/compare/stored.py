@@ -27,7 +27,9 @@ def read_document(path: Path) -> RunDocument:
 def checked(document: object, where: str) -> RunDocument:
     """Return parsed JSON as a document. Raises UsageError if it has another schema, or not all of ours."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        schema = document.get("schema") if isinstance(document, dict) else None
+        schema = None
+        if isinstance(document, dict):
+            schema = document.get("schema")
         raise UsageError(f"{where} is not a {SCHEMA} document (schema: {repr(schema)[:_SHOWN]})")
     try:
         json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair cannot be printed

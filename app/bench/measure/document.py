@@ -39,7 +39,9 @@ def points_of(results: Sequence[Result]) -> list[Point]:
 
 def nominal_gb_s(host: Machine) -> float | None:
     """Return the nominal memory bandwidth; None if unknown."""
-    return host.nominal_bandwidth / 1e9 if host.nominal_bandwidth else None
+    if host.nominal_bandwidth:
+        return host.nominal_bandwidth / 1e9
+    return None
 
 
 def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:

@@ -29,7 +29,9 @@ class MemorySpeed:
     @property
     def peak_gb_s(self) -> float | None:
         """Upper quartile of all passes so far, in GB/s."""
-        return _upper_quartile(sorted(self._rates)) if self._rates else None
+        if self._rates:
+            return _upper_quartile(sorted(self._rates))
+        return None
 
     def measurement(self) -> Peak | None:
         """Return all passes as one measurement for the peak cache."""

@@ -45,7 +45,6 @@ class OwnEngine:
         limit: int,
         setup: Setup | None = None,
         other_bytes: int = 0,
-        seed: int = 0,
         questions: Mapping[str, Question] | None = None,
         draft: Network | None = None,
     ) -> None:
@@ -54,7 +53,6 @@ class OwnEngine:
         limit: largest number of prompt and generated tokens in any test.
         setup: threads and settings, for the document.
         other_bytes: bytes that MLX holds for other purposes, left out of a test's peak.
-        seed: of the tests' random tokens.
         questions: workloads by name.
         draft: model that proposes tokens for workloads; None: n-grams do.
         """
@@ -65,7 +63,7 @@ class OwnEngine:
         self.cost: StepCost = network.cost
         self._network = network
         self._limit = limit
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._base = self._tokens(limit)
         self._begun = 0  # first token of the newest test
         self._engines: dict[int, Engine] = {}
@@ -172,7 +170,9 @@ class OwnEngine:
             self._time_ranks(engine)
             self._workload_engines[test.batch] = engine
         self._num_pairs[test] += 1
-        speculation: Speculation = "auto" if self._draft is None else "draft"
+        speculation: Speculation = "draft"
+        if self._draft is None:
+            speculation = "auto"
         sample = measure_pair(
             self._workload_engines[test.batch],
             test,

@@ -78,7 +78,10 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
 
     Raises EngineError for answers shorter than LEAST tokens.
     """
-    order: tuple[Speculation, Speculation] = (way, "off") if turn % 2 else ("off", way)
+    if turn % 2:
+        order: tuple[Speculation, Speculation] = (way, "off")
+    else:
+        order = ("off", way)
     for attempt in range(_TRIES):
         seed = 1 + turn * _TRIES + attempt
         runs = {speculates: _answer(engine, test, question, seed, speculates) for speculates in order}

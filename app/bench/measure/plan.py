@@ -68,7 +68,9 @@ class Test:
 
     @property
     def label(self) -> str:
-        return f"{self.name} @ d{self.depth}" if self.depth else self.name
+        if self.depth:
+            return f"{self.name} @ d{self.depth}"
+        return self.name
 
     @property
     def tokens(self) -> int:

@@ -268,7 +268,9 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def compute_gflop_s(self) -> float | None:
         """The compute ceiling, see `runtime.machine.compute`; None if unknown."""
-        return None if self.measured_compute_gflop_s is UNSET else self.measured_compute_gflop_s
+        if self.measured_compute_gflop_s is UNSET:
+            return None
+        return self.measured_compute_gflop_s
 
     @property
     def kernels_name(self) -> str:

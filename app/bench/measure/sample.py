@@ -96,7 +96,9 @@ class Sample:
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_step_s is None else self.prefill_s + self.first_step_s
+        if self.first_step_s is None:
+            return None
+        return self.prefill_s + self.first_step_s
 
     def tokens(self, test: Test) -> int:
         """Return the tokens that the speed of a prefill, a decode or both counts."""

@@ -87,17 +87,17 @@ def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
     return _figure(blocks, lambda drawn: sum(total for total, _ in drawn) / sum(count for _, count in drawn))
 
 
-def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
-    """Return the interpolated quantile `q` of rows (conditions, tokens)."""
+def tail_figure(rows: Sequence[Sequence[float]]) -> Figure:
+    """Return the interpolated quantile TAIL of rows (conditions, tokens)."""
     max_values = max(map(len, rows)) * len(rows)
     # per block: upper bound of values at or above the quantile in any resample
-    num_kept = math.ceil((1 - q) * 2 * max_values) + 2
+    num_kept = math.ceil((1 - TAIL) * 2 * max_values) + 2
     blocks = [(sorted(block)[-num_kept:], len(block)) for block in _blocks(rows)]
 
     def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
         count = sum(length for _, length in drawn)
         top = sorted(chain.from_iterable(values for values, _ in drawn))
-        return quantile(top, max(0.0, (q * (count - 1) - (count - len(top))) / max(1, len(top) - 1)))
+        return quantile(top, max(0.0, (TAIL * (count - 1) - (count - len(top))) / max(1, len(top) - 1)))
 
     return _figure(blocks, tail)
 

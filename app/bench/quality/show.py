@@ -87,7 +87,9 @@ def _columns() -> list[tuple[str, int, _Cell]]:
 
 
 def _condition(entry: QualityResult) -> str:
-    return "all" if entry.depth is None else f"d{entry.depth} {entry.phase}"
+    if entry.depth is None:
+        return "all"
+    return f"d{entry.depth} {entry.phase}"
 
 
 def _nats(value: float) -> str:

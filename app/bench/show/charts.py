@@ -251,7 +251,9 @@ def _by_engine(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _bar_name(entry: Result, shown: Sequence[Result]) -> str:
     several = len({other.model for other in shown}) > 1
-    return f"{entry.model} {label(entry)}" if several else label(entry)
+    if several:
+        return f"{entry.model} {label(entry)}"
+    return label(entry)
 
 
 def _end(speed: Speed, end: float | None) -> float:

@@ -51,14 +51,18 @@ class ResultColumn:
 
     def terminal_cell(self, entry: Result) -> str | Text:
         value = self._value(entry)
-        return value if isinstance(value, str | Text) else speed_text(value)
+        if isinstance(value, str | Text):
+            return value
+        return speed_text(value)
 
     def is_in_markdown(self, results: Sequence[Result]) -> bool:
         return self.markdown is not None and (self.is_shown is None or self.is_shown(results))
 
     def markdown_cell(self, entry: Result) -> str:
         value = self._value(entry)
-        return str(value) if isinstance(value, str | Text) else decimals(value, self.digits)
+        if isinstance(value, str | Text):
+            return str(value)
+        return decimals(value, self.digits)
 
     def html_cell(self, entry: Result) -> str:
         return str(self.terminal_cell(entry))
@@ -139,11 +143,15 @@ def _percentiles(entry: Result) -> str:
 
 
 def _memory(entry: Result) -> str:
-    return format_bytes(entry.peak_memory_bytes) if entry.peak_memory_bytes else ""
+    if entry.peak_memory_bytes:
+        return format_bytes(entry.peak_memory_bytes)
+    return ""
 
 
 def _drift(entry: Result) -> str:
-    return "" if entry.drift is None else percent(entry.drift, is_signed=True)
+    if entry.drift is None:
+        return ""
+    return percent(entry.drift, is_signed=True)
 
 
 RESULT_COLUMNS: Sequence[ResultColumn] = (

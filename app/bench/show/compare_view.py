@@ -46,11 +46,15 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _name(row: ComparedTest) -> str:
-    return label(row) if row.engine == "headrace" else f"{row.engine} {label(row)}"
+    if row.engine == "headrace":
+        return label(row)
+    return f"{row.engine} {label(row)}"
 
 
 def _interval(row: ComparedTest) -> str:
-    return "" if row.ratio is None else f"{row.low:.3f} to {row.high:.3f}"
+    if row.ratio is None:
+        return ""
+    return f"{row.low:.3f} to {row.high:.3f}"
 
 
 def _notes(comparison: Comparison) -> list[str]:

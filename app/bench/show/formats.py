@@ -172,7 +172,9 @@ def break_even_line(costs: RunCosts) -> str:
 
 
 def _break_even(row: DraftCost) -> str:
-    return "never" if row.break_even is None else f"from {percent(row.break_even)}"
+    if row.break_even is None:
+        return "never"
+    return f"from {percent(row.break_even)}"
 
 
 def identity_line(identity: Identity) -> str:

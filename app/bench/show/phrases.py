@@ -43,7 +43,9 @@ def bracketed(figure: Interval, form: Callable[[float], str] = decimals) -> str:
 
 def label(entry: Named) -> str:
     """Return the name of a test with its depth: `tg128 @ d2048`."""
-    return f"{entry.test} @ d{entry.depth}" if entry.depth else entry.test
+    if entry.depth:
+        return f"{entry.test} @ d{entry.depth}"
+    return entry.test
 
 
 def energy_line(document: RunDocument) -> str:
@@ -52,14 +54,18 @@ def energy_line(document: RunDocument) -> str:
     if not known:
         return ""
     idle = known[0].idle_watts
-    net = f"net of {idle:.1f} W idle" if idle is not None else "absent, since idle power is unknown"
+    net = "absent, since idle power is unknown"
+    if idle is not None:
+        net = f"net of {idle:.1f} W idle"
     return f"energy per token of {known[0].parts}, {net}; up to {max(energy.watts for energy in known):.1f} W"
 
 
 def energy_cell(entry: Result) -> str:
     """Format the energy per token net of idle power; "" if it is unknown."""
     energy = entry.energy_per_token
-    return "" if energy is None or energy.joules is None else format_joules(energy.joules)
+    if energy is None or energy.joules is None:
+        return ""
+    return format_joules(energy.joules)
 
 
 def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:

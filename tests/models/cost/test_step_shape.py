@@ -178,7 +178,7 @@ def test_of_a_mixture_only_the_active_experts_are_read() -> None:
 
 def test_shapes_at_another_quantization() -> None:
     shape = one_matrix(Matrix("proj", 2, 64, 128, 64 * 128 * 2))
-    quantized = shape.stored_at(4, 64)
+    quantized = shape.stored_at(4)
     assert quantized.matrices[0].nbytes == 64 * 128 // 2 + 64 * 128 // 64 * 4
     assert shape.resident_bytes - quantized.resident_bytes == 2 * (64 * 128 * 2 - quantized.matrices[0].nbytes)
     assert shape.with_kv(Q8).cost.kv_bytes_per_token * 32 == shape.cost.kv_bytes_per_token * 17

@@ -281,7 +281,10 @@ def main() -> None:
     for line in sys.stdin:
         try:
             asked = json.loads(line)
-            reply: dict[str, Any] = peer.answer(**asked) if "tokens" in asked else peer.measure(**asked)
+            if "tokens" in asked:
+                reply: dict[str, Any] = peer.answer(**asked)
+            else:
+                reply = peer.measure(**asked)
         except Exception as error:
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)
