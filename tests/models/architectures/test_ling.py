@@ -20,3 +20,10 @@ def test_the_class_of_the_config_tells_ling_3_from_other_hybrids() -> None:
 def test_bounds_of_decays_are_negative(bound: object) -> None:
     with pytest.raises(CheckpointError, match="kda_lower_bound"):
         decoder_config(normalized({**config_of("ling-3"), "kda_lower_bound": bound}))
+
+
+def test_a_stated_bound_of_decays_is_used() -> None:
+    decoder = decoder_config(normalized({**config_of("ling-3"), "kda_lower_bound": -3}))
+    assert decoder is not None
+    mixers = [layer.mixer for layer in decoder.layers if layer.mixer is not None]
+    assert [mixer.decay_bound for mixer in mixers] == [3.0, 3.0]

@@ -13,14 +13,18 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from tests.support.adapters import EVERY, logits_after, write_adapter, write_merged
-from tests.support.tiny import quantize_model, write_model
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
+from tests.support.tiny import VARIANTS, quantize_model, write_model
 from tests.support.tiny_chat import write_byte_tokenizer
 
 PROMPT = [1 + i * 7 % 90 for i in range(30)]
 
 
 def _model(folder: Path, variant: str = "llama") -> Path:
-    base = write_model(folder / "base", variant)
+    if variant in VARIANTS:
+        base = write_model(folder / "base", variant)
+    else:
+        base = write_mlx_lm_model(folder / "base", config_of(variant))
     write_byte_tokenizer(base)
     return base
 
@@ -80,7 +84,7 @@ def _dequantized(folder: Path, quantized: Path) -> Path:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("modules", [EVERY, ("self_attn.q_proj", "self_attn.v_proj"), ("mlp.down_proj",)])
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3", "qwen2", "gpt-oss", "llama3-scaled"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3", "qwen2", "gpt-oss", "cohere"])
 def test_a_quantized_base_stays_as_it_is(tmp_path: Path, variant: str, modules: tuple[str, ...]) -> None:
     if variant == "gpt-oss" and modules[0].startswith("mlp"):
         pytest.skip("it has experts alone")
@@ -187,6 +191,18 @@ def test_changes_of_another_tower_are_refused(tmp_path: Path) -> None:
         _network(base, tmp_path / "adapter")
     write_adapter(tmp_path / "text", base, rename=lambda module: module.replace("model.", "model.language_model.", 1))
     assert _distance(_logits(_network(base, tmp_path / "text")), _logits(_network(base))) > 0.05
+
+
+def test_changes_of_a_norm_are_refused(tmp_path: Path) -> None:
+    base = _model(tmp_path)
+    write_adapter(
+        tmp_path / "adapter",
+        base,
+        modules=("self_attn.o_proj",),
+        rename=lambda module: module.replace("self_attn.o_proj", "input_layernorm"),
+    )
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.input_layernorm, to which headrace applies no"):
+        _network(base, tmp_path / "adapter")
 
 
 def test_changes_of_a_router_are_applied_and_those_of_experts_refused(tmp_path: Path) -> None:
