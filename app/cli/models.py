@@ -21,6 +21,7 @@ from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
 from headrace.app.model_info.report import (
     MEMORY_CONTEXT,
+    adapter_documents,
     catalog_document,
     checkpoint_document,
     foreign_documents,
@@ -80,21 +81,23 @@ def models() -> None:
 @click.argument("filter", metavar="[FILTER]", required=False, shell_complete=model_names)
 @json_option
 def list_models(filter: str | None, as_json: bool) -> None:
-    """List installed models, the catalog, with memory needs, and models of Ollama and LM Studio.
+    """List installed models, the catalog, with memory needs, models of Ollama and LM Studio, and adapters.
 
-    FILTER: only models with this text in their name. Exit code 1 if there is none.
+    FILTER: only those with this text in their name. Exit code 1 if there is none.
     """
     rows = overview(Store(), usable_memory())
     foreign = foreign_documents()
+    adapters = adapter_documents()
     if filter is not None:
         rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
         foreign = [row for row in foreign if squashed(filter) in squashed(str(row["name"]))]
-        if not rows and not foreign:
+        adapters = [row for row in adapters if squashed(filter) in squashed(str(row["name"]))]
+        if not rows and not foreign and not adapters:
             raise HeadraceError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
     uses = _recommended_uses()
     rows = [row | {"recommended_for": uses.get(row["name"], [])} for row in rows]
     if as_json:
-        print_json(rows + foreign)
+        print_json(rows + foreign + adapters)
         return
     if rows:
         _print_overview(rows)
@@ -103,6 +106,12 @@ def list_models(filter: str | None, as_json: bool) -> None:
             click.echo()
         click.echo("OF OTHER PROGRAMS, run by these names:")
         print_table(_foreign_columns(foreign), rule=False)
+    if adapters:
+        if rows or foreign:
+            click.echo()
+        click.echo("ADAPTERS in the hub's cache, run after a model: -m MODEL+NAME")
+        print_table(_adapter_columns(adapters), rule=False)
+        _print_problems(adapters)
 
 
 def _recommended_uses() -> dict[str, list[str]]:
@@ -115,14 +124,18 @@ def _recommended_uses() -> dict[str, list[str]]:
 
 def _print_overview(rows: list[Document]) -> None:
     print_table(_columns(rows), rule=False)
-    for row in rows:
-        if problem := row.get("problem"):
-            click.echo(_clean(f"{row['name']}: {problem}"))
+    _print_problems(rows)
     click.echo(f"\nMEMORY: weights, KV cache of {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
     if any(row["context_fits"] for row in rows):
         click.echo("FITS: tokens of context in the memory free now, by K/V format (--kv).")
     if stars := legend({row["name"]: row["recommended_for"] for row in rows}):
         click.echo(stars)
+
+
+def _print_problems(rows: list[Document]) -> None:
+    for row in rows:
+        if problem := row.get("problem"):
+            click.echo(_clean(f"{row['name']}: {problem}"))
 
 
 def _columns(rows: list[Document]) -> list[Column]:
@@ -143,9 +156,18 @@ def _columns(rows: list[Document]) -> list[Column]:
 
 def _foreign_columns(rows: list[Document]) -> list[Column]:
     return [
-        Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0),
+        Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0, right=False),
         Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
-        Column.of(rows, "PROGRAM", lambda row: row["program"], 2),
+        Column.of(rows, "PROGRAM", lambda row: row["program"], 2, right=False),
+    ]
+
+
+def _adapter_columns(rows: list[Document]) -> list[Column]:
+    return [
+        Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0, right=False),
+        Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
+        Column.of(rows, "MADE FOR", lambda row: _clean(row["made_for"] or "not stated"), 2, right=False),
+        Column.of(rows, "FOLDER", lambda row: _clean(row["path"]), 3, right=False),
     ]
 
 
@@ -242,23 +264,30 @@ def path(name: str | None) -> None:
 @click.argument("name", shell_complete=installed_names)
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def rm(name: str, yes: bool) -> None:
-    """Remove NAME and its files in the hub's cache. Exit code 1 if declined."""
-    store = Store()
-    entry = installed_name(name, store)
-    repo, commit = _hub_commit(store, entry)
-    cached = 0
-    if repo and commit:
-        from headrace.models.registry.hub_cache import cached_bytes, delete_cached
+    """Remove NAME, a model or an adapter, and its files in the hub's cache. Exit code 1 if declined."""
+    from headrace.models.registry.hub_cache import cached_adapters, cached_bytes, delete_cached
 
-        cached = cached_bytes(repo, commit)
+    store = Store()
+    adapter = next((adapter for adapter in cached_adapters() if adapter.name == name), None)
+    if adapter is not None:
+        entry = adapter.name
+        repo, commit = adapter.repo, adapter.commit
+        stored = 0
+    else:
+        entry = installed_name(name, store)
+        repo, commit = _hub_commit(store, entry)
+        stored = directory_bytes(store.root / entry)
+    cached = cached_bytes(repo, commit) if repo and commit else 0
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
-        size = format_bytes(directory_bytes(store.root / entry) + cached)
+        size = format_bytes(stored + cached)
         if cached:
             size += f", {format_bytes(cached)} of it in the hub cache that other programs may use"
         confirm(f"Remove {entry} ({size})?")
-    freed = store.remove(entry)
+    freed = 0
+    if adapter is None:
+        freed = store.remove(entry)
     if cached:
         freed += delete_cached(repo, commit)
     say(f"removed {entry}, {format_bytes(freed)} freed")

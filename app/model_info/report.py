@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.app.model_info.chat_facts import chat_facts
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.app.output.document import Document
+from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.split_files import parts_of
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
@@ -24,7 +25,7 @@ from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
 from headrace.models.registry.source import HubId, LocalGGUF
 from headrace.models.registry.store import INCOMPLETE, Store, StoredModel, directory_bytes
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
+from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
@@ -61,23 +62,42 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
 def foreign_documents() -> list[Document]:
     """Return a document per model that another program keeps on this disk; headers are not read."""
     return [
-        {
-            "name": model.name,
-            "installed": False,
-            "default": False,
-            "title": model.name,
-            "program": model.program,
-            "path": str(model.path),
-            "disk_bytes": _disk_bytes(model.path) if model.path.is_dir() else _file_bytes(model.path),
-            "memory_context": None,
-            "memory_bytes": None,
-            "context": None,
-            "context_fits": None,
-            "quantization": None,
-            "licence": None,
-        }
-        for model in foreign_models()
+        _outside(model.name, model.path) | {"title": model.name, "program": model.program} for model in foreign_models()
     ]
+
+
+def adapter_documents() -> list[Document]:
+    """Return a document per adapter in the hub's cache. Headers are read; a broken one has a `problem`."""
+    from headrace.models.registry.hub_cache import cached_adapters  # late: imports huggingface_hub
+
+    rows = []
+    for adapter in cached_adapters():
+        base = None
+        problem = None
+        try:
+            base = open_adapter(adapter.folder).base
+        except HeadraceError as error:
+            problem = str(error)
+        row = _outside(adapter.name, adapter.folder)
+        rows.append(row | {"title": adapter.name, "adapter": True, "made_for": base, "problem": problem})
+    return rows
+
+
+def _outside(name: str, path: Path) -> Document:
+    """Return the facts of a model or an adapter outside the store, without those of its headers."""
+    return {
+        "name": name,
+        "installed": False,
+        "default": False,
+        "path": str(path),
+        "disk_bytes": _disk_bytes(path) if path.is_dir() else _file_bytes(path),
+        "memory_context": None,
+        "memory_bytes": None,
+        "context": None,
+        "context_fits": None,
+        "quantization": None,
+        "licence": None,
+    }
 
 
 def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:

@@ -344,7 +344,7 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
 
 
 def _measured_speed(network: Network, text: Excerpt) -> float:
-    """Return tok/s of decode steps near the begin of a context, one after the other, logits included."""
+    """Return tok/s of decode steps near the beginning of a context, one after the other, logits included."""
     forced = Forced(network, _DECODED)
     forced.begin([])
     for _ in forced.score(text.fed[:1], "decode"):

@@ -49,7 +49,7 @@ def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
             f"{at_most}{predicted.tokens_per_second:.1f} tok/s on {predicted.target} after "
             f"{predicted.context:,} tokens",
         ),
-        ("Measured", f"{figures.measured_tokens_per_second:.1f} tok/s here, at the begin of a context"),
+        ("Measured", f"{figures.measured_tokens_per_second:.1f} tok/s here, at the beginning of a context"),
         ("KL", f"{kl.value:.4f} nats{bracketed(kl, partial(decimals, digits=4))} from the given weights"),
         ("Top-1 agreement", f"{percent(top1.value, 1)}{bracketed(top1, partial(percent, digits=1))}"),
         ("Scored", f"{figures.scored_tokens:,} tokens of text that chose nothing; 95 % intervals"),

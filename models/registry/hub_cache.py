@@ -1,19 +1,67 @@
-"""Deletion from the hub's shared cache: whole revisions, and partial files of killed downloads.
+"""The hub's shared cache: its models and adapters, and deletion of revisions and of killed downloads' partial files.
 
 See docs/workarounds.md.
 """
 
 import glob
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
+from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
+
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAdapter:
+    """An adapter in the hub's cache.
+
+    name: org/name, with @REVISION unless it is of the branch main.
+    repo: org/name.
+    commit: that of the revision.
+    folder: its snapshot.
+    """
+
+    name: str
+    repo: str
+    commit: str
+    folder: Path
+
+
+def cached_adapters() -> list[CachedAdapter]:
+    """Return the adapters in the folders of PEFT and mlx-lm that the hub's cache has, by name."""
+    adapters = []
+    for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*"):
+        repo = folder.name.removeprefix("models--").replace("--", "/")
+        for ref in (folder / "refs").rglob("*"):
+            commit = _commit_of(ref)
+            snapshot = folder / "snapshots" / commit
+            weights = any((snapshot / name).is_file() for name in WEIGHT_FILES)
+            if commit and weights and (snapshot / CONFIG_FILE).is_file():
+                revision = str(ref.relative_to(folder / "refs"))
+                name = repo if revision == "main" else f"{repo}@{revision}"
+                adapters.append(CachedAdapter(name, repo, commit, snapshot))
+    return sorted(adapters, key=lambda adapter: adapter.name)
+
+
+def _commit_of(ref: Path) -> str:
+    """Return the commit that a branch's file names; nothing for a folder, or for a file that names none."""
+    with suppress(OSError, ValueError):
+        commit = ref.read_text(encoding="ascii").strip()
+        if _COMMIT.fullmatch(commit) is not None:
+            return commit
+    return ""
 
 
 def cached_bytes(repo: str, commit: str) -> int:

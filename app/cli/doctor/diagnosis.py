@@ -80,7 +80,7 @@ class Report:
     nvidia_driver: True if there is one.
     failures: problems met while gathering.
     energy_parts: parts of the machine whose energy can be read; None if no counter can.
-    user_files: a line each about settings, sessions and models.
+    user_files: a line each about settings, sessions, models and adapters, if there are any.
     """
 
     machine: Machine | None
@@ -118,6 +118,8 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
     installed = versions(PACKAGES)
     states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
+    if (adapters := adapters_state()) is not None:
+        states["adapters"] = adapters
     failures: list[Finding] = []
     host: Machine | None = None
     peak: Peak | None = None
@@ -385,6 +387,26 @@ def models_state() -> State:
     if unrecorded:
         count += f", {unrecorded} without checksums"
     return State(f"{count}; `headrace models verify` checks their contents", problems)
+
+
+def adapters_state() -> State | None:
+    """Check the headers of every adapter in the hub's cache; return None if there is none."""
+    from headrace.models.checkpoint.adapter import open_adapter
+
+    try:
+        from headrace.models.registry.hub_cache import cached_adapters
+    except ImportError:  # huggingface_hub is missing, which is a finding of its own
+        return None
+    problems = []
+    adapters = cached_adapters()
+    for adapter in adapters:
+        try:
+            open_adapter(adapter.folder)
+        except HeadraceError as error:
+            problems.append(Finding("advice", f"{adapter.name}: {error}", f"`headrace rm {adapter.name}` removes it"))
+    if not adapters:
+        return None
+    return State(f"{len(adapters)} in the hub's cache; `headrace list` shows their bases", problems)
 
 
 def _check_model(model: "StoredModel") -> bool:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from huggingface_hub import constants
 
 import headrace
 from headrace.app.cli.doctor import diagnosis
@@ -24,6 +25,8 @@ from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import Readings
 from tests.app.cli.test_models import install
 from tests.support import commands
+from tests.support.adapters import write_adapter
+from tests.support.tiny import write_model
 
 GIB = 2**30
 
@@ -294,6 +297,23 @@ def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     assert "settings      0 changed from the defaults" in shown
     assert "sessions      1 stored" in shown
     assert "models        1 installed; `headrace models verify`" in shown
+
+
+def test_adapters_in_the_hubs_cache_are_counted_and_checked(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(quick))
+    assert diagnosis.adapters_state() is None
+    repo = quick / "models--org--lora"
+    folder = repo / "snapshots" / ("1" * 40)
+    write_adapter(folder, write_model(quick / "base", "llama"))
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(folder.name)
+    state = diagnosis.adapters_state()
+    assert state is not None
+    assert (state.text[:8], state.findings) == ("1 in the", [])
+    (folder / "adapter_model.safetensors").write_bytes(b"broken")
+    state = diagnosis.adapters_state()
+    assert state is not None
+    assert [finding.do for finding in state.findings] == ["`headrace rm org/lora` removes it"]
 
 
 def test_leftovers_in_the_store_are_named_and_not_counted(quick: Path) -> None:

@@ -23,6 +23,7 @@ from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UsageError
 from tests.models.gguf.build import write_gguf
 from tests.support import mtp_models
+from tests.support.adapters import write_adapter
 from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.support.commands import HEADRACE, ForkedProcess, headrace
 from tests.support.hub_server import HubServer
@@ -515,3 +516,30 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
         assert index.gone.wait(PATIENCE_S)
     assert store.list() == []
     assert list((store.root / ".partial").iterdir()) == []
+
+
+def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    repo = tmp_path / "hub" / "hub" / "models--org--lora"
+    folders = {"main": repo / "snapshots" / ("1" * 40), "v2": repo / "snapshots" / ("2" * 40)}
+    base = write_model(tmp_path / "base", "llama")
+    settings = {"base_model_name_or_path": "org/base"}
+    write_adapter(folders["main"], base, settings=settings)
+    write_adapter(folders["v2"], base, settings={**settings, "use_dora": True})
+    (repo / "blobs").mkdir()
+    (repo / "refs").mkdir()
+    for name, folder in folders.items():
+        (repo / "refs" / name).write_text(folder.name)
+    rows = json.loads(run("list", "lora", "--json").stdout)
+    assert [(row["name"], row["made_for"], row["path"]) for row in rows] == [
+        ("org/lora", "org/base", str(folders["main"])),
+        ("org/lora@v2", None, str(folders["v2"])),
+    ]
+    assert "use_dora" in rows[1]["problem"]
+    assert "MODEL+NAME" in run("list", "lora").stdout
+    assert "freed" in run("rm", "org/lora@v2", "--yes").stdout
+    assert [row["name"] for row in json.loads(run("list", "lora", "--json").stdout)] == ["org/lora"]
+    assert "not installed" in run("rm", "org/lora@v2", "--yes", code=2).stderr
+    assert "no terminal" in run("rm", "org/lora", code=2).stderr
