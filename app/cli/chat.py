@@ -237,7 +237,7 @@ def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") ->
 
     chosen = given.sampling
     if given.resume is None:
-        sampling = {**settings.sampling_given, **chosen}
+        sampling = {**settings.sampling.stored(), **chosen}
         model = chosen_model(given.model, settings)
         if given.connect is None:
             agree_to_copy(model, chat=True)

@@ -70,11 +70,6 @@ class Settings:
     screen: ScreenSettings = field(default_factory=ScreenSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
-    @property
-    def sampling_given(self) -> dict[str, object]:
-        """Return the sampling settings that are set, as a session stores them."""
-        return self.sampling.stored()
-
 
 _SECTIONS: dict[str, type[object]] = {
     "chat": ChatSettings,

@@ -59,7 +59,7 @@ class RunSession:
             options = stored_options(stored.sampling)
         else:
             usual = chosen_model(None, settings)
-            stored = Session("", "", 0.0, 0.0, usual, settings.chat.system, settings.sampling_given)
+            stored = Session("", "", 0.0, 0.0, usual, settings.chat.system, settings.sampling.stored())
             options = settings.sampling
         self.options = arguments.options.over(options)
         stored_as: SamplingSource = "settings" if wanted is None else "session"

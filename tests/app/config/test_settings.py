@@ -60,7 +60,7 @@ def test_every_setting_is_in_the_file_with_a_comment() -> None:
 def test_the_examples_are_valid_settings(path: Path) -> None:
     text = "\n".join(line.removeprefix("# ") if " = " in line else line for line in default_text().splitlines())
     settings = load_settings(written(path, text))
-    given = settings.sampling_given
+    given = settings.sampling.stored()
     assert set(given) == set(SAMPLING_ROWS)
     given.pop("max_tokens")
     given.pop("thinking")
@@ -72,7 +72,7 @@ def test_set_values_are_read(path: Path) -> None:
     text = '[chat]\nmodel = "qwen3-4b"\n[sampling]\ntemperature = 1\nseed = 7\n[screen]\nmouse = false\n'
     settings = load_settings(written(path, text))
     assert (settings.chat.model, settings.screen.mouse) == ("qwen3-4b", False)
-    assert settings.sampling_given == {"temperature": 1, "seed": 7}
+    assert settings.sampling.stored() == {"temperature": 1, "seed": 7}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ _AWKWARD = st.sampled_from([0, 1, -1, 1e-9, 1e-300, 0.01, 100, 101, 2**63, 2**64
 def test_the_file_the_set_command_and_the_sampler_agree(path: Path, name: str, value: float) -> None:
     """The file and /set accept the same values, and the sampler accepts them."""
     try:
-        taken = load_settings(written(path, f"[sampling]\n{name} = {value!r}\n")).sampling_given
+        taken = load_settings(written(path, f"[sampling]\n{name} = {value!r}\n")).sampling.stored()
     except UsageError:
         with pytest.raises(UsageError, match=name):
             read_parameter(name, repr(value))
