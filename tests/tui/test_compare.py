@@ -8,8 +8,9 @@ import pytest
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.answer_pane import FigureLines, Figures
+from headrace.app.tui.screens.answer_pane import FigureLines
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
@@ -344,8 +345,10 @@ def test_the_compare_screen_matches_its_snapshot(play, tmp_path, size: tuple[int
 def test_both_sides_draw_the_mbu_bar_or_neither(width: int) -> None:
     lines = FigureLines(LiveMetrics())
     drawn = []
-    for figures in (Figures(9, 80.0, 0.05, 0.4, 33, 0), Figures(9, 80.0, 12.25, 0.4, 12_000, 11_264)):
-        lines._figures = figures
+    uncached = Turn(1, 33, 0, 9, 0.05, None, 80.0, None, "stop", mbu=0.4)
+    cached = Turn(1, 12_000, 11_264, 9, 12.25, None, 80.0, None, "stop", mbu=0.4)
+    for turn in (uncached, cached):
+        lines._figures = turn
         drawn.append(lines.lines(lines.metrics, width, 4)[1].plain)
     assert all(len(line) <= width and "MBU  40 %" in line for line in drawn)
     assert len({"█" in line for line in drawn}) == 1

@@ -13,7 +13,7 @@ from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
-from headrace.app.tui.screens.answer_pane import FigureLines, Figures
+from headrace.app.tui.screens.answer_pane import FigureLines
 from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render
@@ -67,7 +67,7 @@ def test_the_step_section_says_over_which_steps_its_mean_is() -> None:
 def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
     metrics = LiveMetrics()
     lines = FigureLines(metrics)
-    lines._figures = Figures(tokens=10)
+    lines._figures = replace(metrics.so_far, completion_tokens=10)
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens ")
     metrics.take([delta_of(STEPS)])
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens 2.25/step")

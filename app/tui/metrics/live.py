@@ -446,6 +446,11 @@ class LiveMetrics:
         """The turn in progress."""
         if self.phase not in ("prefill", "decode") or self.answers.is_several:
             return None
+        return self.so_far
+
+    @property
+    def so_far(self) -> Turn:
+        """The turn's answer, as far as it is written."""
         answer = self.answer
         fed = answer.prefill_total
         return Turn(

@@ -1,7 +1,7 @@
 """One parallel answer on the screen: its model and settings, its metrics, and below them its text."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -12,6 +12,7 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
+from headrace.app.tui.metrics.facts import Turn, stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
@@ -23,19 +24,7 @@ _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
 _FASTER = 1.05  # ratio from which a difference is more than noise
 _PENDING = -1  # id of the placeholder for an answer without text
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Metrics of one answer. None: not known yet."""
-
-    tokens: int = 0
-    rate: float | None = None
-    ttft_s: float | None = None
-    mbu: float | None = None
-    prompt: int = 0
-    reused: int = 0
-    busy: bool = False
+_NO_FIGURES = LiveMetrics().so_far
 
 
 class FigureLines(Lines):
@@ -44,15 +33,15 @@ class FigureLines(Lines):
     def __init__(self, metrics: LiveMetrics) -> None:
         super().__init__(metrics)
         self._state: tuple[str, str] = ("", "")
-        self._figures = Figures()
-        self._other: tuple[str, Figures] | None = None
+        self._figures = _NO_FIGURES
+        self._other: tuple[str, Turn] | None = None
         self._fill: tuple[int, int | None] = (0, None)
 
     def set_figures(
         self,
         state: tuple[str, str],
-        figures: Figures,
-        other: tuple[str, Figures] | None,
+        figures: Turn,
+        other: tuple[str, Turn] | None,
         context: tuple[int, int | None],
     ) -> None:
         """Draw other values.
@@ -73,13 +62,13 @@ class FigureLines(Lines):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures = self._figures
-        rate = Content.assemble((f"{three_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
+        rate = Content.assemble((f"{three_digits(figures.tokens_per_second)}", "bold"), (" tok/s", "$quiet"))
         compared = rate + self._ratio()
         state = Content.styled(*self._state)
         if state.cell_length + compared.cell_length + 2 > width:
             compared = rate
-        named = " token" if figures.tokens == 1 else " tokens"
-        output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
+        named = " token" if figures.completion_tokens == 1 else " tokens"
+        output = Content.assemble(f"{figures.completion_tokens:,}", (named, "$quiet"))
         if (stats := totals_of(metrics.answer.records)).proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
         tokens, limit = self._fill
@@ -97,19 +86,19 @@ class FigureLines(Lines):
             share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
         seconds = "–" if figures.ttft_s is None else f"{figures.ttft_s:.2f} s"
         ttft = Content.assemble(("TTFT ", "$quiet"), seconds)
-        cached = f", {figures.reused:,} of {figures.prompt:,} cached"
-        if figures.reused and ttft.cell_length + len(cached) + share.cell_length < width:
+        cached = f", {figures.reused_tokens:,} of {figures.prompt_tokens:,} cached"
+        if figures.reused_tokens and ttft.cell_length + len(cached) + share.cell_length < width:
             ttft = ttft.append(Content.styled(cached, "$quiet"))
         return spread(ttft, share, width)
 
     def _ratio(self) -> Content:
         """Return the speed relative to the other answer's."""
-        if self._other is None or self._figures.rate is None:
+        if self._other is None or self._figures.tokens_per_second is None:
             return Content("")
         name, other = self._other
-        if not other.rate:
+        if not other.tokens_per_second:
             return Content("")
-        ratio = self._figures.rate / other.rate
+        ratio = self._figures.tokens_per_second / other.tokens_per_second
         style = "bold $text-success" if ratio >= _FASTER else "$quiet"
         return Content.styled(f"  {times(ratio)} {name}", style)
 
@@ -146,32 +135,15 @@ class AnswerPane(Vertical):
         return self.query_one(Transcript)
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> Turn:
         """The stored metrics of a finished answer, else the live ones."""
-        answer = self.side.answer
-        if self.side.turn is None and answer is not None and (stored := answer.metrics) is not None:
-            return Figures(
-                tokens=stored.completion_tokens,
-                rate=stored.decode_tokens_per_second,
-                ttft_s=stored.ttft_s,
-                mbu=stored.mbu,
-                prompt=stored.prompt_tokens,
-                reused=stored.reused_tokens,
-                busy=stored.busy,
-            )
-        if self.side.turn is None or self.side.phase == "waiting":
-            return Figures()
-        live = self.metrics
-        running = live.answer
-        return Figures(
-            tokens=running.tokens,
-            rate=live.rate_average,
-            ttft_s=live.ttft_s,
-            mbu=live.mbu_average,
-            prompt=running.reused + running.prefill_total + 1,  # the first step feeds the last prompt token
-            reused=running.reused,
-            busy=self._known.contention is not None,  # the load is sampled for the chat's metrics alone
-        )
+        if self.side.turn is None:
+            stored = stored_turns(self.side.messages[-1:])
+            return stored[0] if stored else _NO_FIGURES
+        if self.side.phase == "waiting":
+            return _NO_FIGURES
+        # The load is sampled for the chat's metrics alone.
+        return replace(self.metrics.so_far, busy=self._known.contention is not None)
 
     def _forget_earlier(self) -> None:
         """Drop the figures of an earlier answer while this one waits."""
