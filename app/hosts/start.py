@@ -65,7 +65,9 @@ class Ranks:
         env, files = self._environment()
         threads = self._threads()
         with listen(self.hosts.hosts[0].address) as probe:
-            address = None if examine else list(self._listener.getsockname()[:2])
+            address = None  # ranks that are only examined connect to nothing
+            if not examine:
+                address = list(self._listener.getsockname()[:2])
             order = {"versions": own_versions(), "model": model, "key": self._key.hex(), "address": address}
             order |= {"probe": list(probe.getsockname()[:2]), "files": files}
             for host in self.hosts.hosts[1:]:
@@ -139,7 +141,9 @@ class Ranks:
         for host, share in zip(self.hosts.hosts, self.split.fractions, strict=True):
             part = f"{percent(share)} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
             link = self.links.get(host.rank)
-            speed = f", link {format_link(link.latency_s * 1e6, link.bytes_per_second / 1e9)}" if link else ""
+            speed = ""
+            if link:
+                speed = f", link {format_link(link.latency_s * 1e6, link.bytes_per_second / 1e9)}"
             yield f"{host.name}: {part}{speed}"
 
     def close(self, grace_s: float = END_S) -> None:

@@ -62,7 +62,9 @@ def read_messages(body: Body) -> list[dict[str, object]]:
     if not given:
         raise UsageError("messages must be a list with at least one message")
     system = _system(body.get("system"))
-    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, object]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
     newest = newest_user(given)
     for index, value in enumerate(given):
         for message in _messages(value, f"messages[{index}]", in_history=index != newest):
@@ -123,8 +125,9 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    written = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
-    return [*results, *written]
+    if results and not texts and not calls:
+        return results
+    return [*results, message | {"content": "\n\n".join(texts)}]
 
 
 def _result(block: Body, identifier: str, where: str) -> dict[str, object]:

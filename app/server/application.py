@@ -145,7 +145,9 @@ async def _model_objects(models: ServedModels) -> list[dict[str, object]]:
 def _telemetry(served: Served) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         name = request.query_params.get("model")
-        engine = await while_connected(request.receive, served.models.find(name)) if name else served.models.first
+        engine = served.models.first
+        if name:
+            engine = await while_connected(request.receive, served.models.find(name))
         return StreamResponse(served.telemetry[engine].stream(engine.card, served.keep_alive_s))
 
     return endpoint
@@ -203,7 +205,10 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    document = error.anthropic() if path.startswith("/v1/messages") else error.openai()
+    if path.startswith("/v1/messages"):
+        document = error.anthropic()
+    else:
+        document = error.openai()
     return DocumentResponse(document, error.status, headers={**error.headers, **(headers or {})})
 
 

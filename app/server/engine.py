@@ -345,4 +345,6 @@ class ServedEngine:
     def _retry_after(self) -> int:
         """Return seconds until a place is likely to be free: the median of the latest answers' durations."""
         ordered = sorted(self._durations)
-        return max(1, min(60, round(ordered[len(ordered) // 2]))) if ordered else 1
+        if ordered:
+            return max(1, min(60, round(ordered[len(ordered) // 2])))
+        return 1

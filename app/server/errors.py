@@ -47,12 +47,16 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The headers of its response."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.retry_after is None:
+            return {}
+        return {"Retry-After": str(self.retry_after)}
 
     def openai(self) -> dict[str, object]:
         """Return the error document of OpenAI's API."""
         kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-        fault = "invalid_request_error" if self.status < 500 else "server_error"
+        fault = "server_error"
+        if self.status < 500:
+            fault = "invalid_request_error"
         error = {"message": self.message, "type": kind.get(self.status, fault), "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -89,7 +93,9 @@ def event_error(event: Event) -> ApiError | None:
         case Abandoned():
             return ApiError(503, "the request was cancelled", "cancelled", retry_after=1)
         case Failed(error=kind) if kind in _OF_REQUEST:
-            code = "context_length_exceeded" if kind == "ContextLimitError" else "invalid_request"
+            code = "invalid_request"
+            if kind == "ContextLimitError":
+                code = "context_length_exceeded"
             return ApiError(400, one_line(event.message, event.hint), code)
         case Failed(error=kind) if kind in _MEMORY:
             return ApiError(503, "not enough memory for this request", "not_enough_memory", retry_after=5)

@@ -48,7 +48,10 @@ class Rules:
     def _has_key(self, headers: Mapping[str, str]) -> bool:
         assert self.key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        else:
+            given = headers.get("x-api-key", "")
         return compare_digest(given.encode("utf-8", "replace"), self.key.encode("utf-8", "replace"))
 
 

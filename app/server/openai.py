@@ -45,7 +45,9 @@ class OpenAIForm(ABC):
 
     def take(self, choice: int, event: Event) -> bytes:
         """Return the chunks of an event, figures after its text."""
-        text = data(self._chunks(choice, event)) if isinstance(event, Delta | Done) else b""
+        text = b""
+        if isinstance(event, Delta | Done):
+            text = data(self._chunks(choice, event))
         return text + self._figures(event)
 
     @abstractmethod
@@ -62,7 +64,9 @@ class OpenAIForm(ABC):
         self._own |= extra
         if self._call.steps and (figures := document(event)) is not None:
             extra |= {"event": figures[0], "data": figures[1]}
-        return data([{**self._head(self.chunk), "choices": [], "headrace": extra}]) if extra else b""
+        if extra:
+            return data([{**self._head(self.chunk), "choices": [], "headrace": extra}])
+        return b""
 
     def end(self) -> bytes:
         """Return the chunk with the usage, if asked for, and the end mark."""
@@ -133,7 +137,9 @@ class ChatForm(OpenAIForm):
             return {"content" if part.kind == "content" else "reasoning_content": part.text}
         if part.name in self._call.custom:
             begun = {"id": part.id, "type": "custom", "custom": {"name": part.name, "input": ""}}
-            return {"tool_calls": [{"index": part.index, **begun}]} if part.first else None
+            if part.first:
+                return {"tool_calls": [{"index": part.index, **begun}]}
+            return None
         more: Mapping[str, object] = {"function": {"arguments": part.arguments}}
         if part.first:
             more = written_call(part.id, part.name, part.arguments, self._call.custom)

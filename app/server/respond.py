@@ -96,7 +96,9 @@ def commands(call: Call, ids: Sequence[int], card: ModelCard, defaults: AnswerOp
     prompts: Sequence[str | None] = call.prompts or (None,)
     made = []
     for number, generation in enumerate(ids):
-        seed = options.seed if options.seed is None else (options.seed + number % call.count) % SEEDS
+        seed = options.seed
+        if options.seed is not None:
+            seed = (options.seed + number % call.count) % SEEDS
         made.append(
             Generate(
                 generation,
@@ -121,8 +123,13 @@ def thinking_of(call: Call, card: ModelCard, defaults: AnswerOptions) -> Thinkin
 def _unchecked(first: tuple[int, Event] | None) -> dict[str, str]:
     """Return the header that names tools whose calls may have any arguments."""
     event = first[1] if first is not None else None
-    names = event.unchecked_tools if isinstance(event, Prefill) else ()
-    return {"Headrace-Unchecked-Tools": ", ".join(names)[:_LONGEST_HEADER]} if names else {}
+    if isinstance(event, Prefill):
+        names = event.unchecked_tools
+    else:
+        names = ()
+    if names:
+        return {"Headrace-Unchecked-Tools": ", ".join(names)[:_LONGEST_HEADER]}
+    return {}
 
 
 async def _pieces(

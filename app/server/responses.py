@@ -76,17 +76,24 @@ def _logprobs(body: Body) -> int | None:
     wanted = _LOGPROBS in items(body, "include", MAX_MESSAGES)
     if not wanted and body.get("top_logprobs"):
         raise UsageError(f"top_logprobs needs include: {_LOGPROBS}")
-    return read_logprobs(wanted, body.get("top_logprobs")) if wanted else None
+    if wanted:
+        return read_logprobs(wanted, body.get("top_logprobs"))
+    return None
 
 
 def read_input(body: Body) -> list[dict[str, object]]:
     """Return the conversation: the instructions, then the items of the input. Raises UsageError."""
     given = body.get("input")
-    entries = [{"role": "user", "content": given}] if isinstance(given, str) else items(body, "input", MAX_MESSAGES)
+    if isinstance(given, str):
+        entries = [{"role": "user", "content": given}]
+    else:
+        entries = items(body, "input", MAX_MESSAGES)
     if not entries:
         raise UsageError("input must be a text or a list with at least one item")
     instructions = read(body, "instructions", Text())
-    messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[dict[str, object]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
     newest = newest_user(entries)
     for index, entry in enumerate(entries):
         where = f"input[{index}]"
@@ -213,7 +220,10 @@ class ResponseForm:
 
     def failed(self, error: ApiError) -> bytes:
         """Return the error as an event."""
-        code = "rate_limit_exceeded" if error.status == 429 else error.code or "server_error"
+        if error.status == 429:
+            code = "rate_limit_exceeded"
+        else:
+            code = error.code or "server_error"
         failure = {**self._response("failed"), "error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=failure)
 
@@ -223,7 +233,9 @@ class ResponseForm:
 
     def _status(self) -> str:
         end = self._answer.end
-        return "incomplete" if end is not None and end.reason == "length" else "completed"
+        if end is not None and end.reason == "length":
+            return "incomplete"
+        return "completed"
 
     def _response(self, status: str) -> dict[str, object]:
         options = self._call.options
@@ -266,7 +278,10 @@ class ResponseForm:
         return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=reports)
 
     def _open_item(self, kind: str, name: str) -> bytes:
-        more: dict[str, object] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        if kind == "message":
+            more: dict[str, object] = {"role": "assistant"}
+        else:
+            more = {"summary": []}
         begin = "msg" if kind == "message" else "rs"
         item = {"id": f"{begin}_{token_hex(12)}", "type": kind, "status": "in_progress", **more, "content": []}
         part: dict[str, object] = {"type": name, "text": ""}

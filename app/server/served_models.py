@@ -142,7 +142,9 @@ class ServedModels:
     async def _unknown(self, name: str) -> ApiError:
         """Return the error of a name that no model has."""
         names = [self.first.name, *(model.name for model, _ in await self.listed())]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        more = ""
+        if len(names) > _SHOWN:
+            more = f" and {len(names) - _SHOWN} more"
         message = f"the model {name!r:.100} is not served here, only {', '.join(names[:_SHOWN])}{more}"
         return ApiError(404, message, "model_not_found", "model")
 
@@ -261,7 +263,9 @@ def _capacity(card: ModelCard | None) -> int | None:
 def _reserved(engine: ServedEngine) -> int:
     """Return the bytes of a loaded model's weights and of the K/V of one full context."""
     card = engine.card
-    return card.weight_bytes + card.cost.kv_bytes(card.context_limit) if card is not None else 0
+    if card is not None:
+        return card.weight_bytes + card.cost.kv_bytes(card.context_limit)
+    return 0
 
 
 def _least_recent(engines: Sequence[ServedEngine]) -> ServedEngine:
