@@ -4,6 +4,7 @@ Reasoning models wrap their thinking in `<think>` tags. If the template writes t
 `opening` returns it, so that a stored answer contains the whole section.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,9 +14,9 @@ from headrace.models.text.adapt_messages import adapt_messages, calls_of, with_a
 from headrace.models.text.chat_template import Message
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.thinking import CLOSE, LEVELS, NO_TEXT, OPEN, OPENING, TextByKind, Thinking, read_tags
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.messages import EXAMPLE, with_offer
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
@@ -36,6 +37,12 @@ _SWITCHES: dict[str, tuple[object, object]] = {
 # Hints that clients send to any model; a template without them has nothing to change.
 _HINTS = frozenset([*_SWITCHES, *_EFFORTS, "preserve_thinking", "clear_thinking"])
 _TAIL = 8  # tokens at the end of a prompt that can contain an opening tag
+# Offer of tools for templates that write none, around a call in the model's form and the definitions.
+_OFFER_BEGIN = TemplateText("You can call functions. To call one, answer with the call alone, in exactly this form:\n")
+_OFFER_END = TemplateText(
+    "\nfunction_name is the name of a function, and the arguments are those of its parameters. The functions are:\n"
+)
+_EXAMPLE = {"name": "function_name", "arguments": {"parameter_name": "value"}}
 
 
 class ChatPrompt:
@@ -46,7 +53,9 @@ class ChatPrompt:
         template = tokenizer.chat_template
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
-        sources = " ".join(template.sources.values()) if template is not None else ""
+        sources = ""
+        if template is not None:
+            sources = " ".join(template.sources.values())
         self._rules: dict[bool, TemplateRules] = {}
         if template is not None:
             self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
@@ -82,7 +91,7 @@ class ChatPrompt:
                 rules = self._rules[True]
                 definitions = tools.definitions
             elif tools is not None and tools.callable:  # offered in a text to a template that writes none
-                messages = with_offer(messages, tools, self._write_calls([EXAMPLE]))
+                messages = _with_offer(messages, tools, self._write_calls([_EXAMPLE]))
             messages = adapt_messages(messages, rules, self._write_calls)
             given |= rules.tool_variables(definitions)
         prompt = self._tokenizer.encode_chat(messages, **given)
@@ -96,9 +105,14 @@ class ChatPrompt:
         if form is not None:
             pieces = form.native(begun, is_open=is_open)
         else:
-            answer = begun.text.removeprefix(OPEN).removeprefix("\n") if is_open else begun.text
+            answer = begun.text
+            if is_open:
+                answer = begun.text.removeprefix(OPEN).removeprefix("\n")
             # The tags are control tokens for some models and text for others.
-            parts = [part for part in _TAGS.split(answer) if part] if self.thinks else [answer]
+            if self.thinks:
+                parts = [part for part in _TAGS.split(answer) if part]
+            else:
+                parts = [answer]
             pieces = [(part, self.thinks and part in (OPEN, CLOSE)) for part in parts]
         return [token for part, special in pieces for token in self._tokenizer.encode(part, special=special)]
 
@@ -144,15 +158,26 @@ class ChatPrompt:
         if thinking is None or isinstance(thinking, bool | str):
             return None
         form = self._tokenizer.thinking_form
-        opening, closing = (OPEN, CLOSE) if form is None else (form.opening, form.closing)
-        ids = [tuple(self._tokenizer.encode(text, special=True)) for text in (opening, closing)]
-        return SectionLimit(thinking, () if is_open else ids[0], ids[1])
+        opening = OPEN
+        closing = CLOSE
+        if form is not None:
+            opening = form.opening
+            closing = form.closing
+        opening_ids: tuple[int, ...] = ()  # the section has begun
+        if not is_open:
+            opening_ids = tuple(self._tokenizer.encode(opening, special=True))
+        return SectionLimit(thinking, opening_ids, tuple(self._tokenizer.encode(closing, special=True)))
 
     def _variables(self, thinking: Thinking) -> dict[str, Any]:
         """Return the template's variables for a kind of thinking. Raises UsageError for one that it does not know."""
-        variables = {name: _SWITCHES[name][0 if thinking else 1] for name in self._switches}
+        variables: dict[str, Any] = {}
+        for name in self._switches:
+            on, off = _SWITCHES[name]
+            variables[name] = on if thinking else off
         if isinstance(thinking, bool):
-            return variables or ({self._effort: "none"} if self._off_level and not thinking else {})
+            if not variables and not thinking and self._off_level:
+                variables[self._effort] = "none"
+            return variables
         if isinstance(thinking, str):
             if self.has_levels:
                 return variables | {self._effort: self._nearest_level(thinking)}
@@ -161,7 +186,9 @@ class ChatPrompt:
             raise UsageError(f"thinking {thinking}: the model does not think", "leave it out, or say off")
         if not self.thinks:
             raise UsageError(f"thinking {shown(thinking)}: the model has no thinking section that could be ended")
-        return variables | ({_BUDGET: thinking} if _BUDGET in variables else {})
+        if _BUDGET in variables:
+            variables[_BUDGET] = thinking
+        return variables
 
     def _nearest_level(self, level: str) -> str:
         """Return the level that the template takes, the nearest one to `level`."""
@@ -172,7 +199,9 @@ class ChatPrompt:
     def _checked_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return variables of the template. Raises UsageError for one that neither it nor another model's reads."""
         template = self._tokenizer.chat_template
-        read = template.variables if template is not None else frozenset()
+        read = frozenset[str]()
+        if template is not None:
+            read = template.variables
         unknown = next((name for name in variables if name not in read and name not in _HINTS), None)
         if unknown is not None:
             names = ", ".join(sorted(read)) or "none"
@@ -206,7 +235,9 @@ def _with_texts(value: object, change: Callable[[str], str]) -> object:
         return change(value)
     if isinstance(value, Mapping):
         return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
-    return [_with_texts(item, change) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_with_texts(item, change) for item in value]
+    return value
 
 
 def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
@@ -217,11 +248,22 @@ def _with_thinking_fields(messages: Sequence[Message]) -> list[Message]:
         if (reasoning := message.get("reasoning_content")) is not None:
             converted.append({**message, "thinking": reasoning})
             continue
-        is_answer = message.get("role") == "assistant" and isinstance(content, str)
-        answer = read_tags(str(content)) if is_answer else None
+        answer = None
+        if message.get("role") == "assistant" and isinstance(content, str):
+            answer = read_tags(content)
         if answer is None or answer.thinking is None:
             converted.append(dict(message))
             continue
         thinking = {"thinking": answer.thinking, "reasoning_content": answer.thinking}
         converted.append({**message, "content": answer.content, **thinking})
     return converted
+
+
+def _with_offer(messages: Sequence[Mapping[str, object]], tools: ToolUse, example: str) -> list[Mapping[str, object]]:
+    """Return messages whose system message offers the tools. example: a call as the model writes it."""
+    functions = "\n".join(json.dumps(definition["function"], ensure_ascii=False) for definition in tools.definitions)
+    offer = concatenate([_OFFER_BEGIN, example, _OFFER_END, functions])
+    begin = 0
+    while begin < len(messages) and messages[begin].get("role") in ("system", "developer"):
+        begin += 1
+    return [*messages[:begin], {"role": "system", "content": offer}, *messages[begin:]]

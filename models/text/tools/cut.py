@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from headrace.models.text.half_mark import half_length
+from headrace.models.text.stop_strings import half_length
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.json_value import Brackets
 from headrace.models.text.tools.markup import Markup

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.models.text.template_text import TemplateText, concatenate
@@ -49,14 +49,22 @@ class Markup:
 
     def mapped(self, change: Callable[[str], str]) -> "Markup":
         """Return the markup with each of its texts changed."""
-        optional = (self.separator, self.key_begin, self.middle_if_empty)
-        separator, key_begin, middle_if_empty = (None if text is None else change(text) for text in optional)
-        begin, middle, end, key_end, value_end = map(
-            change, (self.begin, self.middle, self.end, self.key_end, self.value_end)
+
+        def changed(text: str | None) -> str | None:
+            return None if text is None else change(text)
+
+        return replace(
+            self,
+            begin=change(self.begin),
+            middle=change(self.middle),
+            end=change(self.end),
+            separator=changed(self.separator),
+            key_begin=changed(self.key_begin),
+            key_end=change(self.key_end),
+            value_end=change(self.value_end),
+            typed_key_ends={kind: change(text) for kind, text in self.typed_key_ends.items()},
+            middle_if_empty=changed(self.middle_if_empty),
         )
-        key_ends = {kind: change(text) for kind, text in self.typed_key_ends.items()}
-        parts = (begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
-        return Markup(*parts, self.is_indented, self.has_cdata)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them.
@@ -66,9 +74,10 @@ class Markup:
         if self.separator is None and len(calls) > 1:
             return TemplateText("\n").join(self.write([call]) for call in calls)
         parts: list[str] = []
-        for number, call in enumerate(calls):
-            parts += [TemplateText(self.separator if number and self.separator is not None else self.begin)]
-            parts += [call["name"], *self._written_arguments(call["arguments"])]
+        before_name = self.begin
+        for call in calls:
+            parts += [TemplateText(before_name), call["name"], *self._written_arguments(call["arguments"])]
+            before_name = self.separator or ""
         return concatenate([*parts, TemplateText(self.end)])
 
     def _written_arguments(self, arguments: Mapping[str, object]) -> list[str]:
@@ -80,7 +89,9 @@ class Markup:
         parts: list[str] = [TemplateText(self.middle)]
         for name, value in arguments.items():
             key_end = self.typed_key_ends.get(kind_of(value), self.key_end)
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = value
+            if not isinstance(text, str):
+                text = json.dumps(value, ensure_ascii=False)
             parts += [TemplateText(self.key_begin), name, TemplateText(key_end), text, TemplateText(self.value_end)]
         return parts
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
-from headrace.models.text.tools.hermes import json_list_rules
+from headrace.models.text.tools.json_forms import json_list_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 

@@ -193,7 +193,9 @@ class _ValueRules(ValueRules):
             super()._add_any(rule, kinds)
             return
         # A text may also spell a number or a constant.
-        elements = " | element+" if "object" in kinds or "array" in kinds else ""
+        elements = ""
+        if "object" in kinds or "array" in kinds:
+            elements = " | element+"
         self.rules += [f"{rule}: {rule}t{elements and f'{elements} {self.end}'}", *text_rules(f"{rule}t", self.end)]
 
 

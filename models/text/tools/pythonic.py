@@ -90,7 +90,9 @@ def leading_calls(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[tup
         raise UnfinishedError
     end = _end_of_list(text, text.index("[", start))
     calls = _calls(text[start:end])
-    return (calls, end) if calls and all(call.name in tools for call in calls) else None
+    if calls and all(call.name in tools for call in calls):
+        return (calls, end)
+    return None
 
 
 def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
@@ -138,7 +140,9 @@ def _calls(body: str) -> tuple[ToolCall, ...]:
     if len(body) > _LONGEST:
         return ()
     body = body.strip()
-    items = body[1:-1] if body.startswith("[") and body.endswith("]") else body
+    items = body
+    if body.startswith("[") and body.endswith("]"):
+        items = body[1:-1]
     try:
         return tuple(map(_call, _parts(items)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -153,7 +157,9 @@ def _parts(text: str) -> list[str]:
         if char == ",":
             parts.append(text[start:position])
             start = position + 1
-    return [*parts, text[start:]] if text[start:].strip() else parts
+    if text[start:].strip():
+        parts.append(text[start:])
+    return parts
 
 
 def _outer_characters(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
@@ -167,7 +173,8 @@ def _outer_characters(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
             is_escaped = False
         elif quote:
             is_escaped = char == "\\"
-            quote = "" if char == quote else quote
+            if char == quote:
+                quote = ""
         elif char in "\"'":
             quote = char
         elif char in "([{":
@@ -223,6 +230,9 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
         value = f"value{number}x{index}"
         written[name] = f"{quoted(f'{name}=')} {value}"
         is_fixed = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
-        constants = "" if is_fixed else python_constants(tool.kinds(name))
+        if is_fixed:
+            constants = ""
+        else:
+            constants = python_constants(tool.kinds(name))
         rules += [f"{value}: json{value}{constants}", f"json{value}: %json {schema_json(tool.schema_of(name))}"]
     return [*ordered_rules(str(number), written, tool.required, ", "), *rules]

@@ -7,7 +7,7 @@ is: calls begin after it, or end it, where a model goes straight from its thinki
 import re
 from collections.abc import Mapping, Sequence
 
-from headrace.models.text.half_mark import half_length
+from headrace.models.text.stop_strings import half_length
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm

@@ -8,25 +8,26 @@ from weakref import WeakKeyDictionary
 from headrace.models.text.recipients import MARK
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral, nested, pythonic
+from headrace.models.text.tools import deepseek, gemma, json_forms, llama, mistral, nested, pythonic, tagged_forms
 from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.functionary import Functionary
-from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.markup import Markup
-from headrace.models.text.tools.muse import Muse
-from headrace.models.text.tools.qwen_coder import QwenCoder
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
 
 _MARKUP = [
-    text
-    for markup in (
-        *(hermes.MARKUP, glm.TAGS, granite.MARKUP, llama.MARKUP, mistral.MARKUP, deepseek.MARKUP),
-        *(gemma.MARKUP, gemma.OLDER, pythonic.MARKUP, nested.MARKUP),
-    )
-    for text in markup
+    *json_forms.HERMES_MARKUP,
+    *tagged_forms.GLM_TAGS,
+    *json_forms.GRANITE_MARKUP,
+    *llama.MARKUP,
+    *mistral.MARKUP,
+    *deepseek.MARKUP,
+    *gemma.MARKUP,
+    *gemma.OLDER,
+    *pythonic.MARKUP,
+    *nested.MARKUP,
 ]
 Maker = Callable[[Marks, Mapping[str, Tool], str], ToolForm]
 """Makes a form of the markup, the tools by name and the chat template's source."""
@@ -39,17 +40,17 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
     "function gemma": (("<start_function_call>",), lambda marks, tools, _: gemma.Gemma(marks, tools, gemma.OLDER)),
     "nested": ((nested.BEGIN,), lambda marks, tools, _: nested.Nested(marks, tools)),
-    "glm": (("<arg_key>",), lambda marks, tools, _: Written(marks, tools, glm.MARKUP)),
-    "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
-    "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
-    "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
-    "muse": (("to=self<|message|>",), lambda marks, tools, _: Muse(marks, tools)),
+    "glm": (("<arg_key>",), lambda marks, tools, _: Written(marks, tools, tagged_forms.GLM)),
+    "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: tagged_forms.QwenCoder(marks, tools)),
+    "granite": (("<|tool_call|>",), lambda marks, _, __: json_forms.Granite(marks)),
+    "hermes": (("<tool_call>",), lambda marks, _, __: json_forms.Hermes(marks)),
+    "muse": (("to=self<|message|>",), lambda marks, tools, _: tagged_forms.Muse(marks, tools)),
     "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
     "llama 4": (("<|header_start|>",), lambda marks, tools, _: llama.Llama(marks, tools, llama.TAGS_4)),
     "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
     "python list": ((f"[{NAMES[0]}(",), lambda marks, tools, source: _python_list(marks, tools, source)),
-    "generic": ((), lambda marks, tools, _: Generic(marks, list(tools))),
+    "generic": ((), lambda marks, tools, _: json_forms.Generic(marks, list(tools))),
 }
 """Name -> texts that the template has to contain, and the form."""
 
@@ -170,7 +171,9 @@ def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | No
 
 
 def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    tags = llama.TAGS_4 if "<|header_start|>" in source else llama.TAGS_3
+    tags = llama.TAGS_3
+    if "<|header_start|>" in source:
+        tags = llama.TAGS_4
     return llama.Llama(marks, tools, tags, writes_lists=True)
 
 
@@ -179,5 +182,7 @@ def _mistral(marks: Marks, source: str) -> ToolForm:
 
 
 def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    section = "tool_calls" if "｜DSML｜tool_calls" in source else "function_calls"
+    section = "function_calls"
+    if "｜DSML｜tool_calls" in source:
+        section = "tool_calls"
     return Written(marks, tools, deepseek.tagged_markup(section))

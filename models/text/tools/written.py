@@ -65,32 +65,50 @@ def _marks_a_call(begin: str) -> bool:
 
 
 def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Markup | None:
+    """Return the markup of tagged arguments; None if calls have no such parts.
+
+    A call with one argument, and what two arguments and none show of its parts:
+
+        begin NAME middle key_begin KEY key_end VALUE value_end end
+                                                VALUE value_end key_begin KEY        between two arguments
+        begin NAME middle_if_empty end                                               without arguments
+
+    begin: before the name. rest: of a call with one argument, after the name. two: two calls.
+    """
     key = KEYS[0]
     value = VALUES[0]
     head, _, after_key = rest.partition(key)
-    key_end, found_value, tail = after_key.partition(value)
-    both = write([(NAMES[0], dict(zip(KEYS, VALUES, strict=True)))])
-    none = write([(NAMES[0], {})])
-    between = _between(both, value, KEYS[1])
-    if not found_value or not key_end or not tail or between is None or none is None:
+    key_end, _, tail = after_key.partition(value)
+    between = _between(write([(NAMES[0], dict(zip(KEYS, VALUES, strict=True)))]), value, KEYS[1])
+    without_arguments = write([(NAMES[0], {})])
+    if not key_end or not tail or between is None or without_arguments is None:
         return None
+    # The texts before a first and a second key end alike, by `key_begin`. What differs is `middle` and `value_end`.
     key_begin = _from_bracket(_common_suffix(head, between))
-    value_end = between.removesuffix(key_begin)
     middle = head.removesuffix(key_begin)
+    value_end = between.removesuffix(key_begin)
     if not key_begin or not value_end or not tail.startswith(value_end):
         return None
     end = tail.removeprefix(value_end)
+    # Templates may leave out white space in a call without arguments, and nothing else.
     empty_begin = f"{begin}{NAMES[0]}"
-    middle_if_empty = none.removeprefix(empty_begin).removesuffix(end)
-    if none != f"{empty_begin}{middle_if_empty}{end}" or middle_if_empty.strip() != middle.strip():
+    middle_if_empty = without_arguments.removeprefix(empty_begin).removesuffix(end)
+    is_whole = without_arguments == f"{empty_begin}{middle_if_empty}{end}"
+    if not is_whole or middle_if_empty.strip() != middle.strip():
         return None
-    separator = _between(two, value + value_end, NAMES[1])
-    key_ends = _learn_typed_key_ends(write, key_end, value_end)
     special = write([(NAMES[0], {key: _SPECIAL})])
     return Markup(
-        begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty,
+        begin=begin,
+        middle=middle,
+        end=end,
+        separator=_between(two, value + value_end, NAMES[1]),
+        key_begin=key_begin,
+        key_end=key_end,
+        value_end=value_end,
+        typed_key_ends=_learn_typed_key_ends(write, key_end, value_end),
+        middle_if_empty=middle_if_empty,
         has_cdata=special is not None and f"{_CDATA_BEGIN}{_SPECIAL}{_CDATA_END}" in special,
-    )  # fmt: skip
+    )
 
 
 def _learn_typed_key_ends(write: Write, key_end: str, value_end: str) -> dict[str, str]:
@@ -239,7 +257,9 @@ class Written(ToolForm):
         texts: set[str] = set()
         for pair in _successive(self._parameters, text, position):
             key, before_value, value = pair.groups()
-            pairs.append((key, _without_cdata(value) if self.markup.has_cdata else value))
+            if self.markup.has_cdata:
+                value = _without_cdata(value)
+            pairs.append((key, value))
             if self.markup.typed_key_ends and self._before_text.fullmatch(before_value):
                 texts.add(key)
             position = pair.end()

@@ -1,0 +1,148 @@
+"""Calls as tagged keys and values, in markup that is known without asking the template."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
+from headrace.models.text.tools.call import Reading, Tool, no_call
+from headrace.models.text.tools.form import Marks, quoted
+from headrace.models.text.tools.markup import Markup
+from headrace.models.text.tools.tagged import tagged_call
+from headrace.models.text.tools.written import Written
+
+GLM_TAGS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GLM = Markup(
+    begin="<tool_call>",
+    middle="\n",
+    end="</tool_call>",
+    separator="</tool_call>\n<tool_call>",
+    key_begin="<arg_key>",
+    key_end="</arg_key>\n<arg_value>",
+    value_end="</arg_value>\n",
+)
+"""GLM from 4.5 on, where the template writes no call.
+
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Paris</arg_value>
+</tool_call>
+"""
+
+_FUNCTION_BEGIN = "<function="
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+# A value may contain closing tags: one ends it only before another tag.
+_PARAMETER = re.compile(
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>|$))", re.DOTALL
+)
+_FUNCTION_END = re.compile(r"\s*</function>")
+_QWEN_CODER = Markup(
+    begin="<tool_call>\n<function=",
+    middle=">\n",
+    end="</function>\n</tool_call>",
+    separator="</function>\n</tool_call>\n<tool_call>\n<function=",
+    key_begin="<parameter=",
+    key_end=">\n",
+    value_end="\n</parameter>\n",
+)
+
+
+class QwenCoder(Written):
+    """Qwen 3 coder, Qwen 3.5, Nemotron 3: calls that models write without `<tool_call>`, too.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+    </tool_call>
+
+    tools: by name.
+    """
+
+    separator = "\n"
+
+    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+        super().__init__(marks, tools, _QWEN_CODER)
+        self.begins = (marks("<tool_call>"), _FUNCTION_BEGIN)
+        self._call_end = marks("</tool_call>")
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        start = 0
+        if text.startswith(self.begins[0]):
+            start = len(self.begins[0])
+        body = text[start:].lstrip()
+        if not body.startswith(_FUNCTION_BEGIN):
+            return no_call(max(1, start), final=final or not _FUNCTION_BEGIN.startswith(body))
+        head = _FUNCTION.match(text, start)
+        if head is None:
+            return no_call(max(1, start), final=final)
+        position = head.end()
+        pairs: list[tuple[str, str]] = []
+        while (parameter := _PARAMETER.match(text, position)) is not None:
+            pairs.append((parameter[1], parameter[2]))
+            position = parameter.end()
+        close = _FUNCTION_END.match(text, position)
+        if close is None:
+            return no_call(max(1, start), final=final)
+        call = tagged_call(head[1].strip(), pairs, self._tools)
+        rest = text[close.end() :].lstrip()
+        if start and rest.startswith(self._call_end):
+            return Reading(len(text) - len(rest) + len(self._call_end), (call,))
+        if start and not final and self._call_end.startswith(rest):
+            return None
+        return Reading(close.end(), (call,))
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        calls, rules = self._tagged_rules(literal).calls(tools)
+        return "\n".join([f'rest: "\\n<function=" ({calls}) "</function>\\n" {literal("</tool_call>")}', *rules])
+
+
+_MUSE = Markup(
+    begin='<atem:function_calls>\n<atem:invoke name="',
+    middle='">\n',
+    end="</atem:invoke>\n</atem:function_calls>",
+    separator=None,
+    key_begin='<atem:parameter name="',
+    key_end='">',
+    value_end="</atem:parameter>\n",
+)
+
+
+class Muse(Written):
+    """Muse: a message to a function, as in Harmony, with tagged parameters in it.
+
+     to=get_weather<|message|><atem:function_calls>
+    <atem:invoke name="get_weather">
+    <atem:parameter name="city">Paris</atem:parameter>
+    </atem:invoke>
+    </atem:function_calls><|eom|>
+
+    The detokenizer writes the head of such a message as for Harmony. tools: by name.
+    """
+
+    separator = "<|eom|><|start|>assistant"
+
+    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+        super().__init__(marks, tools, _MUSE)
+        self.begins = (CALL_BEGIN,)
+        self.rule_begin = ""  # an answer begins within the head of a message
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        head, separator, message = text.partition(CALL_MESSAGE)
+        if not separator:
+            return no_call(len(text), final=final)
+        reading = super().read(message, final=final)
+        start = len(head) + len(separator)
+        if reading is None:
+            return None
+        return Reading(start + reading.length, reading.calls)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        names, rules = self._tagged_rules(literal).calls(tools)
+        begin = quoted(_MUSE.begin)
+        end = quoted(_MUSE.end)
+        # The name stands in the head of the message, too.
+        for number, tool in enumerate(tools):
+            rules.append(f"whole{number}: SPACE? {literal(f'to={tool.name}<|message|>')} {begin} call{number} {end}")
+        return "\n".join([f"rest: {names.replace('call', 'whole')}", *rules])
