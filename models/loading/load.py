@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from headrace.models.network.decoder import Decoder
     from headrace.models.network.mtp import HeadTensors
 
+
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
@@ -351,3 +352,15 @@ def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
         else:
             total += info.nbytes
     return total
+
+
+def with_kv(network: Network, wanted: KVFormat) -> Network:
+    """Return a network that shares every weight with `network`. Raises UsageError where its K/V cannot be `wanted`."""
+    from headrace.models.network.decoder import Decoder  # late: a model of mlx-lm's needs none of it
+
+    if isinstance(network, Decoder):
+        return network.with_kv(stored_kv(network.config, network.ops, network.dtype, wanted))
+    from headrace.models.mlx_lm.network import MlxLmNetwork  # half a second of imports
+
+    assert isinstance(network, MlxLmNetwork)
+    return network.with_kv(wanted)

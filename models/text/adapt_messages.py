@@ -60,7 +60,9 @@ def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
 
 def _with_object(call: Mapping[str, object]) -> dict[str, object]:
     function = call.get("function")
-    inner: Mapping[str, object] = function if isinstance(function, Mapping) else call
+    inner: Mapping[str, object] = call
+    if isinstance(function, Mapping):
+        inner = function
     changed = {**inner, "arguments": object_of(inner.get("arguments"))}
     return {**call, "type": "function", "function": changed}
 
@@ -213,10 +215,11 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
         calls = calls_of(message)
         following = messages[index + 1 : index + 1 + len(calls)]
         results = [each for each in following if each["role"] == "tool"]
-        index += 1 + (len(results) if calls else 0)
+        index += 1
         if not calls:
             split.append(message)
             continue
+        index += len(results)
         if text_of(message) and not takes_text:
             split.append({"role": message["role"], "content": text_of(message)})
             message = {**message, "content": ""}
@@ -224,7 +227,10 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
             split += [message, *results]
             continue
         for number, call in enumerate(calls):
-            first = message if number == 0 else {"role": message["role"], "content": ""}
+            if number == 0:
+                first = message
+            else:
+                first = {"role": message["role"], "content": ""}
             split += [{**first, "tool_calls": [call]}, *results[number : number + 1]]
     return split
 
@@ -232,7 +238,9 @@ def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]
 def _takes_text(message: Message, rules: TemplateRules) -> bool:
     """Return whether the template shows the text beside the calls of a message."""
     has_thinking = bool(message.get("reasoning_content") or message.get("thinking"))
-    return rules.takes_text_and_thinking_with_calls if has_thinking else rules.takes_text_with_calls
+    if has_thinking:
+        return rules.takes_text_and_thinking_with_calls
+    return rules.takes_text_with_calls
 
 
 def _has_answer(message: Message, rules: TemplateRules) -> bool:
@@ -244,7 +252,9 @@ def _has_answer(message: Message, rules: TemplateRules) -> bool:
 def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
     """Return a message of calls alone with the content that the template wants there."""
     is_alone = bool(message.get("tool_calls")) and not text_of(message)
-    return {**message, "content": rules.content_of_calls} if is_alone else message
+    if is_alone:
+        return {**message, "content": rules.content_of_calls}
+    return message
 
 
 def _with_argument_texts(message: Message) -> Message:
@@ -314,7 +324,9 @@ def _adapt_turns(messages: list[Message], rules: TemplateRules) -> list[Message]
     """Return messages in turns that the template takes: neighbours of one role joined, an answer never first."""
     adapted: list[Message] = []
     has_user = any(message["role"] == "user" for message in messages)
-    takes_answer_first = rules.takes_answer_first if has_user else rules.takes_answer_alone
+    takes_answer_first = rules.takes_answer_alone
+    if has_user:
+        takes_answer_first = rules.takes_answer_first
     for message in messages:
         last = adapted[-1] if adapted else None
         has_calls = bool(message.get("tool_calls"))
@@ -326,7 +338,9 @@ def _adapt_turns(messages: list[Message], rules: TemplateRules) -> list[Message]
             adapted[-1] = {**last, **_joined_fields(last, message), "content": _PARAGRAPH.join(texts)}
             continue
         if message["role"] == "assistant":
-            takes_first = rules.takes_calls_first if has_calls else takes_answer_first
+            takes_first = takes_answer_first
+            if has_calls:
+                takes_first = rules.takes_calls_first
             answers_itself = rules.alternates_without_calls and not has_calls and _speaker(adapted) == "assistant"
             if answers_itself or (_begins(adapted) and not takes_first):
                 adapted.append({"role": "user", "content": _NOTHING_SAID})
@@ -359,7 +373,9 @@ def _must_join(last: Message, message: Message, rules: TemplateRules, speaker: s
 
 def _joined_fields(last: Message, message: Message) -> dict[str, object]:
     """Return the fields that a message gets from the next one, which joins it: calls, and the thinking of both."""
-    fields = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {}
+    fields: dict[str, object] = {}
+    if message.get("tool_calls"):
+        fields["tool_calls"] = message["tool_calls"]
     for key in ("reasoning_content", "thinking"):
         texts = [str(each[key]) for each in (last, message) if each.get(key)]
         if texts:

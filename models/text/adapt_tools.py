@@ -56,7 +56,10 @@ def _simple(schema: Any) -> Any:
         return schema
     simple = {key: _simple(value) for key, value in schema.items()}
     if "type" in simple:
-        kinds = simple["type"] if isinstance(simple["type"], list) else [simple["type"]]
+        if isinstance(simple["type"], list):
+            kinds = simple["type"]
+        else:
+            kinds = [simple["type"]]
         # Hermes 2 Pro's template takes the letters of "null" for types, and theirs again.
         simple["type"] = next((kind for kind in kinds if kind != "null"), "string")
     if simple.get("type") == "array" and not isinstance(simple.get("items"), dict):

@@ -110,7 +110,9 @@ class AnswerText:
         return Completed(text, finished, *self._by_kind(section, content, text), calls, self._call_deltas())
 
     def _by_kind(self, section: str, content: str, text: str) -> tuple[str, str, str, str]:
-        return self._splitter.by_kind(section, content) if self._has_kinds else ("", "", "", text)
+        if self._has_kinds:
+            return self._splitter.by_kind(section, content)
+        return ("", "", "", text)
 
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
         reports = []
@@ -127,10 +129,14 @@ class AnswerText:
 
     def _part_of_character(self, token: int, text: str) -> bytes | None:
         """Return the bytes of a token whose text lacks some of them; None for other tokens, and if they are unknown."""
-        return self._tokenizer.detokenizers.bytes_of(token) if "\ufffd" in text else None
+        if "\ufffd" in text:
+            return self._tokenizer.detokenizers.bytes_of(token)
+        return None
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:
-        return self._tools.take_deltas() if self._tools is not None else ()
+        if self._tools is not None:
+            return self._tools.take_deltas()
+        return ()
 
 
 def _truncated(step: Step, used: int) -> Step:

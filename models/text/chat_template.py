@@ -101,7 +101,9 @@ class ChatTemplate:
     def _template(self, tools: object) -> "jinja2.Template":
         from headrace.models.text.template_sandbox import compile_template
 
-        name = "tool_use" if tools and "tool_use" in self.sources else "default"
+        name = "default"
+        if tools and "tool_use" in self.sources:
+            name = "tool_use"
         if name not in self.sources:
             name = next(iter(self.sources))
         if name not in self._compiled:
@@ -177,7 +179,9 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 def _with_parts(message: Message) -> dict[str, object]:
     """Return a message with its text as a list of one part."""
     content = message.get("content")
-    parts = [{"type": TemplateText("text"), "text": content}] if isinstance(content, str) else content
+    parts = content
+    if isinstance(content, str):
+        parts = [{"type": TemplateText("text"), "text": content}]
     return {**message, "content": parts}
 
 

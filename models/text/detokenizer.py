@@ -63,7 +63,10 @@ class DetokenizerFactory:
         )
         self._bytes_of: dict[int, bytes] = {}  # shared cache of byte-level tokens
         decoder = tokenizer.decoder
-        self._steps = _flatten(json.loads(decoder.__getstate__())) if decoder is not None else []
+        if decoder is not None:
+            self._steps = _flatten(json.loads(decoder.__getstate__()))
+        else:
+            self._steps = []
 
     def make(self, *, skip_special: bool = True) -> Detokenizer:
         skipped = self.special if skip_special else frozenset[int]()
@@ -84,12 +87,16 @@ class DetokenizerFactory:
         """Return the bytes that each token id below `vocab_size` adds within a text; None if these are not fixed."""
         bytes_of = self._bytes_of_text
         text_of = self._tokenizer.id_to_token
-        return None if bytes_of is None else [bytes_of(text_of(index) or "") for index in range(vocab_size)]
+        if bytes_of is None:
+            return None
+        return [bytes_of(text_of(index) or "") for index in range(vocab_size)]
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """Return the bytes that a token adds within a text; None if these are not fixed."""
         bytes_of = self._bytes_of_text
-        return None if bytes_of is None else bytes_of(self._tokenizer.id_to_token(token_id) or "")
+        if bytes_of is None:
+            return None
+        return bytes_of(self._tokenizer.id_to_token(token_id) or "")
 
     @cached_property
     def _bytes_of_text(self) -> Callable[[str], bytes] | None:

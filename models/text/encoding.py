@@ -138,7 +138,9 @@ class Encoder:
 
     def fewest_tokens(self, characters: int) -> int:
         """Return a number of tokens that any text of so many characters has at least; 0 if no such number is known."""
-        return -(-characters // self._longest_token) if self._longest_token else 0
+        if self._longest_token:
+            return -(-characters // self._longest_token)
+        return 0
 
     @cached_property
     def _longest_token(self) -> int:
@@ -178,5 +180,7 @@ class Encoder:
 
 def _state(part: Any) -> Mapping[str, object]:
     """Return a normalizer, pre-tokenizer or decoder as in tokenizer.json."""
-    state: Mapping[str, object] = json.loads(part.__getstate__()) if part is not None else {}
+    state: Mapping[str, object] = {}
+    if part is not None:
+        state = json.loads(part.__getstate__())
     return state

@@ -57,6 +57,8 @@ def continued_text(tokenizer: "Tokenizer", text: str) -> list[int]:
     marks = "|".join(re.escape(mark) for mark in (*form, *_BESIDE) if tokenizer.token_id(mark) is not None)
     ids = tokenizer.encode_prompt("")
     for part in re.split(f"({marks})", text):
-        index = tokenizer.token_id(part) if re.fullmatch(marks, part) else None
+        index = None
+        if re.fullmatch(marks, part):
+            index = tokenizer.token_id(part)
         ids += tokenizer.encode(part) if index is None else [index]
     return ids

@@ -31,7 +31,9 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
                 hint="nor a tokenizer.model, a tekken.json or a tiktoken file: fetch the whole repository",
             )
         if is_tiktoken(file):
-            ends = {"eos_token": "<|im_end|>"} if config.get("tokenizer_class") == "QWenTokenizer" else {}
+            ends: dict[str, object] = {}
+            if config.get("tokenizer_class") == "QWenTokenizer":
+                ends["eos_token"] = "<|im_end|>"
             return read_tiktoken(file, config), ends | without_nulls(config)
         tokenizer, usual = read_sentencepiece(file, _added(directory, config))
         return tokenizer, usual | without_nulls(config)

@@ -10,7 +10,7 @@ The prompt ends with `>>>`, so an answer begins with the name alone:
 import re
 from typing import TYPE_CHECKING
 
-from headrace.models.text.half_mark import half_length
+from headrace.models.text.stop_strings import half_length
 
 if TYPE_CHECKING:
     from headrace.models.text.detokenizer import Detokenizer

@@ -1,12 +1,11 @@
-"""Search for `--stop` strings in streamed text.
+"""Search for `--stop` strings and other marks in streamed text.
 
-Only text that may be the start of a stop string is held back: at most one character less than the longest one. The
-earliest occurrence ends the text and is left out.
+Only text that may be the start of a mark is held back: at most one character less than the longest one. The earliest
+occurrence of a stop string ends the text and is left out.
 """
 
 from collections.abc import Iterable
 
-from headrace.models.text.half_mark import half_length
 from headrace.runtime.errors import UsageError
 
 
@@ -53,3 +52,13 @@ class StopMatcher:
         """Return the earliest stop string and its place; the text's length and None without one."""
         matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(len(text), None), key=lambda pair: pair[0])
+
+
+def half_length(text: str, *marks: str) -> int:
+    """Return the number of characters at the end of a text that begin a mark without completing it; 0 if none do."""
+    longest = max(map(len, marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(len(mark) > length and mark.startswith(end) for mark in marks):
+            return length
+    return 0

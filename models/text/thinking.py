@@ -8,7 +8,7 @@ stored, or that a person or another program wrote.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.models.text.half_mark import half_length
+from headrace.models.text.stop_strings import half_length
 
 OPEN = "<think>"
 CLOSE = "</think>"

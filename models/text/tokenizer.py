@@ -161,7 +161,10 @@ class Tokenizer:
         stream = self.detokenizer()
         for index in ids:
             is_control = index in self._controls.ids
-            text = self.token_text(index) if is_control else stream.add(index)
+            if is_control:
+                text = self.token_text(index)
+            else:
+                text = stream.add(index)
             if parts and parts[-1][1] == is_control:
                 parts[-1] = parts[-1][0] + text, is_control
             else:
@@ -332,7 +335,9 @@ def _special_texts(*configs: Mapping[str, object]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for config in configs:
         for name, value in config.items():
-            text = value.get("content") if isinstance(value, Mapping) else value
+            text = value
+            if isinstance(value, Mapping):
+                text = value.get("content")
             if name.endswith("_token") and isinstance(text, str):
                 texts.setdefault(name, text)
     return texts

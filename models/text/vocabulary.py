@@ -63,7 +63,9 @@ def character_bpe(unknown: str | None, **more: Any) -> BPE:
 def mark_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
     """Normalize spaces to marks. prefix: see `sentencepiece_bpe`."""
     mark = normalizers.Replace(" ", SPACE_MARK)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
+    tokenizer.normalizer = mark
+    if prefix:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark])
 
 
 def spell_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:

@@ -10,8 +10,7 @@ from headrace.app.bench.measure.ratios import paired_ratio
 from headrace.app.bench.measure.records import KVRatio, Result
 from headrace.app.config.load_options import kv_choice
 from headrace.models.cost.costs import shape_to_run, working_memory
-from headrace.models.loading.kv_twin import with_kv
-from headrace.models.loading.load import LoadedModel
+from headrace.models.loading.load import LoadedModel, with_kv
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.ops.kv_format import kv_format

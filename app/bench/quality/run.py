@@ -26,8 +26,7 @@ from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.versions import versions
 from headrace.models.loading.divergence import Divergence, divergence
 from headrace.models.loading.forcing import Forced, Scores
-from headrace.models.loading.kv_twin import with_kv
-from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel, load_resolved, with_kv
 from headrace.models.network.activations import with_activations
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.request import check_ids

@@ -238,7 +238,9 @@ class Grammars:
 
     def _lead(self, thinks: Thinks) -> list[str]:
         """Return Lark of the text before an answer, and the rules that it needs."""
-        space = "SPACE?" if self._tokenizer.detokenizers.strips_first_space else ""
+        space = ""
+        if self._tokenizer.detokenizers.strips_first_space:
+            space = "SPACE?"
         if thinks == "no":
             return [space]
         form = self._tokenizer.thinking_form

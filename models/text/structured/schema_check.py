@@ -193,7 +193,9 @@ def _take_names(schema: dict[str, object], path: str) -> None:
     """Write `propertyNames` of an enumeration or a pattern as the object's keys."""
     rule = schema.pop("propertyNames")
     others = schema.get("additionalProperties", True)
-    rest = {key: value for key, value in rule.items() if key != "type"} if isinstance(rule, Mapping) else {}
+    rest: dict[str, object] = {}
+    if isinstance(rule, Mapping):
+        rest = {key: value for key, value in rule.items() if key != "type"}
     if _names(schema) or "patternProperties" in schema or len(rest) != 1:
         raise _refusal(path, "propertyNames")
     match rest:
