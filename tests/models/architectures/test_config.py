@@ -48,6 +48,13 @@ def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
     assert decoder_config(config) is None
 
 
+def test_phi_moe_with_two_amplitudes_is_left_to_mlx_lm() -> None:
+    config = mlx_lm_models.config_of("phimoe-scaled")
+    assert decoder_config(normalized(config)) is not None
+    config["rope_scaling"] = {**config["rope_scaling"], "short_mscale": 1.1}
+    assert decoder_config(normalized(config)) is None
+
+
 def test_an_unsupported_activation_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="relu"):
         read("llama", hidden_act="relu")

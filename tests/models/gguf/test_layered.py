@@ -421,6 +421,7 @@ def test_broken_files_are_one_error(
         ("bailingmoe3", {"attention.head_count_kv": [0, 1, 0, 1, 0]}, "variant"),
         ("bailingmoe3", {"rope.dimension_sections": [2, 1, 1, 0]}, "dimension_sections"),
         ("hy_v3", {"expert_shared_feed_forward_length": 48}, "shared experts of 48"),
+        ("laguna", {"expert_weights_norm": False}, "other heads or experts"),
     ],
 )
 def test_settings_that_a_class_cannot_run_are_refused(
