@@ -237,6 +237,7 @@ class DecoderConfig:
     head_eps: of the norms of queries and keys; None: the same.
     embedding_eps: of a norm of embeddings, without weights, before they are scaled; None: no norm.
     branch_scale: factor of the norms after attention and feed-forward.
+    positions: rows of a table of learned positions, which are added to embeddings; 0 without.
     """
 
     architecture: str
@@ -265,6 +266,7 @@ class DecoderConfig:
     head_eps: float | None = None
     embedding_eps: float | None = None
     branch_scale: float = 1.0
+    positions: int = 0
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
 
     @property

@@ -1,7 +1,7 @@
-"""Families with LayerNorm: Command R and Command A, Phi-2, StarCoder 2, StableLM, Nemotron 4, GPT-NeoX and GPT-J."""
+"""Families with LayerNorm: Command R and A, Phi-2, StarCoder 1 and 2, StableLM, Nemotron 4, GPT-2, GPT-NeoX, GPT-J."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture, Config
 from headrace.models.architectures.config import (
@@ -16,6 +16,9 @@ from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import EXPERT_NAMES
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 # One norm for attention and feed-forward, which have the same input
 _ONE = NormNames("input_layernorm", None, "input_layernorm")
@@ -83,6 +86,29 @@ def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig
     return rope, rope
 
 
+# GPT-2 and StarCoder 1
+def _starcoder_keys(config: Config) -> None:
+    """Add the usual names of sizes. Queries of all heads have one K/V head, unless the config says otherwise."""
+    _gptj_keys(config)
+    if config.get("multi_query") is not False:
+        config["num_key_value_heads"] = 1
+
+
+def _placed(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    return replace(decoder, positions=fields.count("n_positions"))
+
+
+def _with_turned_weights(arrays: "dict[str, mx.array]", fields: Fields, _whole_norms: bool) -> "dict[str, mx.array]":
+    """Return the arrays with matrices as outputs by inputs. GPT-2's own checkpoints have them the other way.
+
+    The square one does not show it, but that into the feed-forward does.
+    """
+    into = arrays.get("model.layers.0.mlp.up_proj.weight")
+    if into is None or into.shape[0] != fields.count("hidden_size"):
+        return arrays
+    return {name: array.swapaxes(0, 1) if name.endswith("_proj.weight") else array for name, array in arrays.items()}
+
+
 # Phi MoE
 def _phimoe_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation, with the stated amplitude of both of LongRoPE's variants."""
@@ -128,6 +154,19 @@ _GPTJ_NAMES = (
     (".mlp.fc_in.", ".mlp.up_proj."),
     (".mlp.fc_out.", ".mlp.down_proj."),
 )
+_GPT2_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.wpe.", "model.embed_positions."),
+    ("model.ln_f.", "model.norm."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".attn.c_attn.", ".self_attn.qkv_proj."),
+    (".attn.c_proj.", ".self_attn.o_proj."),
+    (".mlp.c_fc.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+)
+_GPT2_ONLY = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 ROWS = (
     Architecture(
@@ -243,5 +282,43 @@ ROWS = (
         inner_size=_four_times,
         biases={},
         biased=(*_UNGATED, "lm_head"),
+    ),
+    Architecture(
+        "gpt2",
+        Family(activation="tanh_gelu", norm="layer", norm_bias=True),
+        defaults={"layer_norm_epsilon": 1e-5},
+        older_keys={"n_ctx": "n_positions"},
+        add_keys=_gptj_keys,
+        tensor_names=_GPT2_NAMES,
+        is_unread=lambda name, _config: name.endswith((".attn.bias", ".masked_bias")),
+        multiply=_with_turned_weights,
+        tied=True,
+        eps="layer_norm_epsilon",
+        activations=("gelu_new", *_GELU),
+        activation_key="activation_function",
+        only={"tie_word_embeddings": True, **_GPT2_ONLY},
+        rotates=lambda _fields: False,
+        inner_size=_four_times,
+        biases={},
+        biased=(*ATTENTION, *_UNGATED),
+        complete=_placed,
+    ),
+    Architecture(
+        "gpt_bigcode",
+        Family(activation="tanh_gelu", norm="layer", norm_bias=True),
+        defaults={"layer_norm_epsilon": 1e-5},
+        add_keys=_starcoder_keys,
+        tensor_names=_GPT2_NAMES,
+        is_unread=lambda name, _config: name.endswith((".attn.bias", ".masked_bias")),
+        tied=True,
+        eps="layer_norm_epsilon",
+        activations=("gelu_pytorch_tanh", *_GELU),
+        activation_key="activation_function",
+        only=_GPT2_ONLY,
+        rotates=lambda _fields: False,
+        inner_size=_four_times,
+        biases={},
+        biased=(*ATTENTION, *_UNGATED),
+        complete=_placed,
     ),
 )

@@ -474,7 +474,6 @@ ROWS = (
     ),
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),
-    Architecture("gpt2", older_keys={"n_ctx": "n_positions"}),
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
     Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),

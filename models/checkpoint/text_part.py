@@ -65,7 +65,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     if config is checkpoint.config and not architecture_of(config).tensor_names:
         tensors = {name: info for name, info in checkpoint.tensors.items() if not _drafts(name, config)}
         return TextPart(config, tensors, {name: name for name in tensors}, {})
-    tables = ((body, f"{body}{table}.weight") for body in BODIES for table in _TABLES)
+    tables = ((body, f"{body}{table}.weight") for body in (*BODIES, "") for table in _TABLES)  # "": GPT-2's
     body = next((body for body, table in tables if table in checkpoint.tensors), "model.")
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()

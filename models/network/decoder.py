@@ -33,6 +33,7 @@ from headrace.models.network.projections import (
     stacked,
     with_gates,
 )
+from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
@@ -49,6 +50,7 @@ class Decoder:
     activations = 16
     _norm_bias: mx.array | None = None  # of the last norm, a LayerNorm
     _ones: mx.array | None = None  # weight of norms that have none
+    _positions: Weight | None = None  # table of learned positions
     division = None  # `LeaderNetwork` has one
 
     def __init__(
@@ -72,6 +74,8 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
+        if config.positions:
+            self._positions = parameters.matrix("model.embed_positions", config.positions, width)
         family = config.family
         if not family.norm_weights or config.embedding_eps is not None:
             self._ones = parameters.ones(width)
@@ -184,6 +188,8 @@ class Decoder:
             arrays += layer.vectors
         if self._inputs is not None:
             arrays += [*self._inputs.arrays, *self._inputs.table.arrays]
+        if self._positions is not None:
+            arrays += self._positions.arrays
         for factors in self._adapter:
             arrays += [*factors.a.arrays, *factors.b.arrays]
         return arrays
@@ -198,6 +204,8 @@ class Decoder:
             looked_up += self._table.arrays
         if self._inputs is not None:
             looked_up += self._inputs.table.arrays
+        if self._positions is not None:
+            looked_up += self._positions.arrays
         for array in looked_up:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
@@ -263,10 +271,22 @@ class Decoder:
 
         With a draft head, the last norm, too.
         """
-        x = self._run_layers(x, kv)
+        x = self._run_layers(self._placed(x, kv), kv)
         if self.draft_head is not None:
             x = self._ops.rms_norm(x, self._norm, self.config.norm_eps)
         return x
+
+    def _placed(self, x: mx.array, kv: KVPass) -> mx.array:
+        """Add learned positions, if there are some. Raises ContextLimitError past the last one."""
+        if self._positions is None:
+            return x
+        positions: list[int] = []
+        for row in kv.rows:
+            positions += range(row.cache.length, row.cache.length + row.count)
+        if max(positions) >= self.config.positions:
+            raise ContextLimitError(f"the model has no positions beyond {self.config.positions}")
+        added: mx.array = x + self._ops.embed(mx.array([positions], mx.uint32), self._positions, self._dtype)
+        return added
 
     def _run_layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers on x (B, T, E + L * P), as one node for each group of them if the operations can."""

@@ -98,9 +98,10 @@ class Parameters:
             self._whole_norms = part.whole_norms
         multiply = architecture_of(part.config).multiply
         if multiply is not None:
-            if adapter is not None:
-                raise UnsupportedModelError("headrace applies no adapters to models with weights it multiplies")
-            self._arrays = multiply(self._arrays, Fields(part.config), self._whole_norms)
+            changed = multiply(self._arrays, Fields(part.config), self._whole_norms)
+            if adapter is not None and changed is not self._arrays:
+                raise UnsupportedModelError("headrace applies no adapters to models with weights it changes")
+            self._arrays = changed
         if take is not None:
             self._arrays = take(self._arrays)
 

@@ -105,7 +105,7 @@ class StageDecoder(Decoder):
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers of all ranks; see `Decoder`."""
-        sent = self._run(x, kv)
+        sent = self._run(self._placed(x, kv), kv)
         assert sent is not None
         mx.async_eval(sent)  # also if no row is wanted: the other ranks append
         wanted = _wanted(kv.rows)

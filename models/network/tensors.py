@@ -88,6 +88,8 @@ def ends(config: DecoderConfig) -> list[Tensor]:
     ]
     if not tied:
         tensors.append(Tensor("lm_head", vocabulary, width, rows_by="vocabulary", part="head", output=True))
+    if config.positions:
+        tensors.append(Tensor("model.embed_positions", config.positions, width, looked_up=True))
     if config.input_size:
         inputs = len(config.layers) * config.input_size
         tensors.append(Tensor("model.embed_tokens_per_layer", config.input_vocab, inputs, looked_up=True))

@@ -216,6 +216,10 @@ _MUSE = {
     "model_type": "muse_glimmer", "num_hidden_layers": 4, "sliding_window": WINDOW, "post_norm_eps": 1e-3,
     "qk_scale_factor": 1.3,
 }  # fmt: skip
+_GPT2 = {
+    "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "layer_norm_epsilon": 1e-2, "head_dim": 16,
+    "num_key_value_heads": None, "intermediate_size": None, "tie_word_embeddings": True,
+}  # fmt: skip
 _NAS = {
     "model_type": "nemotron-nas", "num_hidden_layers": 4, "head_dim": 16, "num_key_value_heads": None,
     "intermediate_size": None, "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
@@ -492,6 +496,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 8, "layer_rope_theta": [1, 0, 1, 0, 1, 1, 0, 1],
     },
+    "gpt2": {"model_type": "gpt2", **_GPT2, "n_ctx": 256},
+    "starcoder": {"model_type": "gpt_bigcode", **_GPT2, "n_inner": 96, "activation_function": "gelu"},
+    "starcoder-heads": {
+        "model_type": "gpt_bigcode", **_GPT2, "n_inner": 256, "multi_query": False, "tie_word_embeddings": False,
+        "activation_function": "gelu",
+    },
+    "kimi-k2": {**_DEEPSEEK_V3, "model_type": "kimi_k2"},
+    "kimi-vl": {"model_type": "kimi_vl", "text_config": {**_DEEPSEEK_V3, "rope_scaling": None}},
     "gptj": {
         "model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "rotary_dim": 8,
         "layer_norm_epsilon": 1e-2, "intermediate_size": 256, "head_dim": 16, "num_key_value_heads": 4,

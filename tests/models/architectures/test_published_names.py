@@ -5,6 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.read import decoder_config
+from headrace.models.checkpoint.normalize import normalized
+from headrace.runtime.errors import ContextLimitError, UnsupportedModelError
 from headrace.runtime.ops import reference
 from tests.support.alone import new_cache
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
@@ -52,10 +55,43 @@ def test_published_tensors_equal_converted_ones(
     assert len(layers) == 1
     tensors |= {layer + end: mx.zeros((1,)) for layer in layers for end in unread}
     mx.save_safetensors(str(original / "model.safetensors"), tensors)
-    logits = []
-    for directory in (converted, original):
-        network = load_decoder(directory, reference)
-        cache = new_cache(network, 16)
-        cache.reserve(5)
-        logits.append(network.all_logits(network.layers(network.embed(mx.array([[1, 2, 3, 4, 5]])), cache)))
-    assert mx.allclose(logits[0], logits[1], atol=1e-5).item()
+    assert mx.allclose(logits_of(converted), logits_of(original), atol=1e-5).item()
+
+
+def logits_of(directory: Path) -> mx.array:
+    network = load_decoder(directory, reference)
+    cache = new_cache(network, 16)
+    cache.reserve(5)
+    return network.all_logits(network.layers(network.embed(mx.array([[1, 2, 3, 4, 5]])), cache))
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_gpt2s_own_checkpoints_have_inputs_first(tmp_path: Path, prefix: str) -> None:
+    converted = write_mlx_lm_model(tmp_path / "converted", config_of("gpt2"))
+    original = tmp_path / "original"
+    original.mkdir()
+    (original / "config.json").write_bytes((converted / "config.json").read_bytes())
+    arrays = mx.load(str(converted / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    tensors = {
+        name.replace("model.", prefix, 1): mx.contiguous(array.T) if name.endswith(turned) else array
+        for name, array in arrays.items()
+    }
+    tensors[f"{prefix}h.0.attn.bias"] = mx.zeros((1, 1, 256, 256))  # a mask, which no layer reads
+    mx.save_safetensors(str(original / "model.safetensors"), tensors)
+    assert mx.allclose(logits_of(converted), logits_of(original), atol=1e-5).item()
+
+
+def test_learned_positions_end_with_their_table(tmp_path: Path) -> None:
+    network = load_decoder(write_mlx_lm_model(tmp_path, {**config_of("gpt2"), "n_positions": 4}), reference)
+    cache = new_cache(network, 16)
+    cache.reserve(5)
+    with pytest.raises(ContextLimitError, match="beyond 4"):
+        network.layers(network.embed(mx.array([[1, 2, 3, 4, 5]])), cache)
+
+
+def test_other_scales_of_gpt2s_scores_are_refused() -> None:
+    config = {**config_of("gpt2"), "scale_attn_by_inverse_layer_idx": True}
+    with pytest.raises(UnsupportedModelError, match="scale_attn_by_inverse_layer_idx"):
+        decoder_config(normalized(config))
