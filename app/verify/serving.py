@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.app.verify.trace import Trace
-from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.prefill import ChunkBudget
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.kv.cache import CHUNK

@@ -15,8 +15,7 @@ from operator import mul
 import mlx.core as mx
 
 from headrace.runtime.engine import sequence as sequences
-from headrace.runtime.engine.draft_model import DraftModel
-from headrace.runtime.engine.mtp_draft import MtpDraft
+from headrace.runtime.engine.draft_networks import DraftModel, MtpDraft
 from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network

@@ -1,4 +1,4 @@
-"""Prefill: feeds a prompt in chunks, without computing logits.
+"""Prefill: feeds a prompt in chunks, without computing logits, and sizes the chunks by the measured speed.
 
 Contract: all tokens but the prompt's last are fed here; the first decode step feeds the last one. Chunks follow the
 measured speed, for progress and cancellation about every TARGET_S. Chunking does not change the cache's content.
@@ -12,14 +12,20 @@ import mlx.core as mx
 
 from headrace.runtime.kv.backend import KVBackend, one_pass
 from headrace.runtime.kv.cache import KVCache, KVPass
+from headrace.runtime.metrics.running_median import RunningMedian
 from headrace.runtime.network import Network
 
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
-STEP = 32  # chunks are rounded to a multiple of it
+CHUNK_STEP = 32  # chunks are rounded to a multiple of it
 WIDE, WIDE_S = 1024, 2.0  # least tokens of a wide chunk, where it takes no longer
 # Tokens of a chunk; bounds working memory. A GPU needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
+STRETCH = 2.4  # times the time of a pass of decoding sequences alone
+SMALLEST = 8  # tokens of a prompt in a pass with decoding sequences: fewer hardly shorten it
+BUDGET_STEP = 2  # tokens: granularity of a budget; on a slow machine hardly more than SMALLEST fit into a pass
+_STEPS = 15  # passes of decoding sequences only, in the median; few, since their number of sequences changes
+_CHUNKS = 7  # passes with prompts, in the median
 OPENING = 16  # tokens: at least as many as templates open an answer with
 
 
@@ -40,7 +46,45 @@ class ChunkSizer:
         affordable = int(rate * TARGET_S)
         if self._wide and rate * WIDE_S >= WIDE:
             affordable = max(affordable, WIDE)
-        self.size = max(STEP, min(self._largest, affordable // STEP * STEP))
+        self.size = max(CHUNK_STEP, min(self._largest, affordable // CHUNK_STEP * CHUNK_STEP))
+
+
+class ChunkBudget:
+    """Prompt tokens of the next pass, from the measured speed of passes.
+
+    Alone, a prompt's chunks take about TARGET_S each. Next to decoding sequences, a chunk may stretch a pass to STRETCH
+    times the time of decoding alone. Times are medians of the newest passes.
+    wide: see `ChunkSizer`.
+    """
+
+    def __init__(self, *, wide: bool = False) -> None:
+        self.alone = ChunkSizer(wide=wide)
+        self._step_s = RunningMedian(_STEPS)  # of a pass of decoding sequences only
+        self._token_s = RunningMedian(_CHUNKS)  # added by a prompt token
+
+    def budget(self, with_decoding: bool) -> int:
+        """Return the prompt tokens of the next pass, with decoding sequences in it or alone."""
+        if not with_decoding:
+            return self.alone.size
+        step_s = self._step_s.median
+        token_s = self._token_s.median
+        if step_s is None or token_s is None:
+            return SMALLEST
+        affordable = int((STRETCH - 1) * step_s / max(token_s, 1e-9))
+        return max(SMALLEST, min(self.alone.size, affordable // BUDGET_STEP * BUDGET_STEP))
+
+    def record(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
+        """Record the time of a pass of `decoding` sequences and so many prompt tokens."""
+        if not prompt_tokens:
+            self._step_s.add(seconds)
+            return
+        if not decoding:
+            self.alone.record(prompt_tokens, seconds)
+            self._token_s.add(seconds / prompt_tokens)
+            return
+        step_s = self._step_s.median
+        if step_s is not None:
+            self._token_s.add(max(0.0, seconds - step_s) / prompt_tokens)
 
 
 def prefill(

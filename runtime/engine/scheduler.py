@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.prefill import chunk_end
+from headrace.runtime.engine.prefill import ChunkBudget, chunk_end
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import BLOCK, Phase

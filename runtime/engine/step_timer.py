@@ -12,8 +12,8 @@ import time
 from typing import Literal
 
 from headrace.runtime import ops
-from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.in_flight import InFlightBatch
+from headrace.runtime.engine.prefill import ChunkBudget
 from headrace.runtime.metrics.telemetry import PassFacts, RankTimes, StepParts
 from headrace.runtime.network import Division
 from headrace.runtime.speculation.controller import Controller

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.app.bench.measure.workloads import Workload
-from headrace.runtime.engine.chunk_budget import SMALLEST
+from headrace.runtime.engine.prefill import SMALLEST
 from headrace.runtime.errors import UsageError
 
 MAX_BATCH = 256

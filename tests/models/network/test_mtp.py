@@ -21,8 +21,8 @@ from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.engine.draft_networks import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.mtp_draft import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVOptions, one_pass

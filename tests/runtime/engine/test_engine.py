@@ -13,7 +13,7 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import FIRST, STEP, TARGET_S, ChunkSizer
+from headrace.runtime.engine.prefill import CHUNK_STEP, FIRST, TARGET_S, ChunkSizer
 from headrace.runtime.engine.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory
@@ -106,9 +106,9 @@ def test_chunks_follow_the_measured_speed_within_bounds(seconds: float, device: 
     pace = ChunkSizer(device)
     pace.record(64, seconds)
     size = pace.size
-    assert STEP <= size <= largest
-    assert size % STEP == 0
-    assert size in (STEP, largest) or size <= 64 / seconds * TARGET_S
+    assert CHUNK_STEP <= size <= largest
+    assert size % CHUNK_STEP == 0
+    assert size in (CHUNK_STEP, largest) or size <= 64 / seconds * TARGET_S
 
 
 def test_wide_chunks_have_1024_rows_where_that_takes_under_2_seconds() -> None:

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.runtime.engine.chunk_budget import SMALLEST, STEP, STRETCH, ChunkBudget
 from headrace.runtime.engine.kv_budget import KVBudget
+from headrace.runtime.engine.prefill import BUDGET_STEP, SMALLEST, STRETCH, ChunkBudget
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.scheduler import REFEED, ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence
@@ -203,10 +203,10 @@ def test_a_prompt_chunk_stretches_decode_steps_up_to_the_limit() -> None:
     pace.record(decoding=0, prompt_tokens=400, seconds=0.4)  # 1 ms a token
     for _ in range(50):
         pace.record(decoding=4, prompt_tokens=0, seconds=0.1)
-    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 100) <= STEP
+    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 100) <= BUDGET_STEP
     for _ in range(50):
         pace.record(decoding=4, prompt_tokens=100, seconds=0.1 + 100 * 0.002)  # small chunks cost twice as much
-    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 50) <= STEP
+    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 50) <= BUDGET_STEP
 
 
 def test_queue_time_and_prefill_time_are_separate() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.draft_model import DraftModel
+from headrace.runtime.engine.draft_networks import DraftModel
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import FIRST
 from headrace.runtime.engine.request import Event, Finished, Request, Step
