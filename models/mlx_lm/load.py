@@ -184,6 +184,8 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     unpacked_ids = {id(array) for name, array in stored.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
         unpacked_ids -= {id(stored[name]) for name in checkpoint.foreign.matrices}
+    # If there is none, all float32 arrays are as stored, also the stacks of experts that the class makes of them.
+    has_dequantized = any(array.dtype == mx.float32 and id(array) not in unpacked_ids for array in stored.values())
     arrays = {**stored, **_regrouped(checkpoint, stored)}
     if head is not None:
         arrays = head.arrays(arrays)
@@ -195,7 +197,9 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
 
     def was_dequantized(path: str) -> bool:
         array = weights.get(f"{path}.weight")
-        return array is not None and array.dtype == mx.float32 and id(array) not in unpacked_ids
+        if array is None or not has_dequantized:
+            return False
+        return array.dtype == mx.float32 and id(array) not in unpacked_ids
 
     _quantize_packed(model, weights)
     model.eval()
