@@ -246,7 +246,7 @@ def _weight_bytes(shape: StepShape, stored_as: str, *, experts: bool) -> float:
     """Return the bytes that a step reads of the experts or of the others. stored_as may be "EXPERTS+OTHERS"."""
     expert_format, _, other_format = stored_as.partition("+")
     matrices = [matrix for matrix in shape.matrices if (matrix.share < 1) is experts]
-    weights_read = round(sum(matrix.count * matrix.share * matrix.weights for matrix in matrices))
+    weights_read = round(sum(matrix.count * matrix.share * matrix.reads * matrix.weights for matrix in matrices))
     if other_format and not experts:
         return _stored_bytes(weights_read, other_format)
     return _stored_bytes(weights_read, expert_format)

@@ -79,7 +79,7 @@ def loaded_weight_bytes(checkpoint: Checkpoint, shape: StepShape) -> int:
 def _row(shape: StepShape, hidden: int) -> int:
     """Return the floats per row of a chunk."""
     heads = shape.heads * shape.head_dim
-    dense = [matrix for matrix in shape.matrices if not matrix.output and matrix.share >= 1]
+    dense = [matrix for matrix in shape.matrices if not matrix.output and matrix.share == 1]
     widest = max((max(matrix.rows, matrix.columns) for matrix in dense), default=0)
     inner = 0
     if widest > max(hidden, heads):  # otherwise it belongs to attention or the router
@@ -94,7 +94,7 @@ def _loading(shape: StepShape) -> int:
     """Return the temporary bytes of reading a layer's largest weights."""
     layers = [matrix for matrix in shape.matrices if not matrix.output]
     stacks = max((m.nbytes * m.count // _layers(shape) for m in layers if m.share < 1), default=0)
-    dense = max((matrix.nbytes for matrix in layers if matrix.share >= 1), default=0)
+    dense = max((matrix.nbytes for matrix in layers if matrix.share == 1), default=0)
     return memory.LOADING_CACHE_LIMIT + max(stacks, 4 * dense)
 
 

@@ -161,8 +161,8 @@ def total(operations: Sequence[Operation]) -> tuple[int, int]:
 
 def _operation(matrix: Matrix, tokens: int) -> Operation:
     shape = f"{matrix.rows} x {matrix.columns}"
-    if tokens == 1 or matrix.share > 1:
-        count = round(matrix.count * matrix.share)
+    if tokens == 1 or matrix.reads > 1:
+        count = round(matrix.count * matrix.share * matrix.reads)
         return Operation(matrix.name, count, shape, matrix.nbytes, 2 * matrix.weights * tokens)
     # Several tokens may use any expert, so all are counted.
     return Operation(matrix.name, matrix.count, shape, matrix.nbytes, round(2 * matrix.weights * tokens * matrix.share))

@@ -81,7 +81,6 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
         module = name.removesuffix(".weight")
         extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
         nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
-        share = Fraction(shares[name])
         count = 1
         rows = array.shape[0]
         kind = module.rpartition(".")[2]
@@ -90,13 +89,15 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
             count, rows, _ = array.shape
             kind = f"expert {kind}"
             max_denominator = count
+        uses = Fraction(shares[name]).limit_denominator(max_denominator)  # of its elements, in a step
         matrix = Matrix(
             name=kind,
             count=count,
             rows=rows,
             columns=round(prod(array.shape) * _weights_per_element(modules, name, array)) // (rows * count),
             nbytes=nbytes // count,
-            share=share.limit_denominator(max_denominator),
+            share=min(uses, Fraction(1)),
+            reads=max(uses, Fraction(1)),
             output=array.shape[0] == vocab_size,
             part=_part(name),
             divided=kind not in _UNDIVIDED,

@@ -158,7 +158,8 @@ class Matrix:
     rows: int  # outputs
     columns: int  # inputs
     nbytes: int  # of one, with bias and scales
-    share: Fraction = Fraction(1)  # part that one token uses: active experts over experts; above 1: times it is read
+    share: Fraction = Fraction(1)  # part that one token uses: of experts, the active ones over all
+    reads: Fraction = Fraction(1)  # times that a step reads it: more than once if several layers use it
     output: bool = False  # makes the logits
     late: int = 0  # those of the `count` after the last entry that a token appends, which prefill skips
     part: str = ""  # of the network, for `StepCost.weight_parts`; empty if it is not known
@@ -175,13 +176,14 @@ class Matrix:
 
     def read_bytes(self, batch: int) -> int:
         """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
-        if batch == 1 or self.share >= 1:
-            return round(self.count * self.nbytes * self.share)
+        if batch == 1 or self.share == 1:
+            return round(self.count * self.nbytes * self.share * self.reads)
+        # An expert is read unless none of the sequences uses it.
         return round(self.count * self.nbytes * (1 - float(1 - self.share) ** batch))
 
     @property
     def step_flops(self) -> int:
-        return round(2 * self.count * self.weights * self.share)
+        return round(2 * self.count * self.weights * self.share * self.reads)
 
 
 def step_cost(
