@@ -110,13 +110,20 @@ class Drafting:
         return [Forced(sequence.constraint, inner) for inner in proposers or (None,)]
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
-        """Return the pass with draft tokens where they pay. extend: adds them to a chunk, as far as there is room."""
+        """Return the pass with draft tokens where they pay.
+
+        extend: adds draft tokens to a chunk, as far as there is room.
+
+        First each sequence's best draft is found, by its tokens' chances alone. Then the controller decides for all
+        sequences at once how many of these tokens the pass verifies, since they share its time. The proposers draft so
+        many at last.
+        """
         self.spent_s = 0.0
         self._context = mean_context(chunks)
         if self._pauses.skip() or not all(chunk.chooses for chunk in chunks):
             return chunks
         batch = [chunk.sequence for chunk in chunks]
-        if not self.controller.pays(len(batch), 1.0, context=self._context):
+        if not self.controller.pays(len(batch), 1.0, context=self._context):  # not even if all were accepted
             for proposer in (proposer for sequence in batch for proposer in sequence.proposers):
                 proposer.is_wanted = False
             return chunks
@@ -155,32 +162,48 @@ class Drafting:
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
         paying = self._paying_sources(firsts)
-        num_sequences = len(batch)
-        offers = [_Offer() for _ in batch]
-        trials = [_Offer() for _ in batch]
-        for row, (sequence, pairs) in enumerate(zip(batch, firsts, strict=True)):
+        offers: list[_Offer] = []
+        trials: list[_Offer] = []
+        for sequence, pairs in zip(batch, firsts, strict=True):
+            proposers: list[Proposer] = []
             for proposer, _ in pairs:
-                if proposer.source not in paying:
+                if proposer.source in paying:
+                    proposers.append(proposer)
+                else:
                     proposer.is_wanted = False
-                    continue
-                unread = _unread(sequence)
-                if unread and proposer.needs_all_tokens:
-                    # It cannot draft for this pass. The next one waits for its tokens if that is expected to pay.
-                    offer = _Offer(proposer, _chances(sequence, proposer, unread=0))
-                    proposer.is_wanted = self._gain(offer, num_sequences) > MIN_GAIN
-                    continue
-                offer = _Offer(proposer, _chances(sequence, proposer, unread))
-                dry_run = proposer.dry_run
-                if dry_run is not None:
-                    dry_run.update(sequence.tokens)
-                    if not dry_run.pays:
-                        trials[row] = offer
-                        continue
-                    offer.chances = offer.chances[: dry_run.max_draft(len(offer.chances))]
-                best = offers[row]
-                if not best.chances or self._gain(offer, num_sequences) > self._gain(best, num_sequences):
-                    offers[row] = offer
+            offer, trial = self._best_offers(sequence, proposers, len(batch))
+            offers.append(offer)
+            trials.append(trial)
         return offers, trials
+
+    def _best_offers(
+        self, sequence: Sequenced, proposers: Sequence[Proposer], num_sequences: int
+    ) -> tuple[_Offer, _Offer]:
+        """Return a sequence's draft of the highest gain to verify, and one for a dry run; without tokens for none.
+
+        proposers: those of the sequence whose draft tokens may pay.
+        num_sequences: in the pass.
+        """
+        best = _Offer()
+        trial = _Offer()
+        unread = _unread(sequence)
+        for proposer in proposers:
+            if unread and proposer.needs_all_tokens:
+                # It cannot draft for this pass. The next one waits for its tokens if that is expected to pay.
+                offer = _Offer(proposer, _chances(sequence, proposer, unread=0))
+                proposer.is_wanted = self._gain(offer, num_sequences) > MIN_GAIN
+                continue
+            offer = _Offer(proposer, _chances(sequence, proposer, unread))
+            dry_run = proposer.dry_run
+            if dry_run is not None:
+                dry_run.update(sequence.tokens)
+                if not dry_run.pays:
+                    trial = offer
+                    continue
+                offer.chances = offer.chances[: dry_run.max_draft(len(offer.chances))]
+            if not best.chances or self._gain(offer, num_sequences) > self._gain(best, num_sequences):
+                best = offer
+        return best, trial
 
     def _paying_sources(self, firsts: Sequence[_Firsts]) -> set[str]:
         """Return the sources whose most likely first draft token can pay."""

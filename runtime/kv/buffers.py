@@ -60,33 +60,51 @@ class SlotBuffers:
 
     @moving_buffers()
     def assign(self, newcomers: Sequence[SlotCache], affords: Callable[[int], bool]) -> None:
-        """Copy sequences into slots; each of their own buffers is freed at once. affords: whether bytes may be idle."""
+        """Copy sequences into the first free slots. affords: whether so many bytes may be idle."""
         self.close_gaps()
-        first = len(self._caches)
-        last = len(self._caches) + len(newcomers)
-        grown = max(self.slots, last)
-        ahead = max(0, 2 * self.slots - last)
-        if last > self.slots and affords(ahead * self.slot_bytes):
-            grown += ahead
-        for side, layers in enumerate(self.sides):
-            for layer, buffer in enumerate(layers):
-                if grown > self.slots:
-                    zeros = mx.broadcast_to(mx.zeros((), buffer.dtype), (grown - first, *buffer.shape[1:]))
-                    buffer = mx.concatenate([buffer[:first], zeros])
-                for slot, newcomer in enumerate(newcomers, start=first):
-                    array = newcomer.sides[side][layer]
-                    if array.shape[2] < buffer.shape[2]:
-                        array = reference.grow(array, buffer.shape[2])
-                    buffer[slot : slot + 1] = array
-                layers[layer] = buffer
-                del array, buffer
-                mx.eval(layers[layer])
-                for newcomer in newcomers:
-                    newcomer.sides[side][layer] = layers[layer]
-        self.slots = grown
-        for slot, newcomer in enumerate(newcomers, start=first):
-            newcomer.share(self, self.sides, slot)
+        num_slots = self._slots_for(len(self._caches) + len(newcomers), affords)
+        for side in (0, 1):
+            for layer in range(len(self.sides[side])):
+                self._copy_layer(side, layer, newcomers, num_slots)
+        self.slots = num_slots
+        for newcomer in newcomers:
+            newcomer.share(self, self.sides, slot=len(self._caches))
             self._caches.append(ref(newcomer))
+
+    def _slots_for(self, num_sequences: int, affords: Callable[[int], bool]) -> int:
+        """Return the slots for so many sequences: if there are too few, twice as many, or no idle ones."""
+        if num_sequences <= self.slots:
+            return self.slots
+        num_idle = max(0, 2 * self.slots - num_sequences)
+        if affords(num_idle * self.slot_bytes):
+            return num_sequences + num_idle
+        return num_sequences
+
+    def _copy_layer(self, side: int, layer: int, newcomers: Sequence[SlotCache], num_slots: int) -> None:
+        """Copy one layer's keys or values of newcomers into the first free slots.
+
+        side: 0 for keys, 1 for values.
+        num_slots: to which the layer's buffer grows before.
+
+        It is evaluated at once, and replaces the newcomers' own buffers of the layer: their memory is free before the
+        next layer needs as much.
+        """
+        layers = self.sides[side]
+        first = len(self._caches)
+        buffer = layers[layer]  # (slots, Hkv, capacity, D)
+        if num_slots > self.slots:
+            zeros = mx.broadcast_to(mx.zeros((), buffer.dtype), (num_slots - first, *buffer.shape[1:]))
+            buffer = mx.concatenate([buffer[:first], zeros])
+        for slot, newcomer in enumerate(newcomers, start=first):
+            array = newcomer.sides[side][layer]  # (1, Hkv, the newcomer's capacity, D)
+            if array.shape[2] < buffer.shape[2]:
+                array = reference.grow(array, buffer.shape[2])
+            buffer[slot : slot + 1] = array
+        layers[layer] = buffer
+        del array, buffer  # MLX reuses the memory of an input that nothing else refers to
+        mx.eval(layers[layer])
+        for newcomer in newcomers:
+            newcomer.sides[side][layer] = layers[layer]
 
     def close_gaps(self) -> None:
         """Move the last sequences into free slots between others."""
