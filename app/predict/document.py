@@ -48,7 +48,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
         "levers": {
             "target": first.name,
             "context": longest,
-            "as_is": _lever(shape, first, longest, 1),
+            "as_is": _lever(shape, first, predict(shape, first, longest)),
             "changes": _improvements(shape, first, longest),
         },
         "assumptions": [*summarise_assumptions(targets, shape.kv_format), f"sizes from {shape.source}"],
@@ -262,23 +262,23 @@ def _fit(fit: MeasuredFit | None) -> Document | None:
 
 def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
     """Return the changes that fit and make it faster, or make it fit; `gain` is the speed-up, None in that case."""
-    as_is = _lever(shape, target, context, 1)
+    as_is = predict(shape, target, context)
     improvements = []
     for lever in levers(shape):
-        changed = _lever(lever.shape, target, context, lever.batch)
-        if changed["fits"] is False:
+        changed = predict(lever.shape, target, context, lever.batch)
+        if changed.fits is False:
             continue
-        if as_is["fits"] is False:
-            improvements.append({"name": lever.name, "gain": None, **changed})
-            continue
-        gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])
-        if gain > 1 + _NOTICEABLE:
-            improvements.append({"name": lever.name, "gain": gain, **changed})
+        gain = None
+        if as_is.fits is not False:
+            gain = changed.speed / as_is.speed
+            if gain <= 1 + _NOTICEABLE:
+                continue
+        improvements.append({"name": lever.name, "gain": gain, **_lever(lever.shape, target, changed)})
     return improvements
 
 
-def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Document:
-    prediction = predict(shape, target, context, batch)
+def _lever(shape: StepShape, target: Target, prediction: Prediction) -> Document:
+    """Return what a shape, as it is or changed, takes on a target."""
     return {
         "memory": prediction.memory,
         "fits": prediction.fits,

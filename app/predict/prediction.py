@@ -84,6 +84,13 @@ class Prediction:
     fits: bool | None
     busy: bool
 
+    @property
+    def speed(self) -> float:
+        """The expected speed, or its upper bound if none is expected."""
+        if self.expected is None:
+            return self.roofline
+        return self.expected
+
 
 def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> Prediction:
     """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""

@@ -54,10 +54,7 @@ def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
 def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
     """Return the entry as a recommendation; None if it is too large or too slow."""
     prediction = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
-    speed = prediction.expected
-    if speed is None:
-        speed = prediction.roofline
     fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory
-    if not fits or speed < LEAST_TOKENS_PER_SECOND:
+    if not fits or prediction.speed < LEAST_TOKENS_PER_SECOND:
         return None
-    return Recommendation(entry.name, entry.download_bytes, speed, is_limit=prediction.expected is None)
+    return Recommendation(entry.name, entry.download_bytes, prediction.speed, is_limit=prediction.expected is None)
