@@ -61,7 +61,7 @@ def _neox(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, family=replace(decoder.family, parallel=parallel))
 
 
-def _equal_heads(config: Config) -> None:
+def equal_heads(config: Config) -> None:
     """State as many K/V heads as heads, which together are as wide as the model, as the classes have."""
     width = config.get("hidden_size")
     heads = config.get("num_attention_heads")
@@ -76,7 +76,7 @@ def _gptj_keys(config: Config) -> None:
     for stated, usual in names.items():
         if config.get(stated) is not None:
             config[usual] = config[stated]
-    _equal_heads(config)
+    equal_heads(config)
 
 
 def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
@@ -254,7 +254,7 @@ ROWS = (
         "gpt_neox",
         Family(activation="erf_gelu", norm="layer", norm_bias=True, by_kv_head=True),
         older_keys={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
-        add_keys=_equal_heads,
+        add_keys=equal_heads,
         tensor_names=_NEOX_NAMES,
         is_unread=lambda name, _config: name.endswith((".attention.bias", ".masked_bias", ".inv_freq")),
         eps="layer_norm_eps",

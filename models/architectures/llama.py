@@ -91,6 +91,30 @@ def _internlm_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeCon
     return rope, rope
 
 
+def _lille_keys(config: Config) -> None:
+    """Add the usual names of sizes. Feed-forwards are 8 / 3 as wide as the model, in steps of 256; tables are tied."""
+    config["tie_word_embeddings"] = True
+    names = {
+        "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
+        "n_layer": "num_hidden_layers", "block_size": "max_position_embeddings",
+    }  # fmt: skip
+    for stated, usual in names.items():
+        if config.get(stated) is not None:
+            config[usual] = config[stated]
+    width = config.get("hidden_size")
+    if type(width) is int:
+        config["intermediate_size"] = 256 * round(int(8 * width / 3) / 256)
+
+
+_LILLE_NAMES = (
+    ("model.tok_embeddings.", "model.embed_tokens."),
+    (".attention.norm.", ".input_layernorm."),
+    (".attention.out_proj.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    (".feed_forward.norm.", ".post_attention_layernorm."),
+    (".feed_forward.", ".mlp."),
+)
+
 _INTERNLM2_NAMES = (
     ("model.tok_embeddings.", "model.embed_tokens."),
     (".attention.wqkv.", ".self_attn.qkv_proj."),
@@ -138,6 +162,15 @@ ROWS = (
         biases={"qkv_bias": ATTENTION, "bias": FEED_FORWARD},
     ),
     Architecture("telechat3", Family()),
+    Architecture(
+        "lille-130m",
+        Family(interleaved=True),
+        add_keys=_lille_keys,
+        tensor_names=_LILLE_NAMES,
+        tied=True,
+        eps="layer_norm_eps",
+        biases={},
+    ),
     Architecture("helium", Family(interleaved=True), biases={**BIASES, "attention_bias": QKV}),
     Architecture("smollm3", Family(), position_free="listed"),
     Architecture(

@@ -1,12 +1,20 @@
-"""Qwen 2 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention."""
+"""Qwen 1 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention."""
 
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import QKV, Architecture, Config, HeadNames
-from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, MixerConfig
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    MixerConfig,
+    RopeConfig,
+)
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import ropes_by_kind
+from headrace.models.architectures.layer_norms import equal_heads
+from headrace.models.architectures.layers import full_rope, ropes_by_kind
 from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
 from headrace.runtime.errors import CheckpointError
 
@@ -85,7 +93,57 @@ def _vl_experts(config: Config) -> None:
         config.setdefault("num_experts", config["num_local_experts"])
 
 
+# Qwen 1
+def _first_keys(config: Config) -> None:
+    """Add the sizes of heads, and end the context where scaling of rotation and of scores would begin."""
+    equal_heads(config)
+    trained = config.get("seq_length")
+    longest = config.get("max_position_embeddings")
+    if type(trained) is int and type(longest) is int:
+        config["max_position_embeddings"] = min(trained, longest)
+
+
+def _first_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, by the family's own name of its base or by the usual one."""
+    theta = fields.values.get("rotary_emb_base", fields.values.get("rope_theta"))
+    rope = full_rope(Fields({**fields.values, "rope_theta": theta}), architecture, share=1.0)
+    return rope, rope
+
+
+def _first_runs(fields: Fields) -> bool:
+    """Return False with biases, and for heads that are not as wide as the model together: they have another scale."""
+    width = fields.count("hidden_size") // fields.count("num_attention_heads")
+    return fields.count("kv_channels", default=128) == width and bool(fields.values.get("no_bias", True))
+
+
+_FIRST_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.ln_f.", "model.norm."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".attn.c_attn.", ".self_attn.qkv_proj."),
+    (".attn.c_proj.", ".self_attn.o_proj."),
+    (".mlp.w1.", ".mlp.up_proj."),
+    (".mlp.w2.", ".mlp.gate_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+)
+
 ROWS = (
+    Architecture(
+        "qwen",
+        Family(),
+        defaults={"layer_norm_epsilon": 1e-6},
+        add_keys=_first_keys,
+        tensor_names=_FIRST_NAMES,
+        is_unread=lambda name, _config: name.endswith(".inv_freq"),
+        eps="layer_norm_epsilon",
+        ropes=_first_ropes,
+        inner_size=lambda fields: fields.count("intermediate_size") // 2,
+        runs=_first_runs,
+        biases={},
+        biased=QKV,
+    ),
     Architecture(
         "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biases={}, biased=QKV,
     ),

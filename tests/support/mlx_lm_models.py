@@ -502,6 +502,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "gpt_bigcode", **_GPT2, "n_inner": 256, "multi_query": False, "tie_word_embeddings": False,
         "activation_function": "gelu",
     },
+    "qwen-1": {
+        "model_type": "qwen", "kv_channels": 16, "head_dim": 16, "num_key_value_heads": 4, "layer_norm_epsilon": 1e-2,
+        "intermediate_size": 192,
+    },
+    "lille": {
+        "model_type": "lille-130m", "block_size": 256, "layer_norm_eps": 1e-2, "n_embd": 96, "n_head": 6,
+        "n_kv_heads": 2, "n_layer": 2, "head_dim": None, "tie_word_embeddings": True,
+    },
     "kimi-k2": {**_DEEPSEEK_V3, "model_type": "kimi_k2"},
     "kimi-vl": {"model_type": "kimi_vl", "text_config": {**_DEEPSEEK_V3, "rope_scaling": None}},
     "gptj": {

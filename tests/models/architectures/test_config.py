@@ -242,3 +242,12 @@ def test_minicpm3_has_transformers_defaults_and_one_kind_of_scaling() -> None:
     assert decoder.tied_embeddings
     assert {layer.rope.theta for layer in decoder.layers if layer.rope is not None} == {1e4}
     assert decoder_config(normalized({**config, "rope_scaling": {"type": "linear", "factor": 2.0}})) is None
+
+
+def test_qwen_1_ends_where_its_scalings_begin_and_has_the_base_of_its_config() -> None:
+    config = {**mlx_lm_models.config_of("qwen-1"), "seq_length": 64, "rotary_emb_base": 1e6}
+    decoder = decoder_config(normalized(config))
+    assert decoder is not None
+    assert decoder.context_length == 64
+    assert {layer.rope.theta for layer in decoder.layers if layer.rope is not None} == {1e6}
+    assert decoder_config(normalized({**config, "kv_channels": 32})) is None
