@@ -16,7 +16,7 @@ from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32
 
-_ROUNDED_BITS = (2, 4, 5, 8)
+_ROUNDED_BITS = (2, 4, 5, 6, 8)
 # Tolerance of log probabilities computed in another order, by the type of most roundings.
 _TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
 
@@ -63,7 +63,7 @@ def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
 
 
 def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
-    """Return projections with unrounded activations: plain weights, 3 and 6 bits, mxfp8."""
+    """Return projections with unrounded activations: plain weights, 3 bits, mxfp8."""
     section = checkpoint.quantization or {}
     tied = not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
     for name, info in checkpoint.tensors.items():

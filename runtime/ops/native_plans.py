@@ -59,8 +59,8 @@ _ropes: "dict[int, kernels.Rope]" = {}  # by id(rope); shared by layers
 class PreparedWeight(Weight):
     """A weight in the kernels' layout; `matrix` is None if they do not support it.
 
-    2-, 4-, 5- and 8-bit weights are interleaved (runtime/native/core/interleaved.h), so a weight with a matrix never
-    goes to the reference: activations other than float32 raise ValueError.
+    2-, 4-, 5-, 6- and 8-bit weights are interleaved (runtime/native/core/interleaved.h), so a weight with a matrix
+    never goes to the reference: activations other than float32 raise ValueError.
     """
 
     matrix: "kernels.Matrix | None" = None

@@ -36,14 +36,14 @@ mx::array interleaved(const mx::array& a) {
   return out;
 }
 
-// The same for data of 5 bits, which is split into planes first.
-mx::array interleaved_planes(const mx::array& data) {
+// The same for data of 5 or 6 bits, which is split into planes first.
+mx::array interleaved_planes(const mx::array& data, int bits) {
   mx::array planes(allocated(data.nbytes()), data.shape(), mx::uint32);
   const int64_t columns = data.shape(1);
   Pool::shared().run(data.shape(0), [&](Tasks& tasks) {
     while (tasks.next()) {
       const int64_t at = tasks.index() * columns;
-      split_planes(data.data<uint32_t>() + at, columns / kPlanedWords, planes.data<uint32_t>() + at);
+      split_planes(bits, data.data<uint32_t>() + at, columns, planes.data<uint32_t>() + at);
     }
   });
   return interleaved(planes);
@@ -128,7 +128,9 @@ void MatrixHandle::fill() {
     return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
   };
   if (from.offsets.has_value()) {
-    const auto every = view_.type == Type::f16 ? symmetric<Type::f16> : symmetric<Type::bf16>;
+    auto every = symmetric<Type::f32>;
+    if (view_.type == Type::f16) every = symmetric<Type::f16>;
+    if (view_.type == Type::bf16) every = symmetric<Type::bf16>;
     if (!view_.may_be_symmetric() || !every(settled(*from.scales), settled(*from.offsets), view_.bits)) {
       offsets_ = moved(*from.offsets);
       view_.offsets = offsets_->data<void>();
@@ -138,7 +140,7 @@ void MatrixHandle::fill() {
     scales_ = moved(*from.scales);
     view_.scales = scales_->data<void>();
   }
-  data_ = view_.rounds() && view_.bits == 5 ? interleaved_planes(settled(from.data)) : moved(from.data);
+  data_ = view_.planed() ? interleaved_planes(settled(from.data), view_.bits) : moved(from.data);
   view_.data = data_->data<void>();
   if (from.bias.has_value()) {
     bias_ = settled(mx::astype(*from.bias, mx::float32, mx::Device(mx::Device::cpu)));

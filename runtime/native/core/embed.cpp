@@ -41,17 +41,18 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
   const uint32_t mask = (1u << w.bits) - 1;
   const auto planed = [&](int64_t i) {
-    const int64_t block = i / 32 * kPlanedWords;
-    const auto weight = static_cast<int>(i % 32);
-    const uint32_t low = words[word[block + weight / 8]] >> weight % 8 * 4, high = words[word[block + 4]] >> high_bit(weight);
-    return (low & 15) | (high & 1) << 4;
+    const int64_t block = i / planed_weights(w.bits) * planed_words(w.bits);
+    const auto weight = static_cast<int>(i % planed_weights(w.bits));
+    const uint32_t low = words[word[block + weight / 8]] >> weight % 8 * 4;
+    const uint32_t high = words[word[block + low_planes(w.bits)]] >> high_bit(w.bits, weight);
+    return ((low & 15) | high << 4) & mask;
   };
   for (int64_t g = 0; g < w.groups(); ++g) {
     const float scale = number(w.scales, w.type, group[g]);
     const float middle = w.symmetric() ? -scale * static_cast<float>(1 << (w.bits - 1)) : 0.0f;
     const float offset = w.offsets == nullptr ? middle : number(w.offsets, w.type, group[g]);
     for (int64_t i = g * w.group; i < (g + 1) * w.group; ++i) {
-      if (w.bits == 5 && w.rounds()) {
+      if (w.planed()) {
         out[i] = scale * static_cast<float>(planed(i)) + offset;
         continue;
       }

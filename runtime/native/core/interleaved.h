@@ -12,27 +12,37 @@
 
 namespace headrace {
 
-// Planes of 32 weights of 5 bits: four dwords of their lower four bits, like weights of 4 bits, then a dword of their highest: of weight
-// 8 * j + 2 * byte + s at bit 8 * byte + 2 * j + s. So bytes of both planes meet by a shift and a mask.
-constexpr int64_t kPlanedWords = 5;
+// Planes of weights of 5 or 6 bits, in blocks of 32 or 16: dwords of the lower four bits of eight weights each, like weights of 4 bits,
+// then a dword of the high ones, `bits` - 4 of each weight: those of weight 8 * j + 2 * byte + s in the block at bit
+// 8 * byte + (bits - 4) * (2 * j + s). So bytes of both planes meet by a shift and a mask.
+constexpr int low_planes(int bits) { return 4 / (bits - 4); }
+constexpr int planed_weights(int bits) { return 8 * low_planes(bits); }
+constexpr int planed_words(int bits) { return low_planes(bits) + 1; }
+constexpr int high_bit(int bits, int weight) {
+  return weight % 8 / 2 * 8 + (bits - 4) * (weight / 8 * 2 + weight % 2);
+}
 
-inline int high_bit(int weight) { return weight % 8 / 2 * 8 + weight / 8 * 2 + weight % 2; }
-
-// to, from: `blocks` of 32 weights of 5 bits, as planes and as MLX packs them; they may be the same.
-inline void split_planes(const uint32_t* from, int64_t blocks, uint32_t* to) {
-  for (int64_t b = 0; b < blocks; ++b, from += kPlanedWords, to += kPlanedWords) {
-    uint32_t planes[kPlanedWords] = {};
-    for (int j = 0; j < 4; ++j) {
+// to, from: `words` dwords of weights, whole blocks, as planes and as MLX packs them; they may be the same.
+template <int Bits>
+void split_planes(const uint32_t* from, int64_t words, uint32_t* to) {
+  constexpr int kLow = low_planes(Bits), kWords = planed_words(Bits);
+  for (int64_t at = 0; at < words; at += kWords) {
+    uint32_t planes[kWords] = {};
+    for (int j = 0; j < kLow; ++j) {
       uint64_t eight = 0;
-      std::memcpy(&eight, reinterpret_cast<const char*>(from) + 5 * j, 5);
+      std::memcpy(&eight, reinterpret_cast<const char*>(from + at) + Bits * j, Bits);
       for (int i = 0; i < 8; ++i) {
-        const auto code = static_cast<uint32_t>(eight >> 5 * i);
-        planes[j] |= (code & 15) << 4 * i;
-        planes[4] |= (code >> 4 & 1) << high_bit(8 * j + i);
+        const uint64_t code = eight >> Bits * i & ((1u << Bits) - 1);
+        planes[j] |= static_cast<uint32_t>(code & 15) << 4 * i;
+        planes[kLow] |= static_cast<uint32_t>(code >> 4) << high_bit(Bits, 8 * j + i);
       }
     }
-    std::copy(planes, planes + kPlanedWords, to);
+    std::copy(planes, planes + kWords, to + at);
   }
+}
+
+inline void split_planes(int bits, const uint32_t* from, int64_t words, uint32_t* to) {
+  bits == 5 ? split_planes<5>(from, words, to) : split_planes<6>(from, words, to);
 }
 
 inline int64_t bands(int64_t rows) { return (rows + kBand - 1) / kBand; }

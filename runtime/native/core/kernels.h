@@ -28,7 +28,7 @@ struct Curve {
 
 constexpr int kHalves = 32;  // a Matrix::rounding: activations as two bfloat16 numbers each (isa/halves.h)
 
-// N rows of K weights, row-contiguous or, if rounds(), interleaved, those of 5 bits in planes (core/interleaved.h). Quantized rows have MLX's affine layout:
+// N rows of K weights, row-contiguous or, if rounds(), interleaved, those of 5 and 6 bits in planes (core/interleaved.h). Quantized rows have MLX's affine layout:
 // value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]. Without offsets integers are symmetric, with
 // 0 at 2^(bits - 1): w = scale[i / group] * (q - 2^(bits - 1)), only if may_be_symmetric(); other codes have no offsets.
 struct Matrix {
@@ -49,14 +49,16 @@ struct Matrix {
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
   // Whether products are in integers: rounded activations (isa/rounded.h) and interleaved weights.
   [[gnu::always_inline]] bool rounds() const {
-    return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 5 || bits == 8);
+    return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 5 || bits == 6 || bits == 8);
   }
+  // Whether weights are in planes of bits (core/interleaved.h).
+  [[gnu::always_inline]] bool planed() const { return rounds() && (bits == 5 || bits == 6); }
   // Whether its rows may meet activations in 8 bits or halves, too.
-  [[gnu::always_inline]] bool rounds_otherwise() const { return rounds() && bits != 5; }
+  [[gnu::always_inline]] bool rounds_otherwise() const { return rounds() && !planed(); }
   // Whether Kernels::multiply_tiles takes it.
   [[gnu::always_inline]] bool fits_tiles() const { return rounds_otherwise() && k % 32 == 0; }
   [[gnu::always_inline]] bool may_be_symmetric() const {
-    return rounds() && code == Code::affine && bits != 2 && type != Type::f32;
+    return rounds() && code == Code::affine && bits != 2 && (type != Type::f32 || bits == 6);
   }
   [[gnu::always_inline]] bool symmetric() const { return quantized() && code == Code::affine && offsets == nullptr; }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }

@@ -1,4 +1,4 @@
-// Rounded activation rows times a matrix of 2-, 4-, 5- or 8-bit weights: decode, small batches and prefill alike.
+// Rounded activation rows times a matrix of 2-, 4-, 5-, 6- or 8-bit weights: decode, small batches and prefill alike.
 //
 // Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with two or four values of every
 // activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
@@ -16,7 +16,6 @@ constexpr int kMostBands = 4;
 constexpr int64_t kWordsAhead = 8192;
 
 constexpr int kWordBytes = 4;
-constexpr int kLowPlanes = 4;  // dwords of lower bits before one of highest bits (core/interleaved.h)
 
 // Most activation rows per word, and the vectors of a band that fit the registers beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
@@ -112,7 +111,7 @@ template <class X, Type T, int M, int R, int B>
   const Streams here(w, band);
   const int64_t apart = here.words_apart / static_cast<int64_t>(sizeof(uint32_t));
   const auto* words = reinterpret_cast<const uint32_t*>(here.words) + lane;
-  const int64_t group_bytes = (F::kPlaned ? group_words / kLowPlanes * (kLowPlanes + 1) : group_words) * kBand * kWordBytes;
+  const int64_t group_bytes = (group_words + F::kPlaned * (group_words / F::kLow)) * kBand * kWordBytes;
   const int64_t groups_ahead = B * group_bytes < kWordsAhead ? kWordsAhead / (B * group_bytes) : 1;
   const float* scales = x + X::scales_at(w);
   const float* sums = x + X::sums_at(w);
@@ -144,12 +143,12 @@ template <class X, Type T, int M, int R, int B>
     vi high[F::kPlaned ? B * R : 1];
     for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * kWordBytes) {
       if constexpr (F::kPlaned) {
-        if (i % kLowPlanes == 0) {
+        if (i % F::kLow == 0) {
 #pragma GCC unroll 16
           for (int r = 0; r < B * R; ++r) {
-            high[r] = load_words(words + kLowPlanes * kBand + r / R * apart + r % R * W);
+            high[r] = load_words(words + F::kLow * kBand + r / R * apart + r % R * W);
             if (kAhead && r % R * W % 16 == 0) {
-              request(words_ahead + r / R * later.words_apart + (kLowPlanes * kBand + r % R * W) * kWordBytes);
+              request(words_ahead + r / R * later.words_apart + (F::kLow * kBand + r % R * W) * kWordBytes);
             }
           }
         }
@@ -188,9 +187,9 @@ template <class X, Type T, int M, int R, int B>
       }
       if constexpr (F::kPlaned) {
 #pragma GCC unroll 16
-        for (int r = 0; r < B * R; ++r) high[r] = shift_right(high[r], 2);
-        if (i % kLowPlanes == kLowPlanes - 1) {
-          words += kBand;  // of highest bits
+        for (int r = 0; r < B * R; ++r) high[r] = shift_right(high[r], 2 * F::kHigh);
+        if (i % F::kLow == F::kLow - 1) {
+          words += kBand;  // of high bits
           words_ahead += kBand * kWordBytes;
         }
       }
@@ -230,7 +229,7 @@ template <class X, Type T, int M, int R, int B>
 constexpr int64_t kSlab = 256;
 constexpr int64_t kLeastGroup = 16;
 constexpr int64_t kMostSlabRows = 64;  // activation rows that meet them
-constexpr int kPlanedSlabRows = 8;     // activation rows from which weights of 5 bits are unpacked so; others from kSlabRows on
+constexpr int kPlanedSlabRows = 8;     // activation rows from which weights in planes are unpacked so; others from kSlabRows on
 
 // Up to kSlab values of a band's rows, each unpacked word beside that of the next rows, and their scales as floats.
 template <class X>
@@ -244,19 +243,18 @@ struct Slab {
   // Values [k, k + count); k is a multiple of kSlab.
   template <Type T>
   void unpack(const Matrix& w, const Streams& band, int64_t k, int64_t count) {
-    constexpr int kLow = F::kPlaned ? kLowPlanes : 1;  // dwords that share one of highest bits
-    const auto* from = reinterpret_cast<const uint32_t*>(band.words) + k / F::kSteps / kLow * (kLow + F::kPlaned) * kBand;
+    const auto* from = reinterpret_cast<const uint32_t*>(band.words) + k / F::kSteps / F::kLow * (F::kLow + F::kPlaned) * kBand;
     vi(*to)[kVectors] = words;
-    for (int64_t i = 0; i < count / F::kSteps; i += kLow, from += F::kPlaned * kBand) {
-      const auto* highest = from + kLow * kBand;
-      for (int j = 0; j < kLow; ++j, from += kBand, to += X::kWords) {
+    for (int64_t i = 0; i < count / F::kSteps; i += F::kLow, from += F::kPlaned * kBand) {
+      const auto* high = from + F::kLow * kBand;
+      for (int j = 0; j < F::kLow; ++j, from += kBand, to += X::kWords) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           const vi packed = load_words(from + v * W);
 #pragma GCC unroll 8
           for (int s = 0; s < X::kWords; ++s) {
             if constexpr (F::kPlaned) {
-              to[s][v] = F::take(packed, shift_right(load_words(highest + v * W), 2 * j), s);
+              to[s][v] = F::take(packed, shift_right(load_words(high + v * W), 2 * F::kHigh * j), s);
             } else {
               to[s][v] = X::take(packed, s);
             }

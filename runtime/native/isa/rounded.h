@@ -1,4 +1,4 @@
-// Activations in block floating point, to be multiplied with 2-, 4-, 5- and 8-bit weights as 16- or 8-bit integers.
+// Activations in block floating point, to be multiplied with 2-, 4-, 5-, 6- and 8-bit weights as 16- or 8-bit integers.
 //
 // The values of one group share a scale; weights stay the stored integers. One instruction multiplies and adds two or four values per
 // lane. The result is the exact product with the rounded activations. Infinities and NaN come out as NaN.
@@ -91,19 +91,16 @@ inline vf round_values(const float* x, int64_t count, float factor, float* out) 
       }
     }
   }
-  float rest = 0;
-  for (; i < count; i += 2 * Run) {  // groups of 16, narrower than a vector
-    for (int j = 0; j < Run; ++j) {
-      const auto whole = [&](int64_t at) {
-        const float v = __builtin_rintf(x[at] * factor);
-        rest += v;
-        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // NaN is in the scales, see round_row
-      };
-      const uint32_t low = whole(i + j), pair = (low & 0xffff) | whole(i + j + Run) << 16;
-      __builtin_memcpy(out + i / 2 + j, &pair, sizeof pair);
+  if constexpr (W == 4 * Run) {
+    if (i < count) {  // groups of 16: one vector has both values of its pairs
+      const vf a = round_even(mul(load(x + i), set1(factor)));
+      const std::make_integer_sequence<int, W> lanes;
+      const vi words = join_pairs(every_other<Run, 0>(a, a, lanes), every_other<Run, 1>(a, a, lanes));
+      store_first(out + i / 2, (vf)words, W / 2);
+      return add(total, a);
     }
   }
-  return rest == 0 ? total : add(total, load_first(&rest, 1));
+  return total;
 }
 
 inline vf magnitude(vf v) { return max(v, sub(zero(), v)); }

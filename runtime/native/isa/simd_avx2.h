@@ -161,9 +161,10 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return Largest > 15 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
 }
-// Four bytes of 5 bits: those of quads<4>, and bit `step` of the bytes of `high` above them.
-inline vi five_bits(vi low, vi high, int step) {
-  const vi above = _mm256_and_si256(_mm256_slli_epi32(high, 4 - step), _mm256_set1_epi8(16));
+// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+template <int High>
+inline vi join_planes(vi low, vi high, int step) {
+  const vi above = _mm256_and_si256(_mm256_slli_epi32(high, 4 - step * High), _mm256_set1_epi8(((1 << High) - 1) << 4));
   return _mm256_or_si256(quads<4>(low, step), above);
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm256_srlv_epi32(words, set1_word(bits)); }

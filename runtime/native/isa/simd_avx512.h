@@ -155,9 +155,10 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return sum;
 }
-// Four bytes of 5 bits: those of quads<4>, and bit `step` of the bytes of `high` above them.
-inline vi five_bits(vi low, vi high, int step) {
-  const vi above = _mm512_and_si512(_mm512_slli_epi32(high, 4 - step), _mm512_set1_epi8(16));
+// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+template <int High>
+inline vi join_planes(vi low, vi high, int step) {
+  const vi above = _mm512_and_si512(_mm512_slli_epi32(high, 4 - step * High), _mm512_set1_epi8(((1 << High) - 1) << 4));
   return _mm512_or_si512(quads<4>(low, step), above);
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm512_srlv_epi32(words, set1_word(bits)); }

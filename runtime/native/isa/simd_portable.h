@@ -162,9 +162,10 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return sum;
 }
-// Four bytes of 5 bits: those of quads<4>, and bit `step` of the bytes of `high` above them.
-inline vi five_bits(vi low, vi high, int step) {
-  return quads<4>(low, step) | ((high << (4 - step)) & 0x10101010u);
+// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+template <int High>
+inline vi join_planes(vi low, vi high, int step) {
+  return quads<4>(low, step) | ((high << (4 - step * High)) & (((1u << High) - 1) * 0x10101010u));
 }
 inline vi shift_right_by(vi words, const float* bits) { return words >> __builtin_bit_cast(uint32_t, *bits); }
 inline uint32_t lanes_with(vf v, float x) {

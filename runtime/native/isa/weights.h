@@ -18,7 +18,9 @@ namespace headrace::HEADRACE_ISA {
 template <int Bits>
 struct Words {
   static constexpr bool kAffine = true, kPlaned = false;
+  static constexpr int kLow = 1;  // dwords that share one of high bits, if planed
   static constexpr bool kMaySymmetric = Bits > 2, kSymmetric = false;
+  static constexpr bool kFloatScales = false;  // whether scales of symmetric weights may be float32
   static constexpr int kBits = Bits;
   static constexpr int kLargest = (1 << Bits) - 1;  // of the integers that take and take_four give
   static constexpr int kSteps = 32 / Bits;
@@ -44,13 +46,17 @@ struct Words {
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
 };
 
-// 5 bits in planes (core/interleaved.h): a dword of lower bits meets the same activations as one of 4-bit weights.
+// 5 and 6 bits in planes (core/interleaved.h): a dword of lower bits meets the same activations as one of 4-bit weights.
+template <int Bits>
 struct Planes : Words<4> {
   static constexpr bool kPlaned = true;
-  static constexpr int kLargest = 31;
+  static constexpr bool kFloatScales = Bits == 6;  // as those of Q6_K are
+  static constexpr int kHigh = Bits - 4;  // bits of a weight in the high plane
+  static constexpr int kLow = 4 / kHigh;
+  static constexpr int kLargest = (1 << Bits) - 1;
 
-  // high: a bit of each of the dword's weights, those of a byte at its bits 0 and 1. Taken four at a time, for two steps.
-  static vi take(vi low, vi high, int step) { return pairs<8>(five_bits(low, high, step % 2), step / 2); }
+  // high: the high bits of the dword's weights, those of a byte of `low` in the lowest bits of its byte. Taken four at a time, for two steps.
+  static vi take(vi low, vi high, int step) { return pairs<8>(join_planes<kHigh>(low, high, step % 2), step / 2); }
 };
 
 // Integers without offsets, see Matrix.
@@ -88,8 +94,8 @@ struct OneScale {
   vf pick(const float* scales, int64_t from) const { return set1(scales[from]); }
 };
 
-// 3, 6 and, for float products, 5 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in their own
-// order.
+// 3 and, for float products, 5 and 6 bits: 32 values at a time, or 16 in groups of 16 (a whole number of bytes, never across groups), in
+// their own order.
 template <int Bits, int Block = 32>
 struct Stream {
   static constexpr bool kAffine = true;
@@ -134,7 +140,8 @@ inline auto with_words(const Matrix& w, Body&& body) {
   switch (w.bits) {
     case 2: return body(Words<2>{});
     case 4: return body(Words<4>{});
-    case 5: return body(Planes{});
+    case 5: return body(Planes<5>{});
+    case 6: return body(Planes<6>{});
     default: return body(Words<8>{});
   }
 }
@@ -178,6 +185,9 @@ template <class F, class Body>
     return body(std::integral_constant<Type, Type::f32>{});
   } else if constexpr (F::kSymmetric) {
     if (w.type == Type::f16) return body(std::integral_constant<Type, Type::f16>{});
+    if constexpr (F::kFloatScales) {
+      if (w.type == Type::f32) return body(std::integral_constant<Type, Type::f32>{});
+    }
     return body(std::integral_constant<Type, Type::bf16>{});
   } else {
     if (w.type == Type::e4m3) return body(std::integral_constant<Type, Type::e4m3>{});

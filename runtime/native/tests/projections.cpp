@@ -165,7 +165,7 @@ void test_sizes(const Kernels& kernels) {
   }
   const Weights tall(70, 288, {4, 32, Type::f16});
   for (const int64_t rows : {97, 520}) test_projection(kernels, tall, rows);
-  for (const int bits : {2, 4, 5, 8}) {  // more values of k than any kernel takes at once
+  for (const int bits : {2, 4, 5, 6, 8}) {  // more values of k than any kernel takes at once
     const Weights wide(35, 3328, {bits, 128, Type::f16});
     for (const int64_t rows : {1, 3}) test_projection(kernels, wide, rows);
   }

@@ -28,6 +28,8 @@ constexpr Format kOtherFormats[] = {
     {4, 32, Type::f16, Code::affine, true}, {4, 32, Type::bf16, Code::affine, true},
     {8, 32, Type::f16, Code::affine, true}, {8, 32, Type::bf16, Code::affine, true},
     {5, 32, Type::f16, Code::affine, true}, {5, 32, Type::bf16, Code::affine, true},
+    {6, 32, Type::f16, Code::affine, true}, {6, 16, Type::bf16, Code::affine, true},
+    {6, 16, Type::f32, Code::affine, true},
 };
 
 // A matrix for float32 products (`view`), for rounded activations (`rounded`), and as doubles.
@@ -53,9 +55,9 @@ struct Weights {
     rounded = view;
     rounded.exact = false;
     if (!rounded.rounds()) return;
-    if (format.bits == 5) {
+    if (rounded.planed()) {
       Guarded planes(n * view.row_bytes());
-      split_planes(data.as<uint32_t>(), n * k / 32, planes.as<uint32_t>());
+      split_planes(format.bits, data.as<uint32_t>(), n * k * format.bits / 32, planes.as<uint32_t>());
       rounded.data = turn_all<uint32_t>(planes, k * format.bits / 32);
     } else {
       rounded.data = turn_all<uint32_t>(data, k * format.bits / 32);

@@ -1,7 +1,7 @@
 """Mixture of experts on the native kernels against the MLX reference, on every instruction set of this machine.
 
-The router is plain, so that both choose the same experts. Activations for 2-, 4-, 5- or 8-bit weights are rounded to 16
-bits: two products in a row give up to 5e-4 of the largest output; the order of additions gives 2e-5.
+The router is plain, so that both choose the same experts. Activations for 2-, 4-, 5-, 6- or 8-bit weights are rounded
+to 16 bits: two products in a row give up to 5e-4 of the largest output; the order of additions gives 2e-5.
 """
 
 from collections.abc import Iterator
@@ -84,9 +84,9 @@ def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "si
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 2, 9, 80])
-@pytest.mark.parametrize("bits", [0, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("bits", [0, 2, 3, 4, 5, 6, 8])
 def test_outputs_match_the_reference(bits: int, tokens: int) -> None:
-    assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 5, 8) else 2e-5)
+    assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 5, 6, 8) else 2e-5)
     assert difference(mixture(bits), tokens, Exact()) < 2e-5
 
 
@@ -175,7 +175,7 @@ def test_near_tied_experts_do_not_flip(tokens: int) -> None:
 @pytest.mark.sampled
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("router_bits", [0, 8])
-@pytest.mark.parametrize("bits", [2, 4, 5, 8])
+@pytest.mark.parametrize("bits", [2, 4, 5, 6, 8])
 def test_a_tokens_output_has_the_same_bits_in_any_batch(bits: int, router_bits: int) -> None:
     plain = mx.random.normal((EXPERTS, 256))
     router = Weight(*mx.quantize(plain, 64, 8), 8, 64) if router_bits else Weight(plain)

@@ -1,7 +1,7 @@
 """Every native kernel against the MLX reference operation, in float32, on every instruction set of this machine.
 
 Bounds. Exact projections differ from the reference by the order of additions: at most 1e-6 of the sum of absolute
-products. Otherwise activations for 2-, 4-, 5- or 8-bit weights are rounded to 16 bits first: each by at most the
+products. Otherwise activations for 2-, 4-, 5-, 6- or 8-bit weights are rounded to 16 bits first: each by at most the
 largest of its group / 65534, times its weight. Attention over float32 K/V is within 2e-5 of the largest output;
 half-precision K/V are rounded alike on both sides, so cache rows may differ by one unit in the last place, and
 outputs accordingly.
@@ -58,20 +58,22 @@ def _reference(weight: Weight) -> Weight:
     return reference.prepare(weight, mx.float32)
 
 
-def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.array]:
+def _sums_and_errors(x: mx.array, weight: Weight, exact: bool) -> tuple[mx.array, mx.array]:
     """Return for every output the sum over k of |x w| and the error bound of the kernels."""
+    w = _reference(weight)
     plain = w.data if w.scales is None else mx.dequantize(w.data, w.scales, w.biases, w.group_size, w.bits)
     full = mx.abs(plain.astype(mx.float32)).T  # (K, N)
     sums = mx.abs(x) @ full
     if w.bias is not None:
         sums = sums + mx.abs(w.bias)
     errors = 1e-6 * sums
-    if w.scales is not None:  # a weight is the difference of two terms of about this size
-        spread = mx.repeat(mx.abs(w.scales.astype(mx.float32)), w.group_size, axis=-1) * 2**w.bits
+    if weight.scales is not None:  # a weight is the difference of two terms of about this size
+        scales = mx.abs(weight.scales.astype(mx.float32))
+        spread = mx.repeat(scales, weight.group_size, axis=-1) * 2**weight.bits
         errors = errors + 1e-6 * (mx.abs(x) @ spread.T)
-    if w.bits in (2, 4, 5, 8) and not exact:
-        largest = mx.abs(x).reshape(*x.shape[:-1], -1, w.group_size).max(axis=-1)
-        errors = errors + mx.repeat(largest, w.group_size, axis=-1) / 65534 @ full
+    if weight.bits in (2, 4, 5, 6, 8) and not exact:
+        largest = mx.abs(x).reshape(*x.shape[:-1], -1, weight.group_size).max(axis=-1)
+        errors = errors + mx.repeat(largest, weight.group_size, axis=-1) / 65534 @ full
     return sums, errors
 
 
@@ -110,9 +112,11 @@ def _symmetric(weight: Weight) -> Weight:
     return replace(weight, biases=-(2 ** (weight.bits - 1)) * weight.scales)
 
 
-@pytest.mark.parametrize("bits", [4, 5, 8])
-def test_symmetric_weights_have_no_offsets(bits: int) -> None:
-    weight = _symmetric(_weight(70, 256, bits, 64, mx.float16, bias=False))
+@pytest.mark.parametrize(
+    ("bits", "group", "scales"), [*((bits, 64, mx.float16) for bits in (4, 5, 6, 8)), (6, 16, mx.float32)]
+)
+def test_symmetric_weights_have_no_offsets(bits: int, group: int, scales: mx.Dtype) -> None:
+    weight = _symmetric(_weight(70, 256, bits, group, scales, bias=False))
     assert weight.scales is not None
     held = _held(weight, False)
     assert held.biases is None
@@ -154,11 +158,11 @@ def test_projections_match_the_reference(case: tuple[Weight, mx.array], exact: b
     ours = _held(weight, exact)
     theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
-    _, error = _sums_and_errors(x, theirs, exact)
+    _, error = _sums_and_errors(x, weight, exact)
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
     residual = mx.random.normal((*x.shape[:2], weight.rows))
     assert _agree(native.linear_add(x, ours, residual), reference.linear_add(x, theirs, residual), error + 3e-6)
-    _, error = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact)
+    _, error = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), weight, exact)
     assert _agree(native.norm_linear(x, norm, 1e-5, ours), reference.norm_linear(x, norm, 1e-5, theirs), error)
 
 
@@ -219,7 +223,7 @@ def test_long_rows_match_the_reference(bits: int, length: int, exact: bool) -> N
     x = mx.random.normal((1, length, 3328))
     ours = _held(weight, exact)
     theirs = reference.prepare(weight, mx.float32)
-    _, error = _sums_and_errors(x, theirs, exact)
+    _, error = _sums_and_errors(x, weight, exact)
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
 
 
@@ -249,7 +253,7 @@ def test_gated_units_match_the_reference(case: tuple[Weight, mx.array], activati
     ours = _held(weight, exact)
     theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
-    sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact)
+    sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), weight, exact)
     (gate, up), (gate_error, up_error) = mx.split(sums, 2, axis=-1), mx.split(errors, 2, axis=-1)
     error = 1.2 * (gate_error * (up + up_error) + gate * up_error)  # neither activation is steeper than 1.2
     expected = reference.norm_glu(x, norm, 1e-5, theirs, activation)
@@ -262,7 +266,7 @@ def test_units_without_a_gate_match_the_reference(case: tuple[Weight, mx.array],
     ours = _held(weight, exact=True)
     theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
-    sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact=True)
+    sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), weight, exact=True)
     for activation in ("relu2", "tanh_gelu", "erf_gelu", curve):
         expected = reference.norm_glu(x, norm, 1e-5, theirs, activation)
         bound = (4 * sums + 2 * errors + 3) * (errors + 1e-6 * sums)  # no steeper than that

@@ -95,7 +95,8 @@ def test_decode_rows_have_the_same_bits_together_and_one_by_one(name: str, dtype
         assert appended(spec, qkv, [*prompt, *runs], dtype) == expected
 
 
-FORMATS = ["f16", "bf16", "f32", *(f"{bits} bits" for bits in (2, 3, 4, 5, 6, 8)), "mxfp4", "nvfp4", "mxfp8"]
+SIXTEEN = "6 bits in groups of 16"
+FORMATS = ["f16", "bf16", "f32", *(f"{bits} bits" for bits in (2, 3, 4, 5, 6, 8)), SIXTEEN, *FLOAT_MODES]
 
 
 def matrix(name: str, rows: int, columns: int) -> Weight:
@@ -108,6 +109,9 @@ def matrix(name: str, rows: int, columns: int) -> Weight:
         data, scales = mx.quantize(values, group_size=group, bits=bits, mode=name)
         return Weight(data, scales, None, bits, group, mode=name)
     data, scales, biases = mx.quantize(values, group_size=32, bits=int(name[0]))
+    if name == SIXTEEN:
+        scales = mx.repeat(scales, 2, axis=1) * mx.random.uniform(0.5, 1.5, (rows, columns // 16), key=mx.random.key(7))
+        return Weight(data, scales, -32 * scales, 6, 16)
     return Weight(data, scales, biases, int(name[0]), 32)
 
 
