@@ -156,6 +156,7 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
             end = position + chunk.count - len(chunk.draft_tokens)
             fed: tuple[int, ...] = (*sequence.tokens[position:end], *chunk.draft_tokens)
         else:
+            # Its newest token is still on the device, where the in-flight batch chooses it and this pass reads it.
             order.append(-1 - len(chained))
             chained.append(sequence)
             fed = chunk.draft_tokens
@@ -167,6 +168,7 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     chosen = before.tokens_of(chained)
     if not known:
         return chosen
+    # Chosen tokens first, then known ones; only draft tokens between two sequences make another order.
     fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])
     if any(chunk.draft_tokens for chunk in group[: len(chained) - 1]):  # else they are in their order
         fed_tokens = fed_tokens[mx.array([-1 - index if index < 0 else index + len(chained) for index in order])]

@@ -180,6 +180,7 @@ class InFlightBatch:
         choosing = selected.choosing
         logits = selected.logits
         assert logits is not None
+        # A sampler or a constraint that raises ends its sequence; the others of the batch go on.
         samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in choosing]
         errors: dict[int, Exception] = {}
         for index, chunk in enumerate(choosing):

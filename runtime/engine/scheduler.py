@@ -110,6 +110,7 @@ class Scheduler:
         admitted: list[Sequence] = []
         while self.waiting and len(self.running) < self._max_running and self._preempting is None:
             sequence = self.waiting[0]
+            # It waits for the blocks that the other is just computing, and then begins with them.
             if self._shares_prefixes and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
             tokens = len(sequence.tokens)
@@ -121,6 +122,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             sequence.state = "prefill"
             if self._shares_prefixes and self.waiting:
+                # Recurrent state is shared at marks only: one is set where the next prompt departs.
                 common = common_prefix(sequence.tokens, self.waiting[0].tokens)
                 if common >= BLOCK:
                     sequence.departs = common

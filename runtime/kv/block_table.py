@@ -45,6 +45,7 @@ class BlockTable(ReusableCache):
         """Allocate blocks for `tokens` more entries, up to the limit. Raises PoolFullError and allocates nothing."""
         self.phase = phase
         self._inputs.clear()
+        # Dropped first: the blocks may be those that are allocated next.
         self._drop_outside_windows()
         end = min(self.length + tokens, self.limit)
         try:

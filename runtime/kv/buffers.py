@@ -173,6 +173,7 @@ def assign(
             buffers.assign(newcomers, affords)
         else:
             buffers.close_gaps()
+        # Attention reads all slots up to the highest one in use: not worth it for few of them.
         if 2 * len(members) >= buffers.used:
             together.append((buffers, members))
     return together
@@ -226,6 +227,7 @@ class BufferPass:
         self._attends = [attend for _, attend in parts]
         self._ends = list(accumulate(len(indices) for indices, _ in parts))[:-1]
         order = [index for indices, _ in parts for index in indices]
+        # Rows that attend together may stand apart in the pass: then tokens are gathered before, and put back after.
         if order != sorted(order):
             self._order = mx.array(order)
             self._back = mx.argsort(self._order)
@@ -234,6 +236,7 @@ class BufferPass:
         """Append and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
         if self._order is not None:
             qkv = [projected[:, self._order] for projected in qkv]
+        # By attention: q, k and v of its tokens.
         groups = zip(*(mx.split(projected, self._ends, axis=1) for projected in qkv), strict=True)  # by attention
         outs = [attend(layer, list(group_qkv), spec) for attend, group_qkv in zip(self._attends, groups, strict=True)]
         out = mx.concatenate(outs, axis=1)
@@ -398,6 +401,7 @@ class BufferBackend:
         groups = storage.store.groups
         before = storage.nbytes
         while storage.nbytes and self._excess > 0:
+            # A whole slab is freed at once, of the group that takes most.
             group = max(range(len(groups)), key=lambda group: groups[group].blocks * storage.block_bytes(group))
             self.pool.evict_from(group, groups[group].blocks - groups[group].slabs[-1].shape[0])
             self.pool.free_slabs()

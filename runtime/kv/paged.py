@@ -66,6 +66,7 @@ class PagedPass:
         wanted = self._pass.rows
         if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.appending):
             wanted = self._pass.wanted
+        # Recurrent layers are counted by themselves: those from `first` on, up to `last`, are in this range of layers.
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
         states = [[table.states[index] for table in self._tables] for index in range(first, last)]
         num_decoded = 0  # rows whose mixers' inputs are returned, for a rollback

@@ -44,6 +44,7 @@ class PagedArrays:
     def allocate(self, group: int, blocks: int) -> int:
         """Add a slab of at most `blocks` blocks, and return its size; 0 if no memory is spare."""
         stored = self.store.groups[group]
+        # As many as there are already: a short chat takes little memory, a long one few allocations.
         blocks = min(blocks, MAX_SLAB, max(2, stored.blocks), -self.excess // self.block_bytes(group))
         if blocks <= 0:
             return 0

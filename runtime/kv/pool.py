@@ -96,6 +96,7 @@ class GroupBlocks:
 
     def shrink(self, total: int) -> None:
         """Remove all blocks but the first `total`. Raises ValueError if one of them is not free."""
+        # Only whole runs at the end are removed: numbers of other blocks stay.
         removed = self.total - total
         free = [block for block in self._free if block < total]
         if removed < 0 or len(self._free) - len(free) != removed:
@@ -267,6 +268,7 @@ class BlockPool:
     def _to_states(self, path: PrefixPath, tokens: Sequence[int], answers: bool) -> PrefixPath:
         """Return the longest path beside `path`, not beyond it, with recurrent state after its last entry."""
         while path and self.storage.shape.mixers:
+            # A state cannot be cut, so a node has to match whole: the longest one here, else one of a block earlier.
             first = (len(path) - 1) * BLOCK
             rest = tokens[first : first + BLOCK]
             parents = [self.index.root, *(node for node, _ in path[:-1])]
@@ -313,6 +315,7 @@ class BlockPool:
         if self.windows[group] is None:
             self._remove(node)
             return
+        # A windowed group alone lost its block: the node stays while it has others, or nodes after it.
         while not node.children and not any(block is not None for block in node.blocks):
             parent = node.parent
             self._remove(node)

@@ -68,6 +68,7 @@ class PrefixIndex:
         end = self.root  # the last node of the longest path so far
         length = 0  # its matching entries
         best = (0, 0)  # entries of that path; at equal length, the node with more exact entries is better
+        # Several nodes may have the same tokens, written by prefill or by decode steps: all paths are followed at once.
         level = [self.root]  # nodes whose paths match whole, at one depth
         done = 0  # entries of these paths
         while level and done < len(tokens):

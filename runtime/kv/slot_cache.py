@@ -63,6 +63,7 @@ class Span:
         first = self.first
         max_capacity = limit - self.first
         if self.window is not None:
+            # Entries that the next token attends to, or that it would after a rollback.
             window_entries = self.window - 1 + ROLLBACK
             if end - first > window_entries + ROLLBACK:
                 first = max(first, (committed - window_entries) // DROPPED * DROPPED)
@@ -258,6 +259,7 @@ class SlotCache(ReusableCache):
     def arrays(self) -> list[mx.array]:
         """All keys, then all values, after all appends."""
         arrays = [*self.keys, *self.values]
+        # Reading needs what kernels wrote in place: in this pass, or else in the one before.
         pending = self._previous
         if self._newest is not None:
             pending = self._newest

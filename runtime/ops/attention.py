@@ -40,6 +40,7 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
 
 def _parts(qkv: Projections, spec: AttentionSpec) -> Projections:
     """Return the projections of a layer apart, (B, T, heads * D) each."""
+    # One array has q, k and v one after the other: they were one product.
     if len(qkv) > 1:
         return qkv
     ends = [spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim]
@@ -94,6 +95,7 @@ def _grown(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array
     """Multiply queries (B, H, T, D) by the factors of their positions, see `AttentionSpec.growth`."""
     if spec.growth is None:
         return q
+    # A position that the host knows has its factor computed once for all layers.
     if isinstance(offset, int):
         factors = _growth(spec.growth, offset, q.shape[2], q.dtype)
         if factors is None:
@@ -143,6 +145,7 @@ def sdpa_mask(queries: int, keys: int, spec: AttentionSpec, begin: int) -> mx.ar
     window = spec.window
     if window is None or spec.first_seen(begin + keys - 1) <= begin:
         return "causal"
+    # The queries are the last positions of the keys.
     q = mx.arange(keys - queries, keys)[:, None]  # indices of keys, of the queries themselves (T, 1)
     k = mx.arange(keys)[None]  # (1, S)
     if spec.chunked:
@@ -169,6 +172,7 @@ def _softcapped_attention(
     assert spec.softcap is not None
     assert spec.sinks is None, "softcap and sinks together are not supported"
     batch, heads, length, dim = q.shape
+    # The query heads of a K/V head stand together, so that K and V (B, Hkv, 1, S, D) are broadcast, not repeated.
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, heads // spec.kv_heads, length, dim)
     scores = grouped @ keys[:, :, None].swapaxes(-1, -2)  # (B, Hkv, H / Hkv, T, keys)
     scores = apply_mask(mx.tanh(scores / spec.softcap) * spec.softcap, masked)
@@ -249,6 +253,7 @@ def _attention_in_pieces(
     outs = []
     for begin in range(0, length, size):
         end = min(begin + size, length)
+        # This piece sees the entries up to its last query, from the first that its first query sees.
         seen = entries - length + end
         start = max(0, spec.first_seen(first + seen - (end - begin)) - first)
         visible = slice(start, seen)
@@ -262,6 +267,7 @@ def _attention_in_pieces(
 def rotate_heads(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
     """Rotate heads (B, heads, T, D) at positions [offset, offset + T). offset: one, or one per row (B,)."""
     if rope.amplitude != 1.0:
+        # YaRN scales the rotated dimensions only (arXiv:2309.00071).
         scaled = [x[..., : rope.dims] * rope.amplitude]
         if rope.dims < x.shape[-1]:
             scaled.append(x[..., rope.dims :])

@@ -56,6 +56,7 @@ def attend_indexed(
     device = mx.default_device().type
     queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
     _append(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
+    # The first rows see no more entries than may be chosen: they attend to all of them, without scores.
     seeing_all = min(length, max(0, chosen - offset))
     if index_keys is not None:
         index_queries, weights, new_keys = of_indexer
@@ -109,6 +110,7 @@ def _largest(scores: mx.array, first: int, count: int) -> mx.array:
     positions = mx.arange(size)
     is_visible = positions <= (first + mx.arange(rows))[:, None]
     scores = mx.where(is_visible, scores, -mx.inf)
+    # The value of the last chosen entry. Of entries with this value the first ones are taken, as many as are left.
     least = mx.partition(scores, size - count, axis=-1)[:, size - count, None]
     is_above = scores > least
     is_equal = scores == least

@@ -27,6 +27,7 @@ def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.
         return _chosen_in_turn(logits.astype(mx.float32), m)
     if not m.sigmoid and m.correction is None and m.groups == (1, 1):
         chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
+        # A softmax over the chosen logits is the softmax over all of them, divided by its sum over the chosen.
         if m.normalized:
             shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
         else:
@@ -38,6 +39,7 @@ def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.
     runs = _COMPILED if compiled else _RUNS
     scores, ranks = _scores(logits, m, runs)
     if chosen_groups < groups:
+        # (B, T, groups, experts of a group): only experts of the best groups may be chosen (arXiv:2412.19437).
         parts = mx.unflatten(ranks, -1, (groups, -1))
         best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
         least = mx.sort(best, axis=-1)[..., groups - chosen_groups, None]

@@ -120,6 +120,7 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     """
     matrix = None
     waiting = _waiting.get()
+    # The kernels take float32 activations only; stock MLX multiplies others.
     if dtype == mx.float32:
         try:
             scales = _flat(weight.scales)
@@ -459,6 +460,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend_pass(qkv, rows, layer, spec)
+    # No token of the pass is chosen, as in most chunks of a prompt: the last layer appends K/V only.
     appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.places)  # its result is not used
     group, index = rows.store.places[layer]
     return kernels.attend_pass(mx.concatenate(qkv, axis=-1), native_pass(rows), group, index, plan, appends_only)

@@ -86,6 +86,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
     if layer.output is None:  # nothing mixes tokens
         return None
+    # Projections in different formats cannot be one matrix.
     if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
         return None
     gate_up_weight = next(iter(layer.gate_up), None)
@@ -105,6 +106,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     qkv, output, gate_up, down, gate, down_gate, into, out = matrices
     feed_forward = gate_up is not None
+    # Parallel halves, which both begin at the layer's input: a node computes one half after the other.
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
     if layer.mixer is not None and layer.mixer.bound:
@@ -183,6 +185,7 @@ def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx
 
 def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     """Return the plan of a mixture of experts; None if its weights were not prepared."""
+    # By identity, since arrays have no cheap hash. An entry goes with its object, before the id is used again.
     key = id(m)
     if key in _mixtures:
         return _mixtures[key]

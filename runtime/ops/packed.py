@@ -45,6 +45,8 @@ def attend(
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
+    # Both sides of a product are transformed, and the transform is orthogonal: q . k is unchanged, and so is the sum of
+    # values once the output is transformed back.
     q = transformed(q)
     if k is not None and v is not None:
         keys = _written(keys, transformed(k), row, kv.keys)
@@ -84,6 +86,7 @@ def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> Rows:
     if reference.on_gpu():
         return Rows(codes, scales, offsets)
     # Minimum and maximum skip NaN, so a group with one would come back finite.
+    # 0 * NaN and 0 * inf are NaN: added to the offset, the whole group comes back as NaN.
     nans = (0 * x).reshape(*scales.shape, coding.group).sum(axis=-1)
     return Rows(codes, scales + nans.astype(dtype), offsets)
 
@@ -131,6 +134,7 @@ def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: K
     batch, heads, length, dim = q.shape
     shared = heads // spec.kv_heads
     entries = keys.codes.shape[2]
+    # The query heads of a K/V head are rows of one product with its codes.
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, shared * length, dim)
     scores = _product(grouped, keys, kv.keys, transpose=True)
     scores = scores.reshape(batch, spec.kv_heads, shared, length, entries)
@@ -138,6 +142,7 @@ def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: K
         scores = mx.tanh(scores / spec.softcap) * spec.softcap
     scores = apply_mask(scores, sdpa_mask(length, entries, spec, begin))
     if spec.sinks is not None:
+        # One more column of the softmax, which takes a part of the weight and has no value.
         sinks = spec.sinks.astype(scores.dtype).reshape(1, spec.kv_heads, shared, 1, 1)
         scores = mx.concatenate([scores, mx.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
     weights = mx.softmax(scores, axis=-1, precise=True)[..., :entries]

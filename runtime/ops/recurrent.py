@@ -24,6 +24,7 @@ def recurrence(
     """
     repeats = v.shape[2] // q.shape[2]
     q, k = (mx.repeat(x, repeats, axis=2)[..., None, :] for x in (q, k))  # (B, T, Hv, 1, Dk)
+    # A factor for each head, or for each key dimension of it: it multiplies S (B, Hv, Dv, Dk).
     decay = decay[..., None, None] if decay.ndim == 3 else decay[..., None, :]
     ys = []
     for t in range(v.shape[1]):
@@ -74,6 +75,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         mixed = gate * value
     else:
         mixed = x[..., :channels]
+    # The state begins with the last `width - 1` inputs of the convolution, which the first new tokens see.
     seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
     taps = seen[:, count:].flatten()  # the newest inputs
     convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
@@ -83,6 +85,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)
+    # After the channels: the gate z, beta of each head (not for Mamba-2), and what the decay is computed from.
     ends = [inner] if sizes.kind == "ssm" else [inner, inner + sizes.heads]
     z, *b, a = mx.split(x[..., channels:], ends, axis=-1)
     assert spec.rate is not None
@@ -102,6 +105,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         y, recurrent = recurrence(q, k, v, decay, beta, recurrent)
     else:
         step = mx.clip(step, *spec.steps)
+        # Mamba-2's names: C, B and x are q, k and v; the step multiplies the input, and the decay is exp(A * step).
         y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(rate * step), None, recurrent)
     if spec.skip is not None:
         y = y + v * spec.skip[:, None]

@@ -31,6 +31,7 @@ class SlotRows:
         # All indices have the type of MLX's own: else each layer casts them.
         self.slots = mx.array(slots, mx.uint32)
         self.places = mx.array(places, mx.uint32)
+        # Attention reads slots 0 to S - 1, so queries are gathered by slot, and outputs by row.
         rows = [0] * self.read  # by slot; any row for a slot without one
         for row, slot in enumerate(slots):
             rows[slot] = row
@@ -80,6 +81,7 @@ def attend_slots(
     if k is not None and v is not None:
         k = k.astype(keys.dtype)
         v = v.astype(values.dtype)
+        # One slice, where all rows write the same position; else an index (slot, head, position) for each row.
         if rows.in_order and rows.place is not None:
             keys[: rows.read, :, rows.place : rows.place + 1] = k
             values[: rows.read, :, rows.place : rows.place + 1] = v

@@ -36,19 +36,24 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     size = logits.shape[-1]
     mass = mx.softmax(logits / _column(rule.temperature or 1.0 for rule in rules), axis=-1)
     if any(0 < rule.top_k < size or rule.top_p < 1 for rule in rules):
+        # (B, V) ids by falling logit. Equal logits stay in vocabulary order, since the sort is stable.
         order = mx.argsort(-logits, axis=-1)
         sorted_mass = mx.take_along_axis(mass, order, axis=-1)
         is_kept = mx.arange(size) < _column(rule.top_k or size for rule in rules)
         sorted_mass = mx.where(is_kept, sorted_mass, 0.0)
+        # Mass of the better tokens, without its own: so the token that crosses top-p is left, and one at least.
         before = mx.cumsum(sorted_mass, axis=-1) - sorted_mass
         edges = _column(rule.top_p if rule.top_p < 1 else math.inf for rule in rules)
         is_kept &= before < edges * sorted_mass.sum(axis=-1, keepdims=True)
+        # Back in vocabulary order: a key chooses the same token whether rows beside it were sorted or not.
         mass = mx.put_along_axis(mx.zeros_like(mass), order, mx.where(is_kept, sorted_mass, 0.0), axis=-1)
     floor = _column(rule.min_p for rule in rules) * mass.max(axis=-1, keepdims=True)
     mass = mx.where(mass < floor, 0.0, mass)
     reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)  # a parallel sum may grow even at a zero
+    # The upper 24 bits of a key: as many as a float32 fraction of 1 has without rounding.
     points = _column((key >> 40) * 2.0**-24 for key in keys)
     sampled = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first index
+    # With a NaN or infinite logit the mass is NaN; then the best token, so that the engine sees it (`InFlightBatch`).
     use_sampled = mx.isfinite(logits.max(axis=-1)) & ~mx.array(is_greedy)
     return mx.where(use_sampled, sampled, best)
 
@@ -73,6 +78,7 @@ def sample_on_gpu(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[
     if not sampled:
         return greedy(logits)
     size = logits.shape[-1]
+    # Greedy rows take any plan: their result is replaced by the best token.
     top_ks = {rule.top_k if 0 < rule.top_k < size else 0 for rule in sampled}
     top_k = 0
     if len(top_ks) == 1 and max(top_ks) <= NARROW:
@@ -102,6 +108,7 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
         top_k, top_p, min_p, is_greedy = rules
         best = mx.argmax(logits, axis=-1, keepdims=True)
         highest = mx.take_along_axis(logits, best, axis=-1)
+        # (B, K) each; ids is None where K = V and index i is token i.
         ids, mass = _candidates(logits, heat, top_k, top_p, plan)
         if plan.min_p:
             mass = mx.where(mass < min_p * mass.max(axis=-1, keepdims=True), 0.0, mass)
@@ -127,6 +134,7 @@ def _candidates(
     order = mx.argsort(-logits, axis=-1)
     if plan.top_k:
         order = order[:, : plan.top_k]
+        # The softmax of the K best tokens alone differs by a factor, which cancels: a key is a fraction of the mass.
         if not plan.top_p:
             ids = mx.sort(order, axis=-1)
             return ids, _softmax(mx.take_along_axis(logits, ids, axis=-1), heat)
@@ -137,6 +145,7 @@ def _candidates(
         total = mass.sum(axis=-1, keepdims=True) if plan.ranks else 1.0
         mass = mx.where(mx.cumsum(mass, axis=-1) - mass < top_p * total, mass, 0.0)
     if plan.top_k:
+        # From falling logits to vocabulary order, in which a key is a point of the cumulative sum.
         back = mx.argsort(order, axis=-1)
         return mx.take_along_axis(order, back, axis=-1), mx.take_along_axis(mass, back, axis=-1)
     return None, mx.put_along_axis(mx.zeros_like(mass), order, mass, axis=-1)

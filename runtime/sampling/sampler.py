@@ -108,6 +108,7 @@ class Sampler:
         self._states = []
         for token in (None, *draft):
             if counts is not None and token is not None:
+                # Row i assumes that the draft tokens before it are accepted, and so counts them.
                 counts = counts.at[:, mx.array([token])].add(1)
             key = 0
             if self.rule.temperature:
@@ -154,6 +155,7 @@ class Sampler:
         generated = counts > 0
         if params.repetition_penalty != 1:
             penalty = params.repetition_penalty
+            # Both ways the logit falls.
             penalised = mx.where(logits > 0, logits / penalty, logits * penalty)
             logits = mx.where(generated | self._in_prompt, penalised, logits)
         if params.presence_penalty != 0:
@@ -184,6 +186,7 @@ def choose(
     keys: list[int] = []
     adjusted: dict[int, tuple[slice, mx.array]] = {}
     for index, (sampler, draft) in enumerate(zip(samplers, drafts, strict=True)):
+        # One row chooses the next token, and one the token after each draft token.
         rows = slice(len(rules), len(rules) + 1 + len(draft))
         rules += [sampler.rule] * (1 + len(draft))
         keys += [0] * (1 + len(draft))

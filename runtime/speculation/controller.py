@@ -90,6 +90,7 @@ class _Curve:
             return
         before = self.ratios[count]
         passes = self.passes[count] + self._weights.get(count, 0)
+        # The more passes were measured, the less an outlier may differ from r.
         far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
         self.ratios[count] = max(1.0, before + max(_MIN_WEIGHT, 1 / (2 + passes)) * (measured - before))
@@ -99,6 +100,7 @@ class _Curve:
     def _set_ratios(self, ratios: Mapping[int, float]) -> None:
         """Set r, and the least mean acceptance chance at which a pass pays; above 1 none does."""
         self.ratios = dict(ratios)
+        # B sequences get B + K * chance tokens, instead of B, in r times the time: solved for the chance.
         needed = (self._sequences * (MIN_GAIN * ratio - 1) / count for count, ratio in ratios.items())
         self.min_chance = min(needed, default=math.inf)
 
@@ -189,11 +191,13 @@ class Controller:
             spent_s += costs_s[row]
             if count not in curve.ratios:
                 continue
+            # Tokens of this pass, over those of as many plain passes as it takes time for.
             gain = tokens / (sequences * (curve.ratios[count] + spent_s / curve.plain_s))
             if gain > max_gain:
                 max_gain = gain
                 best_count = count
         if not best_count and tokens > (1 + _LIKELY) * sequences:
+            # Likely tokens are refused because of the costs. After many such passes these are measured anew.
             curve.refused += 1
             if curve.refused >= _MAX_REFUSED:
                 curve.reset()
