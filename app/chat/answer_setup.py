@@ -1,15 +1,20 @@
-"""The setup of an answer (model, system prompt, sampling), and its request."""
+"""The setup of an answer (model, system prompt, sampling), its request, and settings for another answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.chat.prompt import prompt_messages
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.models.text.thinking import NO_TEXT
 from headrace.runtime.errors import UsageError
+
+WARM = AnswerOptions(temperature=0.7, min_p=0.05)
+"""Sampling of another answer in place of greedy decoding."""
+WARMER = f"temperature 0 would repeat the answer: sampled at {WARM.temperature}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +89,27 @@ def answer_request(
         begun=branch[-1].by_kind if continuing else NO_TEXT,
         drop_oldest=drop_oldest,
     )
+
+
+def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, bool]:
+    """Return the question that this message (None: the last) asks or answers, and whether the branch answers it."""
+    if not branch.messages:
+        raise UsageError("nothing was asked yet")
+    again = branch.messages[-1] if message_id is None else branch.message(message_id)
+    question = again.id if again.role == "user" else again.parent_id
+    if question is None:
+        raise UsageError("no question stands before this answer")
+    return question, any(message.parent_id == question for message in branch.messages)
+
+
+def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int = 0) -> dict[str, object]:
+    """Return the settings of one more answer, after `later` others: another seed, no greedy sampling."""
+    sampling = dict(branch.session.sampling)
+    if greedy:
+        sampling |= WARM.given()
+    seed = sampling.get("seed")
+    if isinstance(seed, int):
+        answer = next((message for message in branch.messages if message.parent_id == question), None)
+        existing = len(branch.store.alternatives(answer)) if answer is not None else 0
+        sampling["seed"] = (seed + existing + later) % 2**64
+    return sampling

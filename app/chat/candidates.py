@@ -3,11 +3,9 @@
 Each is sampled like `Conversation.regenerate` does, on a branch of its own.
 """
 
-from headrace.app.chat.answer_setup import AnswerSetup
+from headrace.app.chat.answer_setup import WARMER, AnswerSetup
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
-from headrace.app.chat.resampling import WARMER
+from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswer, ParallelAnswers, Phase
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError

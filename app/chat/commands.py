@@ -1,8 +1,8 @@
 """Slash commands: the table of names, arguments and help lines, parsing, and what needs no screen.
 
 Each surface has a function for each command that it offers: `app/tui/screens/chat_actions.py`, with those of
-`message_actions.py` and `compare_actions.py` there, and `app/line_chat/loop.py`. Functions here change a conversation
-and return the line to show.
+`message_actions.py` there, and `app/line_chat/loop.py`. Functions here change a conversation and return the line to
+show.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,19 +5,27 @@ are branches of the session. Each model keeps an engine of its own if both fit i
 them in turn.
 """
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
+from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswer, ParallelAnswers, Phase
+from headrace.app.chat.parameters import PARAMETERS, read_parameter
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.config.presets import Preset
+
+_PARAMETERS = {parameter.name for parameter in PARAMETERS}
+_SETUP_HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NAME system=TEXT"
 
 
 class _ModelEngine:
@@ -293,3 +301,64 @@ def fits_beside(card: ModelCard, name: str | None) -> bool:
         return False
     grows = card.cost.kv_bytes(min(MEMORY_CONTEXT, card.context_limit))
     return needed is not None and needed + grows <= card.budget.usable
+
+
+# -- the other setup, as it is typed -----------------------------------------------------------------------------------
+
+
+def read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
+    """Parse `MODEL`, `PRESET` and `NAME=VALUE` in any order; names are parameters, `model`, `preset` and `system`.
+
+    The rest is the session's. Raises UsageError, but not for an unknown model.
+    """
+    from headrace.app.config.presets import load_presets  # not imported at the start
+
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise UsageError("missing quotation mark", _SETUP_HINT) from None
+    presets = load_presets()
+    setup = session
+    if text.strip() in presets:
+        words = [f"preset={text.strip()}"]
+    while words:
+        word = words.pop(0)
+        if "=" in word:
+            name, _, value = word.partition("=")
+        elif words and word.replace("-", "_") in _PARAMETERS:  # as after /set
+            name = word
+            value = words.pop(0)
+        else:
+            name = "preset" if word in presets else "model"
+            value = word
+        setup = _changed(setup, name, value, presets)
+    return setup
+
+
+def _changed(setup: AnswerSetup, name: str, value: str, presets: "Mapping[str, Preset]") -> AnswerSetup:
+    if name == "model":
+        return replace(setup, model=value or None)
+    if name == "system":
+        return replace(setup, system="" if value == "none" else value)
+    if name == "preset":
+        from headrace.app.config.presets import chosen_preset
+
+        preset = chosen_preset(presets, value)
+        return replace(setup, system=preset.system, sampling=dict(preset.sampling))
+    changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
+    return replace(setup, sampling={key: setting for key, setting in changed.items() if setting is not None})
+
+
+def suggested_setups(session: AnswerSetup, temperature: float) -> list[tuple[str, str]]:
+    """Return suggestions, (text, arguments), most useful first. temperature: the one in effect."""
+    from headrace.app.config.presets import load_presets
+    from headrace.models.registry.store import Store
+
+    other = [(f"another model: {name}", name) for name in Store().names() if name != session.model_name]
+    presets = [(f"the preset {name}", f"preset={shlex.quote(name)}") for name in load_presets()]
+    warmth = [
+        (f"the same model at temperature {value:g}" + (", greedy" if not value else ""), f"temperature={value:g}")
+        for value in (0.0, 0.7, 1.2)
+        if value != temperature
+    ]
+    return [*other, *presets, *warmth, ("the same setup again", "")]

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.chat.answer_setup import settings_used, stored_options
+from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
 from headrace.app.chat.answer_writer import AnswerWriter, Phase
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
 from headrace.app.chat.context_trimming import ContextTrimming
 from headrace.app.chat.prompt import summary_messages, summary_tokens
-from headrace.app.chat.resampling import WARMER, question_of, resampled
 from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
 from headrace.app.chat.unsent_message import UnsentMessage
@@ -214,7 +213,7 @@ class Conversation:
 
     def set_model(self, name: str) -> None:
         """Load another model, for the next answer on. Raises the errors of `check_model_name`."""
-        from headrace.app.chat.model_names import check_model_name  # the catalog's reader is no part of the start
+        from headrace.app.chat.download_plan import check_model_name  # the catalog's reader is no part of the start
 
         check_model_name(name)
         self.branch.session = self.store.set_model(self.session.id, name)

@@ -1,4 +1,4 @@
-"""Size, origin and disk space of a model's download, or of a .gguf file's copy in the store, before it starts.
+"""Check of a model's name, and size, origin and disk space of its download or its copy, before it starts.
 
 Reads names, the catalog and the store; no network, no mlx.
 """
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.models.checkpoint.split_files import is_gguf
-from headrace.models.registry.catalog import HubRepo, load_catalog
-from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, stored_name
-from headrace.models.registry.source import LocalDirectory, LocalGGUF
+from headrace.models.registry.catalog import HubRepo, find, load_catalog
+from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, names_on_disk, stored_name
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
@@ -94,3 +94,14 @@ def _copy_plan(shown: str, file: Path, store: Store) -> DownloadPlan | None:
 def _free_bytes(store: Store) -> int:
     at = next(path for path in (store.root, *store.root.parents) if path.exists())
     return shutil.disk_usage(at).free
+
+
+def check_model_name(name: str) -> None:
+    """Accept an existing path, a catalog name, an installed model or the form of a hub id.
+
+    Raises UsageError for text of another form, ModelNotFoundError with the nearest names for an unknown name.
+    """
+    store = Store()
+    source = find_source(name, store)
+    if isinstance(source, CatalogName) and not store.has(source.name):
+        find(source.name, names_on_disk(store))

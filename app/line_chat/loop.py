@@ -96,8 +96,7 @@ def _help(chat: LineChat, _: str) -> None:
 
 
 def _model(chat: LineChat, name: str) -> None:
-    from headrace.app.chat.download_plan import download_plan
-    from headrace.app.chat.model_names import check_model_name  # its imports would delay the first prompt
+    from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
 
     if not name:
         card = chat.engine.card

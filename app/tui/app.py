@@ -33,10 +33,10 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.textual_overrides.background import BackgroundColour
-from headrace.app.tui.textual_overrides.command_palette import Palette
 from headrace.app.tui.textual_overrides.crash import CrashReports
 from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
 from headrace.app.tui.textual_overrides.input_method import InputMethodCursor
+from headrace.app.tui.textual_overrides.option_list import Palette
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.errors import HeadraceError
 

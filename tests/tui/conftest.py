@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from headrace.app.config.settings import Settings
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui import poll_interval
+from headrace.app.tui import poller
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
@@ -132,7 +132,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.04)
+    monkeypatch.setattr(poller, "SHORTEST_S", 0.04)
     monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
     monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
     monkeypatch.setattr(dialogs, "_QUIET_S", 0.001)

@@ -10,10 +10,10 @@ from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.answer_pane import FigureLines
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.parallel_screen import FigureLines
 from headrace.runtime.machine.load import Load
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -245,7 +245,7 @@ def test_a_queued_question_returns_after_a_stopped_answer(play) -> None:
 
 
 def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.app.chat.model_names.check_model_name", lambda _: None)
+    monkeypatch.setattr("headrace.app.chat.download_plan.check_model_name", lambda _: None)
     monkeypatch.setattr("headrace.app.chat.download_plan.download_plan", lambda _: None)
 
     async def scenario(it: Driver) -> None:

@@ -11,8 +11,7 @@ from textual.widgets import OptionList
 from headrace.app.tui.screens import prompt_prefetch
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import Choose
-from headrace.app.tui.screens.model_rows import ModelRow
-from headrace.app.tui.screens.models_screen import ModelsScreen
+from headrace.app.tui.screens.models_screen import ModelRow, ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context

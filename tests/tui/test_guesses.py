@@ -13,7 +13,7 @@ from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
-from headrace.app.tui.screens.answer_pane import FigureLines
+from headrace.app.tui.screens.parallel_screen import FigureLines
 from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render

@@ -12,7 +12,7 @@ from headrace.app.tui.decode.context_speed import expected_rate
 from headrace.app.tui.metrics.facts import facts, with_peaks
 from headrace.app.tui.metrics.figures import decode_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.model_rows import model_rows
+from headrace.app.tui.screens.models_screen import model_rows
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.engine.request import Finished
 from tests.app.scripted_engine import CARD, COST, record, summary

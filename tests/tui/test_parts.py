@@ -20,16 +20,16 @@ from headrace.app.tui.decode.drawing import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.meters import MeterLines, state, whole_why
 from headrace.app.tui.decode.tables import TurnsSection
-from headrace.app.tui.input.paths import as_typed, completions, typed_path
+from headrace.app.tui.input.completion import as_typed, completions, typed_path
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.figures import decode_point, prefill_point
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.screens.message_actions import code_blocks, web_addresses
 from headrace.app.tui.transcript import code_theme
 from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import render
-from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.tui.poll_interval import PollInterval
+from headrace.app.tui.poller import PollInterval
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.answer.phrases import sampling_text
-from headrace.app.chat.resampling import WARM
+from headrace.app.chat.answer_setup import WARM
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 

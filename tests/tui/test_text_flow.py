@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from textual.geometry import Region
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui import poll_interval, poller
+from headrace.app.tui import poller
 from headrace.app.tui.textual_overrides import partial_repaint
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.transcript import Transcript
@@ -81,13 +81,9 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
         def process_time() -> float:
             return 0.00095 * len(texts)  # of each look
 
-        monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.095)
-        monkeypatch.setattr(
-            poll_interval, "time", SimpleNamespace(monotonic=lambda: clock.now, process_time=process_time)
-        )
-        monkeypatch.setattr(
-            poller, "time", SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
-        )
+        monkeypatch.setattr(poller, "SHORTEST_S", 0.095)
+        times = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now, process_time=process_time)
+        monkeypatch.setattr(poller, "time", times)
         monkeypatch.setattr(Transcript, "render_lines", text_drawn)
         monkeypatch.setattr(Lines, "render_lines", figure_drawn)
         monkeypatch.setattr(poller, "asyncio", SimpleNamespace(sleep=clock.sleep))

@@ -1,7 +1,10 @@
 """Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus."""
 
+import os
+import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from textual.content import Content
 from textual.widgets import OptionList
@@ -9,11 +12,14 @@ from textual.widgets.option_list import Option
 
 from headrace.app.chat.commands import matching
 from headrace.app.config.settings import SAMPLING_ROWS
-from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.runtime.errors import HeadraceError
 
 _COMPARE = "/compare "
 _HELP_AT = 24  # cells of a command's name and argument
+_MAX_ENTRIES = 200  # of a directory that are looked at
+_MAX_PATHS = 8  # in the menu
+_AT_PATH = re.compile(r'(?:^|\s)@("[^"]*|[^\s"]*)$')
+_FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +124,45 @@ def _compare_arguments() -> list[str]:
     except HeadraceError:  # reported when a preset is applied
         presets = []
     return [*Store().names(), *presets, *(f"{name}=" for name in SAMPLING_ROWS), "system=", "model="]
+
+
+# -- paths: after `@` or `/file `, also in quotes; one directory is read ---------------------------------------------
+
+
+def typed_path(before_cursor: str) -> str | None:
+    """Return the unfinished path before the cursor, with its opening quote; None if there is none."""
+    line = before_cursor.rpartition("\n")[2]
+    match = _FILE_PATH.match(line) or _AT_PATH.search(line)
+    return match[1] if match else None
+
+
+def as_typed(path: str, typed: str) -> str:
+    """Return `path` in the form of `typed`: quoted if needed, without the closing quote while it can continue."""
+    quote = ""
+    if typed.startswith('"') or " " in path:
+        quote = '"'
+    if path.endswith("/"):
+        return f"{quote}{path}"
+    return f"{quote}{path}{quote} "
+
+
+def completions(typed: str) -> list[str]:
+    """Return paths that continue `typed_path`'s result. Folders end with a slash; hidden files need a dot."""
+    head, tail = os.path.split(typed.removeprefix('"'))
+    matches: list[tuple[bool, str]] = []
+    try:
+        folder = Path(head or ".").expanduser()
+        with os.scandir(folder) as entries:
+            for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
+                if not entry.name.startswith(tail) or (entry.name.startswith(".") and not tail.startswith(".")):
+                    continue
+                if not entry.name.isprintable():
+                    continue
+                path = os.path.join(head, entry.name)  # noqa: PTH118 (keeps `./` and `~` as they were typed)
+                if entry.is_dir():
+                    matches.append((False, f"{path}/"))  # folders go first
+                else:
+                    matches.append((True, path))
+    except (OSError, RuntimeError, ValueError):  # no such folder, a home that nobody has, a NUL
+        return []
+    return [name for _, name in sorted(matches)[:_MAX_PATHS]]

@@ -14,14 +14,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Static
 
-from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice
-from headrace.app.tui.screens.parallel_screen import ParallelScreen
+from headrace.app.tui.screens.parallel_screen import AnswerPane, ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.metrics.units import three_digits
 

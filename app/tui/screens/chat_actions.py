@@ -1,7 +1,9 @@
 """The chat's slash commands, by name, and the keys on a selected message."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import unquoted
 from headrace.app.chat.commands import (
     Invocation,
@@ -11,12 +13,14 @@ from headrace.app.chat.commands import (
     set_system,
     use_preset,
 )
-from headrace.app.sessions.records import Message
+from headrace.app.sessions.records import Draft, Message
 from headrace.app.tui.screens.chat_view import ChatView
-from headrace.app.tui.screens.compare_actions import CompareActions
 from headrace.app.tui.screens.message_actions import MessageActions
 from headrace.app.tui.transcript.context_mark import MARK
 from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.tui.screens.parallel_screen import ParallelScreen
 
 
 class ChatActions:
@@ -46,7 +50,8 @@ class ChatActions:
             "schema": lambda text: self._state.notify(set_schema(self._state.conversation, text)),
             "preset": self._preset,
             **self.messages.commands,
-            **CompareActions(view).commands,
+            "compare": self._compare,
+            "again": self._again,
         }
 
     def carry_out(self, invocation: Invocation) -> None:
@@ -109,8 +114,7 @@ class ChatActions:
 
     def switch_model(self, name: str) -> None:
         """Switch to a model, after a question if it has to be downloaded; without a name, open the picker."""
-        from headrace.app.chat.download_plan import download_plan
-        from headrace.app.chat.model_names import check_model_name  # not imported at the start
+        from headrace.app.chat.download_plan import check_model_name, download_plan  # not imported at the start
         from headrace.app.tui.screens.models_screen import ModelsScreen, fetch_question
 
         app = self._view.screen.app
@@ -159,3 +163,72 @@ class ChatActions:
             self._state.notify("there are no presets yet; /preset save NAME keeps this session's settings")
         else:
             self._view.pick("which preset?", names, lambda number: self._preset(names[number]), always=True)
+
+    # -- parallel answers ----------------------------------------------------------------------------------------------
+
+    def _again(self, count: str) -> None:
+        """Generate several answers to the last question."""
+        from headrace.app.chat.candidates import Candidates
+        from headrace.app.tui.screens.again_screen import AgainScreen
+
+        try:
+            number = int(count)
+        except ValueError:
+            raise UsageError(f"/again takes a number, not {count}", "as in /again 4") from None
+        candidates = Candidates(self._state.conversation, number)
+        self._state.metrics.begin_batch(candidates.ids)
+        self._show_answers(AgainScreen(self._state, candidates))
+
+    def _compare(self, arguments: str) -> None:
+        """Compare this session's setup with another one; without arguments, let the user pick."""
+        from headrace.app.chat.comparison import read_setup, suggested_setups
+
+        conversation = self._state.conversation
+        if conversation.phase != "idle":
+            raise UsageError("an answer is in progress; Esc stops it")
+        here = AnswerSetup.of(conversation.session)
+        if arguments:
+            self._compare_with(read_setup(arguments, here))
+            return
+        offered = suggested_setups(here, conversation.temperature or 0.0)
+        names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
+        self._view.pick(
+            "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True
+        )
+
+    def _compare_with(self, setup: AnswerSetup) -> None:
+        """Compare with a setup, after a question if its model has to be downloaded."""
+        from headrace.app.chat.download_plan import check_model_name, download_plan
+        from headrace.app.tui.screens.models_screen import fetch_question
+
+        another = setup.model_name != AnswerSetup.of(self._state.conversation.session).model_name
+        if another:
+            check_model_name(setup.model_name)
+        if not another or (plan := download_plan(setup.model)) is None:
+            self._start_comparison(setup)
+            return
+
+        def resolve(answer: str | None) -> None:
+            if answer == "fetch":
+                self._view.attempt(lambda: self._start_comparison(setup))
+
+        self._view.screen.app.push_screen(fetch_question(plan), resolve)
+
+    def _start_comparison(self, setup: AnswerSetup) -> None:
+        from headrace.app.chat.comparison import Comparison
+        from headrace.app.tui.screens.compare_screen import CompareScreen
+
+        state = self._state
+        comparison = Comparison(state.conversation, setup, state.second_engine)
+        self._show_answers(CompareScreen(state, comparison))
+
+    def _show_answers(self, screen: "ParallelScreen") -> None:
+        self._state.comparison = screen.answers
+
+        def left(typed: Draft | None) -> None:
+            self._state.unsent = self._view.unsent
+            self._view.conversation_changed()
+            if typed:
+                self._view.prompt.put_before(typed.whole)
+
+        self._view.screen.app.push_screen(screen, left)

@@ -10,7 +10,7 @@ from textual.app import App
 
 from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.config.load_options import PACKED, ModelSpec
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine

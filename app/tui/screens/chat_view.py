@@ -18,8 +18,7 @@ from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.context_dialog import ask_about_context, ask_about_disk
-from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.dialogs import Choose, ask_about_context, ask_about_disk
 from headrace.app.tui.screens.model_loading import ModelLoading
 from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
 from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch

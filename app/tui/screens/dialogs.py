@@ -1,8 +1,11 @@
-"""Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing."""
+"""Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing.
+
+The chat opens two of the last kind by itself: about a full context, and a full disk.
+"""
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 from textual import events
 from textual.app import ComposeResult
@@ -13,10 +16,14 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
+from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
+from headrace.runtime.errors import HeadraceError
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types
@@ -168,3 +175,44 @@ class UnaskedChoice(Choose):
         event.stop()
         self._prompt.paste(event.text)
         self._keep_quiet()
+
+
+def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, then: Callable[[], None]) -> None:
+    """Ask how the open context question is to be resolved, resolve it, and call `then`."""
+
+    def resolve(choice: str | None) -> None:
+        if choice is None:
+            return
+        try:
+            state.conversation.resolve(cast(ContextChoice, choice))
+        except HeadraceError as error:  # the engine may have died meanwhile
+            state.show_error(error)
+        else:
+            if choice == "new":
+                state.notify("this is a new session; F4 has the one before")
+        then()
+
+    question = state.conversation.trimming.question
+    if question is None:
+        return
+    answers = [answer for answer in CONTEXT_CHOICES if answer[0] in question.choices]
+    screen.app.push_screen(UnaskedChoice("the context is full", question.text, answers, prompt), resolve)
+
+
+def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> None:
+    """Offer to go on without saving, after the disk of the sessions was full."""
+
+    def resolve(choice: str | None) -> None:
+        try:
+            if choice == "unsaved":
+                state.store.go_unsaved()
+            if choice is not None:
+                state.conversation.settle()
+                state.keep_draft()
+        except HeadraceError as error:
+            state.show_error(error)
+
+    text = (
+        f"The sessions in {sanitise(str(state.store.db.path))} cannot be written. What you see is kept until you quit."
+    )
+    screen.app.push_screen(UnaskedChoice("the disk is full", text, DISK_CHOICES, prompt), resolve)

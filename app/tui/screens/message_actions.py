@@ -1,22 +1,29 @@
 """Commands that send, edit, regenerate, remove, trim and copy messages."""
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from textual.app import SuspendNotSupported
 from textual.screen import Screen
 
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.commands import message_text, message_to_edit, switch_branch, undo_trimming
+from headrace.app.output.markdown_parser import is_web_address, parser
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
 from headrace.app.tui.input.platform_tools import open_address
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
-from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.runtime.errors import UsageError
 
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
 _SHOWN = 60  # characters of a code block's first line
+_ADDRESS = re.compile(r"https?://[^\s<>\"'`|\\^{}]+")
+_TRAILING = ".,;:!?)]*_"
 
 
 class MessageActions:
@@ -219,3 +226,25 @@ def _first_line(block: str) -> str:
     lines = block.strip().splitlines() or [""]
     first = lines[0] if len(lines[0]) <= _SHOWN else lines[0][: _SHOWN - 1] + "…"
     return first if len(lines) == 1 else f"{first}  ({len(lines)} lines)"
+
+
+def code_blocks(text: str) -> list[str]:
+    """Return the fenced and indented code of a Markdown text, in order."""
+    return [token.content for token in parser().parse(text) if token.type in ("fence", "code_block")]
+
+
+def web_addresses(text: str) -> list[str]:
+    """Return the web addresses of a Markdown text, links and plain ones, each once, in order; none in code."""
+    tokens = (child for token in parser().parse(text) for child in token.children or [])
+    addresses = (address for token in tokens for address in _addresses_in(token))
+    return list(dict.fromkeys(address for address in addresses if is_web_address(address)))
+
+
+def _addresses_in(child: "Token") -> Iterator[str]:
+    if child.type == "link_open":
+        yield str(child.attrs["href"])
+    elif child.type == "image":
+        yield str(child.attrs["src"])
+    elif child.type == "text":
+        for match in _ADDRESS.finditer(child.content):
+            yield match[0].rstrip(_TRAILING)

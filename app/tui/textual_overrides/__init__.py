@@ -12,10 +12,8 @@ table of widths, which counts no vowel signs. Correctness.
 
 `background`: takes the reply to OSC 11 out of the same parser's input, for the light theme. Correctness.
 
-`command_palette`: guards the palette against keys that come before its entries are laid out or after it closed.
-Correctness.
-
-`option_list`: guards lists of options against page keys where no entry has room. Correctness.
+`option_list`: guards lists of options and the command palette against keys that come before entries are laid out, where
+none has room, or after the palette closed. Correctness.
 
 `input_method`: computes `App.cursor_position`, which textual sets before a layout moves the field. Correctness.
 

@@ -1,8 +1,14 @@
-"""The list of options that bears page keys without room for an entry, as in a terminal of one cell."""
+"""Lists of options that bear impatient keys: page keys before entries have lines, and Enter more than once.
+
+Entries have no lines before the first layout, and in a terminal of one cell. Textual looks them up all the same.
+"""
 
 from typing import Any
 
+from textual.command import CommandList, CommandPalette
 from textual.widgets import OptionList
+
+from headrace.app.tui.single_dismissal import SingleDismissal
 
 
 class PagedOptionList(OptionList):
@@ -16,3 +22,17 @@ class PagedOptionList(OptionList):
 def has_line(options: OptionList) -> bool:
     """Return whether the highlighted entry has been laid out."""
     return (options.highlighted or 0) in options._index_to_line
+
+
+class Palette(SingleDismissal, CommandPalette):
+    """Textual's palette; keys count only while it is the current screen."""
+
+    def _action_command_list(self, action: str) -> None:
+        # OptionList's pages read the line of an entry, which exists after the next layout only.
+        if action.startswith("page") and not has_line(self.query_one(CommandList)):
+            return
+        super()._action_command_list(action)
+
+    def _select_or_command(self, event: object = None) -> None:
+        if self.app.screen is self:
+            super()._select_or_command(event)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.chat.answer_setup import WARMER
 from headrace.app.chat.candidates import Candidates
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.resampling import WARMER
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.export import exported

@@ -8,7 +8,7 @@ import pytest
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.model_info import report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
