@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import read_parameter, write_parameter
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
@@ -270,3 +271,36 @@ def undo_trimming(conversation: Conversation) -> str:
     conversation.undo_trimming()
     left = conversation.branch.not_sent
     return f"{left} messages are left out" if left else "all messages are sent again"
+
+
+def summary_to_edit(conversation: Conversation) -> str:
+    """Return the summary of the messages left out, "" if there is none. Raises UsageError if all are sent."""
+    if not conversation.branch.not_sent:
+        raise UsageError("all messages are sent: there is no summary")
+    return conversation.session.summary
+
+
+def last_message(conversation: Conversation) -> Message:
+    """Return the last message. Raises UsageError."""
+    if not conversation.messages:
+        raise UsageError("the conversation is empty")
+    return conversation.messages[-1]
+
+
+def attach(path: str) -> tuple[str, str]:
+    """Return the line that attaches a path's files to a message, and their name or number. Raises UsageError."""
+    line = f"/file {path}\n"
+    _, attachments = parse_message(line)
+    return line, attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
+
+
+def export_session(conversation: Conversation, session_id: str, name: str) -> str:
+    """Write this session or another one to a file; see `app.sessions.export.export_path` for `name`.
+
+    Raises UsageError, SessionError.
+    """
+    from headrace.app.sessions.export import write_export  # not imported at the start
+
+    if session_id == conversation.session.id:
+        conversation.settle()
+    return f"wrote {write_export(conversation.store, session_id, name)}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ContextChoice = Literal["drop", "summarise", "new"]
+DiskChoice = Literal["again", "unsaved"]
 
 CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
     ("drop", "d", "leave out the oldest turns"),
@@ -11,7 +12,10 @@ CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
     ("new", "n", "continue in a new session"),
 )
 """Choices with a key and a description."""
-DISK_CHOICES = (("again", "t", "try again: there is room now"), ("unsaved", "u", "go on; nothing more is saved"))
+DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
+    ("again", "t", "try again: there is room now"),
+    ("unsaved", "u", "go on; nothing more is saved"),
+)
 """Choices after the disk of the sessions was full."""
 
 

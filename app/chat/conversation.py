@@ -12,7 +12,7 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
 from headrace.app.chat.answer_writer import AnswerWriter, Phase
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.context_question import ContextChoice, ContextQuestion, context_full_notice
+from headrace.app.chat.context_question import ContextChoice, ContextQuestion, DiskChoice, context_full_notice
 from headrace.app.chat.context_trimming import ContextTrimming
 from headrace.app.chat.prompt import summary_messages, summary_tokens
 from headrace.app.chat.session_branch import SessionBranch, tokens_held
@@ -223,6 +223,17 @@ class Conversation:
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = self.damage = None
         self.engine.start(replace(self.spec, name=self.session.model))
+
+    def restart_engine(self) -> None:
+        """Start the engine again after it died or could not load a model. Raises EngineError."""
+        self.notice = None
+        self.engine.restart()
+
+    def resolve_full_disk(self, choice: DiskChoice) -> None:
+        """Go on without saving, or try to save again. Raises SessionError."""
+        if choice == "unsaved":
+            self.store.go_unsaved()
+        self.settle()
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""

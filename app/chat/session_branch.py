@@ -45,8 +45,7 @@ class SessionBranch:
 
     def start_session(self) -> None:
         """Continue in a new, empty session with the same settings."""
-        old = self.session
-        self.session = self.store.create(model=old.model, system=old.system, sampling=old.sampling)
+        self.session = new_session(self.store, self.session)
         self.reload(None)
 
     @property
@@ -128,3 +127,8 @@ def cached_tokens(branch: list[Message]) -> int:
 def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
     """Return the tokens of prompt and answer in the KV cache: the last token of a cut-off answer was never fed."""
     return prompt + completion - (reason != "stop")
+
+
+def new_session(store: SessionStore, before: Session) -> Session:
+    """Create an empty session with the model and the settings of another one."""
+    return store.create(model=before.model, system=before.system, sampling=before.sampling)

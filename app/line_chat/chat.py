@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from headrace.app.answer.repetition import REPEATS
-from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
+from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice, DiskChoice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import ChatEngine
@@ -121,11 +121,6 @@ class LineChat:
         except HeadraceError as error:  # the engine may have died meanwhile
             self.show_error(error)
 
-    def restart(self) -> None:
-        """Start the engine again, and wait for it. Raises EngineError."""
-        self.conversation.notice = None
-        self.answer(self.engine.restart)
-
     def open(self, session: Session) -> None:
         """Continue with another session of the same model. Raises SessionError."""
         self.conversation.close()
@@ -207,7 +202,5 @@ class LineChat:
         if self.store.db.full:
             path = self.store.db.path
             choice = self._choose(f"The disk is full: the sessions in {path} cannot be written.", DISK_CHOICES)
-            if choice == "unsaved":
-                self.store.go_unsaved()
             if choice is not None:
-                conversation.settle()
+                conversation.resolve_full_disk(cast(DiskChoice, choice))

@@ -7,9 +7,12 @@ and raises HeadraceError if it is not possible.
 import time
 from collections.abc import Callable
 
-from headrace.app.chat.attachments import parse_message, unquoted
+from headrace.app.chat.attachments import unquoted
 from headrace.app.chat.commands import (
     COMMANDS,
+    attach,
+    export_session,
+    last_message,
     message_text,
     message_to_edit,
     parse_command,
@@ -17,12 +20,14 @@ from headrace.app.chat.commands import (
     set_parameter,
     set_schema,
     set_system,
+    summary_to_edit,
     switch_branch,
     undo_trimming,
     use_preset,
 )
 from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
 from headrace.app.chat.parameters import PARAMETERS, write_parameter
+from headrace.app.chat.session_branch import new_session
 from headrace.app.line_chat.chat import LineChat
 from headrace.app.line_chat.terminal import PROMPT, Lines
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -143,10 +148,8 @@ def _think(chat: LineChat, _: str) -> None:
 
 def _file(chat: LineChat, path: str) -> None:
     """Keep a file for the next message."""
-    line = f"/file {path}\n"
-    _, attachments = parse_message(line)
+    line, what = attach(path)
     chat.attached += line
-    what = attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
     chat.say(f"{what} attached to the next message")
 
 
@@ -163,10 +166,9 @@ def _summary(chat: LineChat, what: str) -> None:
     if what == "undo":
         chat.say(undo_trimming(conversation))
         return
-    if not conversation.branch.not_sent:
-        raise UsageError("all messages are sent: there is no summary")
-    chat.say(conversation.session.summary or "no summary")
-    text = _read_new(chat, "the new summary", conversation.session.summary)
+    summary = summary_to_edit(conversation)
+    chat.say(summary or "no summary")
+    text = _read_new(chat, "the new summary", summary)
     if text is not None:
         conversation.set_summary(text)
 
@@ -188,9 +190,7 @@ def _branch(chat: LineChat, direction: str) -> None:
 
 
 def _delete(chat: LineChat, _: str) -> None:
-    last = chat.last
-    if last is None:
-        raise UsageError("the conversation is empty")
+    last = last_message(chat.conversation)
     if chat.agreed("Remove the last message, for good?"):
         chat.conversation.remove(last.id)
         chat.show_end()
@@ -200,8 +200,7 @@ def _delete(chat: LineChat, _: str) -> None:
 
 
 def _new(chat: LineChat, _: str) -> None:
-    was = chat.conversation.session
-    chat.open(chat.store.create(model=was.model, system=was.system, sampling=was.sampling))
+    chat.open(new_session(chat.store, chat.conversation.session))
     chat.say("a new session")
 
 
@@ -221,13 +220,6 @@ def _search(chat: LineChat, words: str) -> None:
         chat.say(f"{hit.session_id}, {hit.role}: {' '.join(hit.snippet.split())}")
     if not hits:
         chat.say("nothing found")
-
-
-def _export(chat: LineChat, name: str) -> None:
-    from headrace.app.sessions.export import write_export
-
-    chat.conversation.settle()
-    chat.say(f"wrote {write_export(chat.store, chat.conversation.session.id, unquoted(name))}")
 
 
 def _quit(chat: LineChat, _: str) -> None:
@@ -252,9 +244,11 @@ _ACTIONS: dict[str, Callable[[LineChat, str], None]] = {
     "sessions": _sessions,
     "search": _search,
     "rename": lambda chat, title: chat.conversation.branch.rename(title),
-    "export": _export,
+    "export": lambda chat, name: chat.say(
+        export_session(chat.conversation, chat.conversation.session.id, unquoted(name))
+    ),
     "think": _think,
-    "restart": lambda chat, _: chat.restart(),
+    "restart": lambda chat, _: chat.answer(chat.conversation.restart_engine),
     "quit": _quit,
 }
 """Actions by the names of their commands."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from textual.app import App
 
 from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.commands import export_session
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ParallelAnswer
+from headrace.app.chat.session_branch import new_session
 from headrace.app.config.load_options import PACKED, ModelSpec
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
@@ -151,7 +153,7 @@ class ChatState:
         old = self.conversation
         was = self.conversation.session
         if session is None:
-            session = self.store.create(model=was.model, system=was.system, sampling=was.sampling)
+            session = new_session(self.store, was)
             if self.unsent is not None and (draft := self.unsent()):
                 self.store.set_draft(session.id, draft)
             with suppress(DeletedError):  # by another process
@@ -212,9 +214,8 @@ class ChatState:
 
     def restart_engine(self) -> None:
         """Start the engine again after it died or could not load a model."""
-        self.conversation.notice = None
         try:
-            self.engine.restart()
+            self.conversation.restart_engine()
         except HeadraceError as error:
             self.show_error(error)
         else:
@@ -280,11 +281,7 @@ class ChatState:
 
     def export_session(self, session_id: str, name: str) -> None:
         """Write a session to a file; see `app.sessions.export.export_path` for `name`. Raises UsageError."""
-        from headrace.app.sessions.export import write_export
-
-        if session_id == self.conversation.session.id:
-            self.conversation.settle()
-        self.notify(f"wrote {write_export(self.store, session_id, name)}")
+        self.notify(export_session(self.conversation, session_id, name))
 
     def export_metrics(self) -> None:
         """Write the shown metrics to a JSON file in the data folder."""

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
+from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice, DiskChoice
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
@@ -203,12 +203,11 @@ def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> No
     """Offer to go on without saving, after the disk of the sessions was full."""
 
     def resolve(choice: str | None) -> None:
+        if choice is None:
+            return
         try:
-            if choice == "unsaved":
-                state.store.go_unsaved()
-            if choice is not None:
-                state.conversation.settle()
-                state.keep_draft()
+            state.conversation.resolve_full_disk(cast(DiskChoice, choice))
+            state.keep_draft()
         except HeadraceError as error:
             state.show_error(error)
 

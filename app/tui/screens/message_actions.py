@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 from textual.app import SuspendNotSupported
 from textual.screen import Screen
 
-from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.commands import message_text, message_to_edit, switch_branch, undo_trimming
+from headrace.app.chat.commands import (
+    attach,
+    last_message,
+    message_text,
+    message_to_edit,
+    summary_to_edit,
+    switch_branch,
+    undo_trimming,
+)
 from headrace.app.output.markdown_parser import is_web_address, parser
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
@@ -67,10 +74,8 @@ class MessageActions:
 
     def _attach_file(self, path: str) -> None:
         """Check that a file can be attached, and leave the command in the prompt above the message."""
-        line = f"/file {path}\n"
-        _, attachments = parse_message(line)
+        line, what = attach(path)
         self._view.prompt.put(line)
-        what = attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
         self._state.notify(f"{what} attached to this message; Enter sends both")
 
     def _open_editor(self, _: str) -> None:
@@ -130,10 +135,8 @@ class MessageActions:
             undone = undo_trimming(conversation)
             self._view.sync()
             self._state.notify(undone)
-        elif not conversation.branch.not_sent:
-            raise UsageError("all messages are sent: there is no summary")
         else:
-            self.edit(mark_message(conversation.session.id, conversation.session.summary))
+            self.edit(mark_message(conversation.session.id, summary_to_edit(conversation)))
 
     # -- branches --------------------------------------------------------------------------------------------------
 
@@ -154,10 +157,7 @@ class MessageActions:
         self._view.screen.app.push_screen(TreeScreen(self._state), go_to)
 
     def _remove_last(self, _: str) -> None:
-        messages = self._state.conversation.messages
-        if not messages:
-            raise UsageError("the conversation is empty")
-        self.remove(messages[-1])
+        self.remove(last_message(self._state.conversation))
 
     def remove(self, message: Message) -> None:
         """Ask, then remove a message and all that follow it."""
