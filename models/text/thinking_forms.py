@@ -185,35 +185,46 @@ class ThinkingStream:
         return f"{OPENING}{text}"
 
     def _add(self, token_id: int, mark: str | None) -> str:
-        self._begun = self._begun or mark is not None
+        """Return the text of a token: one of the section, of the answer, or of neither (a message's head).
+
+        mark: the token's meaning in this family's form; None for text.
+        """
         if mark is None:
-            text = self._inner.add(token_id)
-            has_head = self._form.has_recipients or (self._calls and self._form.has_channels)
-            if self._header is None and has_head and not self._begun:
-                text = self._begin_header(text)
-            if self._header is None:
-                return text
-            self._header += text
-            if not self._form.name or "\n" not in self._header:
-                return ""
-            text = self._header.partition("\n")[2]
-            self._header = None
-            return text
+            return self._add_text(self._inner.add(token_id))
+        self._begun = True
         if mark in ("open", "close"):
             opens = mark == "open"
             self._header = None
-            if opens and self._form.name:
+            if opens and self._form.name:  # the name follows, up to the end of its line
                 self._header = ""
             return self._turn(opens)
         if mark in (_END, _END_OF_MESSAGE):
             return ""
-        header = self._header or ""
-        if mark != _MESSAGE:
+        if mark != _MESSAGE:  # <|start|> or <|channel|>: the head of a message begins, or goes on
+            header = self._header or ""
             self._header = ""
             if "to=" in header:  # a recipient may stand before the channel
                 self._header = f"{header} "
             return ""
-        channel = header.strip()
+        return self._begin_message()
+
+    def _add_text(self, text: str) -> str:
+        """Return text of the section or the answer; add text of a head to it."""
+        has_head = self._form.has_recipients or (self._calls and self._form.has_channels)
+        if self._header is None and has_head and not self._begun:
+            text = self._begin_header(text)
+        if self._header is None:
+            return text
+        self._header += text
+        if not self._form.name or "\n" not in self._header:
+            return ""
+        text = self._header.partition("\n")[2]
+        self._header = None
+        return text
+
+    def _begin_message(self) -> str:
+        """End the head of a message; return what its channel and its recipient begin: a section, a call, or nothing."""
+        channel = (self._header or "").strip()
         self._header = None
         recipient = _RECIPIENT.search(channel)
         if self._form.has_recipients and (recipient is None or recipient[1] in (_THINKER, _USER)):
