@@ -236,10 +236,24 @@ class Transcript(Widget, can_focus=True):
             num_kept = self._starts[first]
         else:
             num_kept = len(self._rows)
-        before = self._rows[num_kept:]
-        thumb = self._thumb
+        old_rows = self._rows[num_kept:]
+        old_view = (self.top, self.more_below, self._thumb)
         if self._found is not None and max(self._found.spans) >= num_kept:
             self._found = None  # it may be somewhere else now
+        self._make_rows(first, num_kept)
+        self._keep_room()
+        self._keep_view(is_longer=0 < num_kept + len(old_rows) < len(self._rows))
+        if (self.top, self.more_below, self._thumb) != old_view:
+            repaint(self, self.size.region)
+        else:
+            self._repaint_changed(num_kept, old_rows)
+
+    def _make_rows(self, first: int, num_kept: int) -> None:
+        """Replace the rows after the first `num_kept` by those of the entries from `first` on."""
+        if not self.entries:
+            self._starts.clear()
+            self._rows = [(line, "body") for line in self._centred_welcome()]
+            return
         del self._rows[num_kept:], self._starts[first:]
         options = self.look
         if not first:
@@ -247,25 +261,36 @@ class Transcript(Widget, can_focus=True):
         for entry in self.entries[first:]:
             self._starts.append(len(self._rows))
             self._rows += entry.rows(options)
+
+    def _keep_room(self) -> None:
+        """Keep lines free below a growing answer.
+
+        Text that comes before the next layout is drawn there by `extend_last_line`, without scrolling. A fast answer
+        needs as many lines as the latest layout added.
+        """
         if not self.entries:
-            self._rows = [(line, "body") for line in self._centred_welcome()]
-        elif self.entries[-1].state.growing:
-            grown = len(self._rows) - self._laid_out
-            self._laid_out = len(self._rows)
-            if grown >= _FAST:
-                self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
-        else:
+            return
+        if not self.entries[-1].state.growing:
             self._room = 0
-        old_view = (self.top, self.more_below, thumb)
+            return
+        grown = len(self._rows) - self._laid_out
+        self._laid_out = len(self._rows)
+        if grown >= _FAST:
+            self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
+
+    def _keep_view(self, *, is_longer: bool) -> None:
+        """Stay at the end while that is followed; else note that there is more below, if rows were added."""
         self.top = min(self.top, self._last_top)
         if self.following and self.entries:
             self.top = self._last_top
-        is_longer = 0 < num_kept + len(before) < len(self._rows)
         self.more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
-        if (self.top, self.more_below, self._thumb) != old_view:
-            repaint(self, self.size.region)
-            return
-        pairs = zip_longest(before, self._rows[num_kept:])
+
+    def _repaint_changed(self, num_kept: int, old_rows: Sequence[Row]) -> None:
+        """Repaint from the first to the last row that is another one than before.
+
+        An entry keeps the content of a line that did not change, so identity tells them apart.
+        """
+        pairs = zip_longest(old_rows, self._rows[num_kept:])
         changed = [n for n, (old, new) in enumerate(pairs) if old is None or new is None or old[0] is not new[0]]
         if changed:
             rows = Region(0, num_kept + changed[0] - self.top, self.size.width, changed[-1] + 1 - changed[0])
