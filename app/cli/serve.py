@@ -116,7 +116,8 @@ def serve(arguments: ServeArguments) -> int:
     client = EngineClient()
     try:
         client.start(spec)  # before the imports below, which take a while
-        from headrace.app.server.serve import ServerOptions, listening_socket
+        from headrace.app.server.application import ServerOptions
+        from headrace.app.server.serve import listening_socket
         from headrace.app.server.serve import serve as serve_model
 
         listening = listening_socket(arguments.host, arguments.port)

@@ -1,7 +1,7 @@
 """The Starlette application: endpoints, checks, errors in the form of their endpoint, one log line a request."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -49,16 +49,38 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of `headrace serve`.
+
+    defaults: options of all requests.
+    aliases: other names of the model of the start; `*`: any name.
+    others: installed models that requests may name; None: all.
+    max_waiting: requests of a model beyond the running ones.
+    keep_alive_s: seconds of a stream without an event after which it sends a keep-alive.
+    grace_s: seconds for running answers at SIGTERM.
+    idle_unload_s: seconds without a request after which a model is unloaded; None: never.
+    log: takes a line per request.
+    """
+
+    rules: Rules
+    defaults: AnswerOptions = field(default_factory=AnswerOptions)
+    aliases: frozenset[str] = frozenset()
+    others: Sequence[str] | None = None
+    max_waiting: int = 64
+    keep_alive_s: float = 10.0
+    grace_s: float = 30.0
+    idle_unload_s: float | None = None
+    log: Log = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
-    """Needs of the endpoints. telemetry: of each engine. defaults: options of all requests."""
+    """Needs of the endpoints. telemetry: of each engine."""
 
     models: ServedModels
-    rules: Rules
+    options: ServerOptions
     metrics: Metrics
     telemetry: Mapping[ServedEngine, Telemetry]
-    defaults: AnswerOptions = field(default_factory=AnswerOptions)
-    keep_alive_s: float = 10.0
-    log: Log = lambda _: None
 
 
 def routes(served: Served) -> list[Route]:
@@ -87,7 +109,7 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call,
         def form_of(card: ModelCard) -> Form:
             return form(call, card.name)
 
-        work = answer(call, served.models, form_of, served.defaults, served.keep_alive_s)
+        work = answer(call, served.models, form_of, served.options.defaults, served.options.keep_alive_s)
         return await while_connected(request.receive, work)
 
     return endpoint
@@ -96,7 +118,7 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call,
 def _count_tokens(served: Served) -> Endpoint:
     async def count(call: Call) -> Response:
         engine, card = await served.models.ready(call.model)
-        thinking = thinking_of(call, card, served.defaults)
+        thinking = thinking_of(call, card, served.options.defaults)
         [number] = engine.new_ids()
         command = CountTokens(number, call.messages, thinking, call.tools, call.options.chat_template_kwargs)
         answering = engine.submit([command])
@@ -148,7 +170,7 @@ def _telemetry(served: Served) -> Endpoint:
         engine = served.models.first
         if name:
             engine = await while_connected(request.receive, served.models.find(name))
-        return StreamResponse(served.telemetry[engine].stream(engine.card, served.keep_alive_s))
+        return StreamResponse(served.telemetry[engine].stream(engine.card, served.options.keep_alive_s))
 
     return endpoint
 
@@ -182,7 +204,7 @@ async def _root(_: Request) -> Response:
 
 def application(served: Served, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> ASGIApp:
     """Return the application. lifespan: starts and closes the engine."""
-    origins = sorted(served.rules.origins)
+    origins = sorted(served.options.rules.origins)
     cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app = Starlette(
         routes=routes(served),
@@ -235,13 +257,13 @@ class _Outer:
             await send(message)
 
         try:
-            self._served.rules.check(scope["method"], path, headers)
+            self._served.options.rules.check(scope["method"], path, headers)
             await self._app(scope, receive, noted)
         except Exception as error:
             if status == 0:
-                allowed = self._served.rules.cors(headers)  # so that an allowed page can read why
+                allowed = self._served.options.rules.cors(headers)  # so that an allowed page can read why
                 await _response(path, api_error(error), allowed)(scope, receive, noted)
         finally:
             self._served.metrics.requests.labels(path if path in self._paths else "other", status).inc()
             asked = f"{scope['method']} {quote(path, safe=_PLAIN)}"
-            self._served.log(f"{asked:.100} {status} {time.monotonic() - started:.3f} s")
+            self._served.options.log(f"{asked:.100} {status} {time.monotonic() - started:.3f} s")

@@ -8,24 +8,22 @@ import itertools
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
-from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.events import Event, Failed
-from headrace.app.server.application import Log, Served, application
+from headrace.app.server.application import Served, ServerOptions, application
 from headrace.app.server.connection import http_options
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.guard import Rules
 from headrace.app.server.metrics import Metrics
 from headrace.app.server.models import InstalledModel, installed_models
 from headrace.app.server.served_models import ServedModels
@@ -36,29 +34,6 @@ from headrace.runtime.errors import HeadraceError, UsageError
 _BACKLOG = 256
 _AFTER_GRACE_S = 5.0  # for cut answers to leave
 _STOPPING = ApiError(503, "the server is stopping", "stopping", retry_after=5)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of `headrace serve`.
-
-    aliases: other names of the model of the start; `*`: any name.
-    others: installed models that requests may name; None: all.
-    max_waiting: requests of a model beyond the running ones.
-    grace_s: seconds for running answers at SIGTERM.
-    idle_unload_s: seconds without a request after which a model is unloaded; None: never.
-    log: takes a line per request.
-    """
-
-    rules: Rules
-    defaults: AnswerOptions = field(default_factory=AnswerOptions)
-    aliases: frozenset[str] = frozenset()
-    others: Sequence[str] | None = None
-    max_waiting: int = 64
-    keep_alive_s: float = 10.0
-    grace_s: float = 30.0
-    idle_unload_s: float | None = None
-    log: Log = lambda _: None
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -125,7 +100,7 @@ def serve(
         return engine
 
     models = ServedModels(make(client, spec), make_other, lambda: installed_models(options.others), options.aliases)
-    served = Served(models, options.rules, metrics, telemetry, options.defaults, options.keep_alive_s, options.log)
+    served = Served(models, options, metrics, telemetry)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
