@@ -1,5 +1,6 @@
-"""ARCHITECTURE's way of a prompt is the one that `headrace run` takes: its functions run, in this order."""
+"""ARCHITECTURE's ways: functions are in the files that it names, and a prompt passes them in its order."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -9,16 +10,44 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.cli.run.command import run
-from tests.support.pages import PAGES
+from tests.support.pages import PAGES, ROOT
 from tests.support.tiny_chat import write_chat_model
 
 
-def way() -> list[str]:
-    """Return the functions of the page's table, in order; the class is left out where the page leaves it out."""
-    section = re.search(r"^## The way of a prompt\n(.*?)^## ", PAGES["ARCHITECTURE.md"], re.MULTILINE | re.DOTALL)
+def rows(subject: str) -> list[tuple[list[str], list[str]]]:
+    """Return the rows of the table of a way: files, and functions; the class is left out where the page leaves it out.
+
+    A file without a folder is in the folder of the one before it.
+    """
+    section = re.search(rf"^## The way of {subject}\n(.*?)^## ", PAGES["ARCHITECTURE.md"], re.MULTILINE | re.DOTALL)
     assert section is not None
-    rows = re.findall(r"^\| `.*? \| (`.*?) \|", section[1], re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    table = []
+    for where, functions in re.findall(r"^\| (`.*?) \| (`.*?) \|", section[1], re.MULTILINE):
+        files: list[str] = []
+        for name in re.findall(r"`([^`]+)`", where):
+            files.append(name if "/" in name else str(Path(files[-1]).with_name(name)))
+        table.append((files, re.findall(r"`([^`]+)`", functions)))
+    return table
+
+
+def defined(file: str) -> set[str]:
+    """Return the functions and classes of a file, each by its name and as `Class.method`."""
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("subject", ["a prompt", "an option", "a record"])
+def test_the_functions_of_a_way_are_in_the_files_of_their_row(subject: str) -> None:
+    table = rows(subject)
+    assert len(table) > 5
+    for files, functions in table:
+        assert set(functions) <= {name for file in files for name in defined(file)}
+        assert all(defined(file) & set(functions) for file in files)
 
 
 def test_a_prompt_takes_the_way_in_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +55,7 @@ def test_a_prompt_takes_the_way_in_architecture(tmp_path: Path, monkeypatch: pyt
     model = write_chat_model(tmp_path / "tiny")
     notes = tmp_path / "notes.txt"
     notes.write_text("Rivers")
-    left = way()
+    left = [function for _, functions in rows("a prompt") for function in functions]
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         if left and event == "call" and f".{frame.f_code.co_qualname}".endswith(f".{left[0]}"):
