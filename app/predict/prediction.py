@@ -239,10 +239,10 @@ def summarise_assumptions(targets: Sequence[Target], kv: KVFormat) -> list[str]:
         ultra = assumed.ultra_efficiency or assumed.efficiency
         lines.append(
             f"Apple GPUs: bytes / ({percent(assumed.efficiency)} of nominal, {percent(ultra)} on an Ultra) + kernels * "
-            f"{assumed.kernel_s * 1e6:.1f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
-            f"{assumed.mixture:.1f}x with experts; from published figures of {assumed.engine}"
+            f"{assumed.kernel_us:.1f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
+            f"{assumed.mixture:.1f}x with experts; from published figures of {ENGINE}"
         )
-        lines.append(error_line(assumed.engine))
+        lines.append(error_line(ENGINE))
         lines.append(
             f"largest context: KV as {kv.name}; macOS gives the GPU two thirds of up to {SMALL_MAC_GB} GB, "
             f"{percent(LARGE_MAC_SHARE)} of more"

@@ -5,8 +5,8 @@ Errors are those of predictions for sources that the constants were not fitted t
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 from msgspec import Struct
@@ -30,19 +30,25 @@ _GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
 class Assumptions:
     """An engine on Apple GPUs: t = kernels * time of a kernel + bytes / (efficiency * nominal bandwidth).
 
-    ultra_efficiency: of chips of two dies; None: as of the others.
-    kernel_s: of an M1, for kernels of any size; each later generation takes `per_generation` times as long.
+    kernel_us: of an M1, for kernels of any size; each later generation takes `per_generation` times as long.
     kernels: those of a layer, by a pattern of the family, the first that fits.
+    ultra_efficiency: of chips of two dies; None: as of the others.
     mixture: the time of a layer's kernels with experts over a dense one's.
+    held_out: fields of `HeldOut` by class.
     """
 
-    engine: str
     efficiency: float
-    kernel_s: float
-    kernels: Sequence[tuple[str, int]] = (("", 1),)
+    kernel_us: float
+    kernels: tuple[tuple[str, int], ...] = (("", 1),)
     ultra_efficiency: float | None = None
     per_generation: float = 1.0
     mixture: float = 1.0
+    held_out: Mapping[str, tuple[int, float, float, float, float]] = field(default_factory=dict)
+
+    @property
+    def kernel_s(self) -> float:
+        """Seconds of a kernel of an M1."""
+        return self.kernel_us * 1e-6
 
     def seconds(
         self, nbytes: float, layers: int, family: str, chip: str, bandwidth: float, *, mixture: bool = False
@@ -72,18 +78,6 @@ class Assumptions:
         return next(count for pattern, count in self.kernels if re.match(pattern, family))
 
 
-class _Engine(Struct):
-    """Constants of predictions. held_out: fields of `HeldOut` by class."""
-
-    efficiency: float
-    ultra_efficiency: float
-    kernel_us: float
-    per_generation: float
-    mixture: float
-    kernels: tuple[tuple[str, int], ...]
-    held_out: dict[str, tuple[int, float, float, float, float]]
-
-
 class _Series(Struct):
     """Figures of one source, of one chip in all rows or of one model."""
 
@@ -99,7 +93,7 @@ class _Series(Struct):
 class _File(Struct):
     """assets/published.toml. models: configurations of those that the catalog does not have."""
 
-    engines: dict[str, _Engine]
+    engines: dict[str, Assumptions]
     models: dict[str, dict[str, object]]
     series: list[_Series]
 
@@ -131,19 +125,9 @@ class PublishedPoint:
         return "dense"
 
 
-@cache
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
-    row = _file().engines[engine]
-    return Assumptions(
-        engine,
-        efficiency=row.efficiency,
-        ultra_efficiency=row.ultra_efficiency,
-        kernel_s=row.kernel_us * 1e-6,
-        per_generation=row.per_generation,
-        mixture=row.mixture,
-        kernels=row.kernels,
-    )
+    return _file().engines[engine]
 
 
 def points() -> Sequence[PublishedPoint]:
@@ -181,7 +165,7 @@ class HeldOut:
 
 def held_out(engine: str) -> dict[str, HeldOut]:
     """Return an engine's errors by class, and of `all`."""
-    return {kind: HeldOut(*row) for kind, row in _file().engines[engine].held_out.items()}
+    return {kind: HeldOut(*row) for kind, row in assumptions(engine).held_out.items()}
 
 
 def error_line(engine: str) -> str:

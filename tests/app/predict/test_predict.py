@@ -56,8 +56,8 @@ def fitted(known: list[PublishedPoint], stated: Assumptions) -> Assumptions:
     def loss(assumed: Assumptions) -> float:
         return sum(error(point, assumed) ** 2 for point in known)
 
-    best = Assumptions("", 0.9, 6e-6, stated.kernels)
-    free = ["efficiency", "kernel_s"]
+    best = Assumptions(0.9, 6.0, stated.kernels)
+    free = ["efficiency", "kernel_us"]
     for name, start in {"ultra_efficiency": 0.8, "per_generation": 0.9, "mixture": 1.5}.items():
         if getattr(stated, name) != getattr(best, name):
             best = replace(best, **{name: start})
@@ -126,7 +126,7 @@ def test_the_stated_errors_are_of_sources_that_were_left_out(engine: str) -> Non
 def test_the_constants_are_those_the_figures_give(engine: str) -> None:
     stated = assumptions(engine)
     fresh = fitted(of(engine), stated)
-    for name in ("efficiency", "kernel_s", "ultra_efficiency", "per_generation", "mixture"):
+    for name in ("efficiency", "kernel_us", "ultra_efficiency", "per_generation", "mixture"):
         assert getattr(stated, name) == pytest.approx(getattr(fresh, name), rel=0.03), name
 
 
@@ -171,7 +171,7 @@ def test_families_have_their_kernels(family: str, kernels: int) -> None:
 
 def test_roofline_memory_and_context_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("chip", 100e9, 10 * 2**30, apple=True)
-    assumed = Assumptions("x", 0.5, 1e-4)
+    assumed = Assumptions(0.5, 100.0)
     monkeypatch.setattr("headrace.app.predict.prediction.assumptions", lambda _: assumed)
     found = predict(SHAPE, target, 1000)
     step = SHAPE.cost.weight_bytes + 1001 * 131072 + 131072
