@@ -1,4 +1,4 @@
-"""Granite 3 and 4, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a dense feed-forward."""
+"""Granite 3, 4 and SWA, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a feed-forward."""
 
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_sizes
 from headrace.models.architectures.layers import full_rope
 from headrace.models.architectures.mixers import mamba2
+from headrace.runtime.errors import UnsupportedModelError
 
 
 def _multiplied(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -72,6 +73,36 @@ def _minicpm3_runs(fields: Fields) -> bool:
     return (scaling.get("rope_type") or scaling.get("type")) in ("longrope", "su")
 
 
+def _swa_keys(config: Config) -> None:
+    """State the layers of transformers' default, and those without rotation: the ones with a theta of 0."""
+    count = config.get("num_hidden_layers")
+    layers = range(count) if type(count) is int else range(0)
+    if config.get("layer_types") is None:
+        config["layer_types"] = [f"{'sliding' if layer % 4 else 'full'}_attention" for layer in layers]
+    thetas = config.get("layer_rope_theta")
+    config["no_rope_layers"] = [int(bool(theta)) for theta in thetas] if isinstance(thetas, list) else [1] * len(layers)
+
+
+def _swa_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, by the theta of all layers that have one."""
+    rope = full_rope(fields, architecture)
+    key = "layer_rope_theta"
+    stated = fields.values.get(key)
+    thetas = (
+        {Fields({key: theta}).positive(key) for theta in stated if theta != 0} if isinstance(stated, list) else set()
+    )
+    if not thetas or thetas == {rope.theta}:
+        return rope, rope
+    if len(thetas) > 1 or rope.scaling is not None:
+        raise UnsupportedModelError("config.json: a granite_swa with several rotations is not supported")
+    rope = RopeConfig(thetas.pop())
+    return rope, rope
+
+
+def _swa(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    return replace(_multiplied(fields, decoder), sinks=True)
+
+
 def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:
     counts = count_experts(fields, "num_local_experts")
     size = fields.count("intermediate_size")
@@ -104,6 +135,16 @@ _EXPERT_NAMES = (
 
 ROWS = (
     Architecture("granite", Family(), tied=True, complete=_multiplied),
+    Architecture(
+        "granite_swa",
+        Family(),
+        defaults={"attention_multiplier": 1.0, "sliding_window": 128},
+        add_keys=_swa_keys,
+        tied=True,
+        ropes=_swa_ropes,
+        position_free="listed",
+        complete=_swa,
+    ),
     Architecture("minicpm", Family(), theta=1e6, complete=_minicpm, only={"num_experts": 0}),
     Architecture(
         "minicpm3",

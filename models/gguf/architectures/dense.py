@@ -21,7 +21,7 @@ from headrace.models.gguf.architectures.blocks import (
     tables,
     ungated_mlp,
 )
-from headrace.models.gguf.keys import SECTIONS, window_period, windows
+from headrace.models.gguf.keys import SECTIONS, layer_type, window_period, windows
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.target import Order, interleaved
@@ -46,6 +46,18 @@ def granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
     return {"attention_multiplier": metadata.positive("{arch}.attention.scale", config["head_dim"] ** -0.5)}
+
+
+def _granite_swa(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    layers = config["num_hidden_layers"]
+    pattern = "{arch}.attention.rope_pattern"
+    rotates = metadata.flags(pattern, layers) if metadata.is_list(pattern) else [True] * layers
+    slides = metadata.flags("{arch}.attention.sliding_window_pattern", layers)
+    return {
+        **granite(metadata, file, config),
+        "layer_types": [layer_type(slide) for slide in slides],
+        "layer_rope_theta": [config["rope_theta"] if rotate else 0 for rotate in rotates],
+    }
 
 
 def _phi3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
@@ -189,6 +201,11 @@ ROWS: dict[str, Architecture] = {
         constants={"no_rope_layer_interval": 4, "use_sliding_window": False},
     ),
     "granite": _GRANITE,
+    "granite_swa": equal_layers(
+        "GraniteSWAForCausalLM", "granite_swa", {**PERMUTED, "attn_sinks": Part("self_attn", "heads", "sinks")},
+        keys=("intermediate_size", "sliding_window", *GRANITE_KEYS), by_tensor=LLAMA_BIASES, entries=_granite_swa,
+        whole_heads=True,
+    ),
     "minicpm": _GRANITE,  # the same layers
     "minicpm3": equal_layers(
         "MiniCPM3ForCausalLM", "minicpm3",

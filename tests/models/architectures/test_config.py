@@ -156,6 +156,24 @@ def test_layers_without_position_information() -> None:
     assert [layer.rope is None for layer in listed.layers] == [False, True, False]
 
 
+def test_granite_swa_states_the_rotation_of_each_layer() -> None:
+    config = {**config_of("llama"), "model_type": "granite_swa", "num_hidden_layers": 5, "rope_theta": 1e4}
+
+    def layers(**changes: Any) -> list[tuple[int | None, float | None]]:
+        decoder = decoder_config(normalized({**config, **changes}))
+        assert decoder is not None
+        assert decoder.sinks
+        return [(layer.window, None if layer.rope is None else layer.rope.theta) for layer in decoder.layers]
+
+    assert layers() == [(None, 1e4), (128, 1e4), (128, 1e4), (128, 1e4), (None, 1e4)]
+    assert layers(layer_rope_theta=[0, 5e4, 5e4, 5e4, 0]) == [(None, None), *[(128, 5e4)] * 3, (None, None)]
+    with pytest.raises(UnsupportedModelError, match="several rotations"):
+        layers(layer_rope_theta=[1e4, 5e4, 5e4, 5e4, 0])
+    for wrong in ([{}] * 5, ["1e4"] * 5, [1e4]):
+        with pytest.raises(CheckpointError):
+            layers(layer_rope_theta=wrong)
+
+
 def test_gemma3_rotates_sliding_layers_at_the_local_frequency() -> None:
     older = read("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0})
     newer = config_of("gemma3")

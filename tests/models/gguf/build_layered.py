@@ -753,6 +753,15 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "baichuan", {**_ATTENTION_KEYS, "attention.head_count_kv": 4, "rope.dimension_count": 16},
         _layers(*({**_LFM_NORMS, **_attention(4, 4), **_mlp()},) * 32),
     ),
+    "granite_swa": (  # one layer does not rotate
+        "granite_swa",
+        {
+            **_ATTENTION_KEYS, "attention.sliding_window": 12, "rope.dimension_count": 16, "attention.scale": 0.2,
+            "attention.sliding_window_pattern": [False, True, True, True], "embedding_scale": 4.0,
+            "attention.rope_pattern": [False, True, True, True], "residual_scale": 0.5, "logit_scale": 6.0,
+        },
+        _layers(*({**_LFM_NORMS, **_attention(), "attn_sinks.weight": (4,), **_mlp()},) * 4, tied=True),
+    ),
     "xverse": (
         "xverse", {**_ATTENTION_KEYS, "rope.dimension_count": 16},
         _layers(*({**_LFM_NORMS, **_attention(), **_mlp()},) * 2),
