@@ -1,4 +1,4 @@
-"""Families with LayerNorm: Command R and A, Phi-2, StarCoder 1 and 2, StableLM, Nemotron 4, GPT-2, GPT-NeoX, GPT-J."""
+"""Families with LayerNorm: Command R and A, Phi-2, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -109,6 +109,37 @@ def _with_turned_weights(arrays: "dict[str, mx.array]", fields: Fields, _whole_n
     return {name: array.swapaxes(0, 1) if name.endswith("_proj.weight") else array for name, array in arrays.items()}
 
 
+# Falcon
+def _falcon_keys(config: Config) -> None:
+    """Add the usual names of sizes. Keys and values have one head, unless there is a newer layer's count."""
+    newer = config.get("new_decoder_architecture")
+    multi_query = config.get("multi_query", True)
+    heads = config.get("num_attention_heads")
+    if newer:
+        config["num_key_value_heads"] = config.get("num_kv_heads") or heads
+    else:
+        config["num_key_value_heads"] = 1 if multi_query else heads
+    if config.get("ffn_hidden_size") is not None:
+        config["intermediate_size"] = config["ffn_hidden_size"]
+
+
+def _has_two_norms(fields: Fields) -> bool:
+    values = fields.values
+    return bool(values.get("new_decoder_architecture")) and values.get("num_ln_in_parallel_attn") != 1
+
+
+def _falcon(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    norms = NormNames() if _has_two_norms(fields) else _ONE
+    return replace(decoder, family=replace(decoder.family, norms=norms))
+
+
+def _falcon_runs(fields: Fields) -> bool:
+    """Return False for ALiBi, and for older layers with one half after the other."""
+    values = fields.values
+    parallel = bool(values.get("new_decoder_architecture") or values.get("parallel_attn", True))
+    return parallel and not values.get("alibi")
+
+
 # Phi MoE
 def _phimoe_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation, with the stated amplitude of both of LongRoPE's variants."""
@@ -141,6 +172,17 @@ _NEOX_NAMES = (
     ("model.final_layer_norm.", "model.norm."),
     (".attention.query_key_value.", ".self_attn.qkv_proj."),
     (".attention.dense.", ".self_attn.o_proj."),
+    (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
+    (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
+)
+_FALCON_NAMES = (
+    ("model.word_embeddings.", "model.embed_tokens."),
+    ("model.h.", "model.layers."),
+    ("model.ln_f.", "model.norm."),
+    (".self_attention.query_key_value.", ".self_attn.qkv_proj."),
+    (".self_attention.dense.", ".self_attn.o_proj."),
+    (".ln_attn.", ".input_layernorm."),
+    (".ln_mlp.", ".post_attention_layernorm."),
     (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
     (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
 )
@@ -265,6 +307,22 @@ ROWS = (
         biases={},
         biased=("self_attn.qkv_proj", "self_attn.o_proj", *_UNGATED),
         complete=_neox,
+    ),
+    Architecture(
+        "falcon",
+        Family(activation="erf_gelu", norm="layer", norm_bias=True, parallel=True, by_kv_head=True),
+        defaults={"layer_norm_epsilon": 1e-5},
+        add_keys=_falcon_keys,
+        tensor_names=_FALCON_NAMES,
+        context=2048,
+        tied=True,
+        eps="layer_norm_epsilon",
+        activations=("gelu",),
+        activation_key="activation",
+        inner_size=_four_times,
+        runs=_falcon_runs,
+        biases={"bias": ("self_attn.qkv_proj", "self_attn.o_proj", *_UNGATED)},
+        complete=_falcon,
     ),
     Architecture(
         "gptj",

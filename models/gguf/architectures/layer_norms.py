@@ -1,4 +1,4 @@
-"""Dense models with LayerNorm: Command R, StableLM 2, Orion, OLMo 1, Nemotron, StarCoder, Phi-2, GPT-NeoX, GPT-2."""
+"""Dense models with LayerNorm: Command R, StableLM, Orion, OLMo 1, Nemotron, StarCoder, Phi-2, NeoX, Falcon, GPT-2."""
 
 from dataclasses import replace
 
@@ -109,6 +109,30 @@ def _by_head(config: Config) -> Order:
     return rows.reshape(3, config["num_attention_heads"], -1).swapaxes(0, 1).reshape(-1)
 
 
+def _falcon(_metadata: Metadata, file: Contents, config: Config) -> Entries:
+    _check_inner(config)
+    newer = file.has("attn_norm_2.weight") or config["num_key_value_heads"] > 1
+    return {
+        "new_decoder_architecture": newer,
+        "num_ln_in_parallel_attn": 2 if file.has("attn_norm_2.weight") else 1,
+        "multi_query": not newer,
+        "num_kv_heads": config["num_key_value_heads"],
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": False,
+    }
+
+
+def _by_kv_head(config: Config) -> Order:
+    """Return the rows with the queries, key and value of each K/V head together: (H + 2 G, D) -> (G, H / G + 2, D)."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    rows = np.arange((heads + 2 * kv_heads) * config["head_dim"]).reshape(-1, config["head_dim"])
+    queries = rows[:heads].reshape(kv_heads, heads // kv_heads, -1)
+    keys = rows[heads : heads + kv_heads, None]
+    values = rows[heads + kv_heads :, None]
+    return np.concatenate([queries, keys, values], axis=1).reshape(-1)
+
+
 # The layers of StableLM, one half after the other
 _SEQUENTIAL = Architecture(
     "StableLmForCausalLM", "stablelm", {"layer": {**biases(NORMS), **mlp(), **attention()}}, tables() | _FINAL_BIAS,
@@ -187,6 +211,22 @@ ROWS: dict[str, Architecture] = {
         },
         biases(tables("model.final_layer_norm", "model.embed_in", "model.embed_out"), "output_norm"),
         epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True, layer="model.h.{}", entries=_neox,
+    ),
+    "falcon": Architecture(
+        "FalconForCausalLM", "falcon",
+        {
+            "layer": {
+                **ungated_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+                "attn_qkv": Part("self_attention.query_key_value", "qkv hidden", rows=_by_kv_head),
+                "attn_output": Part("self_attention.dense", "hidden hidden"),
+            },
+            "two_norms": biases({"attn_norm": Part("ln_mlp", "hidden"), "attn_norm_2": Part("ln_attn", "hidden")}),
+            "one_norm": biases(_ATTN_NORM),
+        },
+        biases(tables("transformer.ln_f", "transformer.word_embeddings"), "output_norm"), entries=_falcon,
+        epsilon="layer_norm_epsilon", whole_heads=True, layer="transformer.h.{}",
+        kinds=lambda config: [("layer", "two_norms")] * config["num_hidden_layers"],
+        otherwise={"two_norms": ("attn_norm_2", "one_norm")},
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel", "gpt2",

@@ -156,6 +156,23 @@ def test_layers_without_position_information() -> None:
     assert [layer.rope is None for layer in listed.layers] == [False, True, False]
 
 
+def test_falcons_layers_by_their_generation() -> None:
+    config = {**config_of("llama"), "model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2}
+
+    def layers(**changes: Any) -> tuple[int, bool]:
+        decoder = decoder_config(normalized({**config, **changes}))
+        assert decoder is not None
+        assert decoder.family.parallel
+        return decoder.kv_heads, decoder.family.norms.attention != decoder.family.norms.mlp
+
+    assert layers() == (1, False)
+    assert layers(multi_query=False) == (4, False)
+    assert layers(new_decoder_architecture=True) == (2, True)
+    assert layers(new_decoder_architecture=True, num_ln_in_parallel_attn=1) == (2, False)
+    for other in ({"alibi": True}, {"parallel_attn": False}):
+        assert decoder_config(normalized({**config, **other})) is None
+
+
 def test_granite_swa_states_the_rotation_of_each_layer() -> None:
     config = {**config_of("llama"), "model_type": "granite_swa", "num_hidden_layers": 5, "rope_theta": 1e4}
 

@@ -246,6 +246,10 @@ _WIDE_LAYER = _biased(
     },
     "attn_qkv", "attn_output", "ffn_up", "ffn_down",
 )  # fmt: skip
+_FALCON: Shapes = {
+    "attn_output.weight": (HIDDEN, HIDDEN), "ffn_up.weight": (4 * HIDDEN, HIDDEN),
+    "ffn_down.weight": (HIDDEN, 4 * HIDDEN),
+}  # fmt: skip
 _MULTI_QUERY = {**_WIDE_LAYER, "attn_qkv.weight": (HIDDEN + 32, HIDDEN), "attn_qkv.bias": (HIDDEN + 32,)}
 _TOGETHER = {**_attention(4, 4), **_head_norms()}  # as many heads of keys as of queries
 _AFMOE = {
@@ -545,6 +549,20 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "gptneox",
         {**_WIDE_KEYS, **_EPSILON, "rope.dimension_count": 16, "use_parallel_residual": False},
         _layers(*({**_BOTH_LAYER_NORMS, **_WIDE_LAYER},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "falcon": (  # as 7B: keys and values have one head
+        "falcon", {**_WIDE_KEYS, **_EPSILON, "attention.head_count_kv": 1},
+        _layers(*({**_LAYER_NORM, **_FALCON, "attn_qkv.weight": (96, HIDDEN)},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "falcon-40b": (
+        "falcon", {**_WIDE_KEYS, **_EPSILON, "attention.head_count_kv": 2},
+        _layers(
+            *({
+                **_LAYER_NORM, **_biased(_norms("attn_norm_2"), "attn_norm_2"), **_FALCON,
+                "attn_qkv.weight": (128, HIDDEN),
+            },) * 2,
+            tied=True, output_norm__bias=(HIDDEN,),
+        ),
     ),
     "gpt2": (
         "gpt2", {**_WIDE_KEYS, **_EPSILON},
