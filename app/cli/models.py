@@ -81,12 +81,13 @@ def models() -> None:
 @click.argument("filter", metavar="[FILTER]", required=False, shell_complete=model_names)
 @json_option
 def list_models(filter: str | None, as_json: bool) -> None:
-    """List installed models, the catalog, with memory needs, models of Ollama and LM Studio, and adapters.
+    """List installed models, the catalog, with memory needs, other programs' models, and adapters.
 
     FILTER: only those with this text in their name. Exit code 1 if there is none.
     """
-    rows = overview(Store(), usable_memory())
-    foreign = foreign_documents()
+    store = Store()
+    rows = overview(store, usable_memory())
+    foreign = foreign_documents(store)
     adapters = adapter_documents()
     if filter is not None:
         rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
@@ -104,7 +105,7 @@ def list_models(filter: str | None, as_json: bool) -> None:
     if foreign:
         if rows:
             click.echo()
-        click.echo("OF OTHER PROGRAMS, run by these names:")
+        click.echo("ELSEWHERE ON THIS DISK, run by these names:")
         print_table(_foreign_columns(foreign), rule=False)
     if adapters:
         if rows or foreign:
@@ -158,7 +159,7 @@ def _foreign_columns(rows: list[Document]) -> list[Column]:
     return [
         Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0, right=False),
         Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
-        Column.of(rows, "PROGRAM", lambda row: row["program"], 2, right=False),
+        Column.of(rows, "OF", lambda row: row["program"], 2, right=False),
     ]
 
 

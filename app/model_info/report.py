@@ -59,11 +59,19 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
     return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
 
-def foreign_documents() -> list[Document]:
-    """Return a document per model that another program keeps on this disk; headers are not read."""
-    return [
-        _outside(model.name, model.path) | {"title": model.name, "program": model.program} for model in foreign_models()
+def foreign_documents(store: Store) -> list[Document]:
+    """Return a document per model that lies elsewhere on this disk; headers are not read.
+
+    Those are the models of other programs, and those of the hub's cache that no entry of the store names.
+    """
+    from headrace.models.registry.hub_cache import cached_models  # late: imports huggingface_hub
+
+    installed = {model.path.resolve() for model in store.list()}
+    models = [(model.name, model.path, model.program) for model in foreign_models()]
+    models += [
+        (repo.name, repo.folder, "hub's cache") for repo in cached_models() if repo.folder.resolve() not in installed
     ]
+    return [_outside(name, path) | {"title": name, "program": program} for name, path, program in models]
 
 
 def adapter_documents() -> list[Document]:

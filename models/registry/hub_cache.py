@@ -14,7 +14,10 @@ from pathlib import Path
 from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
+from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
+from headrace.models.checkpoint.shard_header import read_strict_object
+from headrace.runtime.errors import HeadraceError
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
@@ -24,8 +27,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class CachedAdapter:
-    """An adapter in the hub's cache.
+class CachedRepo:
+    """A model or an adapter in the hub's cache.
 
     name: org/name, with @REVISION unless it is of the branch main.
     repo: org/name.
@@ -39,20 +42,45 @@ class CachedAdapter:
     folder: Path
 
 
-def cached_adapters() -> list[CachedAdapter]:
+def cached_adapters() -> list[CachedRepo]:
     """Return the adapters in the folders of PEFT and mlx-lm that the hub's cache has, by name."""
-    adapters = []
+    return [repo for repo in _cached_repos() if _is_adapter(repo.folder)]
+
+
+def cached_models() -> list[CachedRepo]:
+    """Return the language models in safetensors that the hub's cache has, by name."""
+    return [repo for repo in _cached_repos() if not _is_adapter(repo.folder) and _is_language_model(repo.folder)]
+
+
+def _cached_repos() -> list[CachedRepo]:
+    """Return the revisions that the hub's cache has by a name, by that name."""
+    repos = []
     for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*"):
         repo = folder.name.removeprefix("models--").replace("--", "/")
         for ref in (folder / "refs").rglob("*"):
             commit = _commit_of(ref)
-            snapshot = folder / "snapshots" / commit
-            weights = any((snapshot / name).is_file() for name in WEIGHT_FILES)
-            if commit and weights and (snapshot / CONFIG_FILE).is_file():
+            if commit:
                 revision = str(ref.relative_to(folder / "refs"))
                 name = repo if revision == "main" else f"{repo}@{revision}"
-                adapters.append(CachedAdapter(name, repo, commit, snapshot))
-    return sorted(adapters, key=lambda adapter: adapter.name)
+                repos.append(CachedRepo(name, repo, commit, folder / "snapshots" / commit))
+    return sorted(repos, key=lambda repo: repo.name)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and any((folder / name).is_file() for name in WEIGHT_FILES)
+
+
+def _is_language_model(folder: Path) -> bool:
+    """Return whether a snapshot has weights and the config of a model that writes text."""
+    if next(folder.glob("*.safetensors"), None) is None:
+        return False
+    try:
+        config = read_strict_object(folder, "config.json")
+    except HeadraceError:
+        return False
+    names = config.get("architectures")
+    writes = isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)
+    return writes or bool(architecture_of(config).name)
 
 
 def _commit_of(ref: Path) -> str:

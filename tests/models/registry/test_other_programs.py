@@ -1,9 +1,11 @@
 """Models of Ollama and LM Studio, in folders laid out as those programs do: found by name, listed, run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from headrace.app.model_info.report import foreign_documents
 from headrace.models.registry.find_shape import find_shape
@@ -22,6 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder in which no program has a model yet."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / ".ollama" / "models"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
 
 
@@ -118,7 +121,7 @@ def test_models_of_lm_studio(home: Path, store: Store) -> None:
         assert find_source(text, store) == LocalGGUF(alone / "Tiny-F16.gguf")
     assert isinstance(find_source("unsloth/Tiny-GGUF:Q8_0", store), HubId)
     assert find_foreign("nobody/nothing") is None
-    rows = foreign_documents()
+    rows = foreign_documents(store)
     assert [row["program"] for row in rows] == ["LM Studio"] * 4
     assert all(row["disk_bytes"] > 0 for row in rows)
 
@@ -148,3 +151,23 @@ def test_a_missing_file_is_found_where_it_is(home: Path, store: Store) -> None:
         with pytest.raises(ModelNotFoundError, match="no such file") as error:
             find_source(text, store)
         assert error.value.hint == hint
+
+
+def test_models_in_the_hubs_cache_are_listed_until_they_are_installed(home: Path, store: Store) -> None:
+    repo = home / "hub" / "models--org--tiny-4bit"
+    snapshot = repo / "snapshots" / ("1" * 40)
+    write_model(snapshot, "llama")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(snapshot.name)
+    (repo / "refs" / "v2").write_text("2" * 40)  # was deleted
+    vision = home / "hub" / "models--org--vit"
+    shutil.copytree(repo, vision)
+    (vision / "snapshots" / snapshot.name / "config.json").write_text('{"model_type": "vit"}')
+    rows = foreign_documents(store)
+    assert [(row["name"], row["program"], row["path"]) for row in rows] == [
+        ("org/tiny-4bit", "hub's cache", str(snapshot))
+    ]
+    entry = store.root / "org--tiny-4bit"
+    entry.mkdir(parents=True)
+    (entry / "headrace.json").write_text(json.dumps({"snapshot": str(snapshot)}))
+    assert foreign_documents(store) == []
