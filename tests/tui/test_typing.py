@@ -224,6 +224,7 @@ def test_a_pause_in_typing_starts_a_prefetch(play) -> None:
 def test_prefetch_can_be_turned_off(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.put("half a quest")
+        await it.until(lambda: it.engine.ahead, "its tokens are counted")
         await asyncio.sleep(0.1)
         assert all(command.count_only for command in it.engine.ahead)
 
