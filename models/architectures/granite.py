@@ -149,7 +149,7 @@ ROWS = (
     Architecture(
         "minicpm3",
         Family(),
-        defaults={"rope_theta": 1e4, "tie_word_embeddings": True},
+        defaults={"rope_theta": 1e4},
         add_keys=_minicpm3_keys,
         tied=True,
         rotated=1.0,

@@ -286,3 +286,11 @@ def test_qwen_1_ends_where_its_scalings_begin_and_has_the_base_of_its_config() -
     assert decoder.context_length == 64
     assert {layer.rope.theta for layer in decoder.layers if layer.rope is not None} == {1e6}
     assert decoder_config(normalized({**config, "kv_channels": 32})) is None
+
+
+def test_a_minicpm3_with_a_head_is_not_tied() -> None:
+    stated = mlx_lm_models.config_of("minicpm3")
+    config = {key: value for key, value in stated.items() if key != "tie_word_embeddings"}
+    decoder = decoder_config(normalized(config, ["lm_head.weight"]))
+    assert decoder is not None
+    assert not decoder.tied_embeddings
