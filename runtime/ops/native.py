@@ -115,8 +115,8 @@ def exact() -> bool:
 def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     """Convert the weight to the kernels' layout, in its stored types.
 
-    Activations multiplied by 2-, 4-, 5-, 6- and 8-bit weights are rounded to 16-bit groups with a scale, unless `exact`,
-    or HEADRACE_EXACT for all.
+    Activations multiplied by 2-, 4-, 5-, 6- and 8-bit weights are rounded to 16-bit groups with a scale, unless
+    `exact`, or HEADRACE_EXACT for all.
     """
     matrix = None
     waiting = _waiting.get()
