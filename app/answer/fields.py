@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.runtime.config.value_types import Flag, ValueType, read_value, shown
+from headrace.runtime.config.value_types import Flag, Text, ValueType, read_value, shown
 from headrace.runtime.errors import UsageError
 
 T = TypeVar("T")
@@ -35,6 +35,11 @@ def object_named(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{name} must be an object, not {shown(value)}")
     return value
+
+
+def required_texts(body: Body, where: str, *names: str) -> list[str]:
+    """Return fields that must be texts. where: path of the object, for errors. Raises UsageError."""
+    return [read_value(Text(), f"{where}.{name}", body.get(name)) for name in names]
 
 
 def items(body: Body, name: str, max_items: int) -> list[Any]:

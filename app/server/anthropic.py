@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 from headrace.app.answer.call import EFFORTS, Call
-from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, object_named, read, refuse
+from headrace.app.answer.fields import (
+    Body,
+    answer_options,
+    flag,
+    items,
+    mapping,
+    object_named,
+    read,
+    refuse,
+    required_texts,
+)
 from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
 from headrace.app.answer.response_format import flat_format
 from headrace.app.answer.tools import MAX_TOOLS, read_tools, tool_kind
@@ -110,17 +120,21 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
     calls = []
     thoughts = []
     for index, block in enumerate(content):
+        path = f"{where}.content[{index}]"
         match block:
             case {"type": "thinking", "thinking": str(thinking)}:
                 thoughts.append(thinking)
             case {"type": "redacted_thinking"}:
                 pass
-            case {"type": "tool_use", "id": str(identifier), "name": str(name), "input": dict(arguments)}:
+            case {"type": "tool_use"}:
+                identifier, name = required_texts(block, path, "id", "name")
+                arguments = object_named(f"{path}.input", block.get("input"))
                 calls.append(tool_call(identifier, name, json.dumps(arguments, ensure_ascii=False)))
-            case {"type": "tool_result", "tool_use_id": str(identifier)}:
-                results.append(_result(block, identifier, f"{where}.content[{index}]"))
+            case {"type": "tool_result"}:
+                (identifier,) = required_texts(block, path, "tool_use_id")
+                results.append(_result(block, identifier, path))
             case _:
-                texts.append(_text(block, f"{where}.content[{index}]", in_history=in_history))
+                texts.append(_text(block, path, in_history=in_history))
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:

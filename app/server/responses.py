@@ -11,7 +11,17 @@ from secrets import token_hex
 from typing import Any
 
 from headrace.app.answer.call import EFFORTS, Call
-from headrace.app.answer.fields import Body, answer_options, flag, items, mapping, read, refuse
+from headrace.app.answer.fields import (
+    Body,
+    answer_options,
+    flag,
+    items,
+    mapping,
+    object_named,
+    read,
+    refuse,
+    required_texts,
+)
 from headrace.app.answer.messages import (
     MAX_MESSAGES,
     join_system,
@@ -100,20 +110,26 @@ def read_input(body: Body) -> list[dict[str, object]]:
         match entry:
             case {"type": "reasoning"}:
                 _add_reasoning(messages, _reasoning(entry, where))
-            case {"type": "function_call", "call_id": str(identifier), "name": str(name), "arguments": str(arguments)}:
+            case {"type": "function_call"}:
+                identifier, name, arguments = required_texts(entry, where, "call_id", "name", "arguments")
                 message = _own_message(messages)
                 if isinstance(space := entry.get("namespace"), str) and space:
                     name = name_in(space, name)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
-            case {"type": "custom_tool_call", "call_id": str(identifier), "name": str(name), "input": str(given)}:
+            case {"type": "custom_tool_call"}:
+                identifier, name, argument = required_texts(entry, where, "call_id", "name", "input")
                 message = _own_message(messages)
-                message.setdefault("tool_calls", []).append(tool_call(identifier, name, custom_arguments(given)))
-            case {"type": "local_shell_call", "call_id": str(identifier), "action": dict(action)}:
+                message.setdefault("tool_calls", []).append(tool_call(identifier, name, custom_arguments(argument)))
+            case {"type": "local_shell_call"}:
+                (identifier,) = required_texts(entry, where, "call_id")
+                action = object_named(f"{where}.action", entry.get("action"))
                 message = _own_message(messages)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, "local_shell", json.dumps(action)))
-            case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(identifier)}:
+            case {"type": "function_call_output" | "custom_tool_call_output"}:
+                (identifier,) = required_texts(entry, where, "call_id")
                 messages.append(_result(entry, identifier, where))
-            case {"type": "local_shell_call_output", "id": str(identifier)}:
+            case {"type": "local_shell_call_output"}:
+                (identifier,) = required_texts(entry, where, "id")
                 messages.append(_result(entry, identifier, where))
             case {"type": "web_search_call" | "file_search_call" | "code_interpreter_call"}:
                 pass  # the service's own tool; its result is in the answer that follows

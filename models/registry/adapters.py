@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
-from headrace.models.checkpoint.adapter import Adapter, open_adapter
+from headrace.models.checkpoint.adapter import CONFIG_FILE, Adapter, open_adapter
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.registry.import_gguf import gguf_of
 from headrace.models.registry.progress import Progress
@@ -47,6 +47,8 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
         return path.absolute()
     if path.is_dir():
         folder = path.absolute()
+        if not (folder / CONFIG_FILE).is_file():
+            raise ModelNotFoundError(f"{path} has no {CONFIG_FILE}, so it is not an adapter")
     else:
         hub = parse_source(text)
         if not isinstance(hub, HubId):

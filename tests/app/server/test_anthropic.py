@@ -109,6 +109,11 @@ def test_tools_with_their_calls_and_results_become_messages() -> None:
     assert given.continue_text == ""
 
 
+def _called(**fields: object) -> dict[str, Any]:
+    use = {"type": "tool_use", "id": "t1", "name": "count", "input": {}, **fields}
+    return {"role": "assistant", "content": [use]}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -119,6 +124,11 @@ def test_tools_with_their_calls_and_results_become_messages() -> None:
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [*HELLO, _called(id=5)]}, "messages[1].content[0].id"),
+        ({"messages": [*HELLO, _called(name=None)]}, "messages[1].content[0].name"),
+        ({"messages": [*HELLO, _called(input=[1])]}, "messages[1].content[0].input"),
+        ({"messages": [*HELLO, _called(input='{"n": 1}')]}, "messages[1].content[0].input"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),

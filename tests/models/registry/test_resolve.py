@@ -488,5 +488,7 @@ def test_an_adapter_without_its_base_is_refused_with_the_bases_name(store: Store
     assert caught.value.hint == f"pass it after its base: BASE+{lora}"
     with pytest.raises(ModelNotFoundError, match="no adapter 'lake'"):
         resolve(f"{tmp_path / 'base'}+lake", store=store)
+    with pytest.raises(ModelNotFoundError, match=r"base has no adapter_config\.json, so it is not an adapter"):
+        resolve(f"{tmp_path / 'base'}+{tmp_path / 'base'}", store=store)
     with pytest.raises(UsageError, match="lacks a model before the plus sign"):
         resolve(f"+{lora}", store=store)
