@@ -111,6 +111,8 @@ class LineChat:
 
     def answer(self, ask: Callable[[], object]) -> None:
         """Call `ask`, and print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
+        self.conversation.poll()  # the engine may have died during the wait for a line
+        self._show_notice()
         printer = self._printer(self.last)
         ask()
         self._follow(printer)

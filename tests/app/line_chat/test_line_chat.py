@@ -217,6 +217,23 @@ def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStor
     assert "no such weights; /restart tries again, /model NAME takes another model\n" in printed
 
 
+def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store: SessionStore) -> None:
+    engine = ScriptedEngine()
+
+    class DyingLines(ScriptedLines):
+        def read(self, prompt: str) -> str:
+            line = super().read(prompt)
+            if line == "again":
+                engine.die()
+            return line
+
+    lines = DyingLines("Hi", "again")
+    chat = LineChat(engine, store, store.create(), lines)
+    run_line_chat(chat)
+    assert contents(chat) == ["Hi", "Hello, world.", "again", "Hello, world."]
+    assert lines.printed.count("killed (SIGKILL)") == 1
+
+
 def test_a_full_disk_offers_an_unsaved_session(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = SessionStore.finish
 
