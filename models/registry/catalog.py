@@ -176,7 +176,8 @@ def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
-    near = _similar(name, list(dict.fromkeys([*others, *catalog])))
+    present = list(others)
+    near = sorted(_similar(name, list(dict.fromkeys([*present, *catalog]))), key=lambda known: known not in present)
     hint = f"did you mean {' or '.join(near)}?" if near else _NO_HINT
     if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"

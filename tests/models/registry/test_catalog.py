@@ -292,6 +292,12 @@ def test_a_name_is_suggested_once() -> None:
     assert str(caught.value.hint).count("smollm2-135m") == 1
 
 
+def test_an_installed_name_is_suggested_before_one_that_is_as_near() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        find("smolm", ["smollm2-135m"])
+    assert str(caught.value.hint).startswith("did you mean smollm2-135m or smollm2-360m")
+
+
 @pytest.mark.parametrize(("name", "family"), [("qwn3-4b", "qwen3-4b"), ("lama-3", "llama"), ("mamba-2.8b", None)])
 def test_suggestions_are_of_the_family(name: str, family: str | None) -> None:
     with pytest.raises(ModelNotFoundError) as missing:
