@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.answers import TurnAnswers
 from headrace.app.tui.metrics.facts import Turn
@@ -134,3 +135,13 @@ def test_only_a_turn_of_several_answers_has_rows() -> None:
     assert [row.phase for row in metrics.answers.rows] == ["failed", "failed"]
     metrics.take([Prefill(6, 0, 19, 0)])
     assert not metrics.answers.is_several
+
+
+@pytest.mark.parametrize(("ids", "text"), [((7,), "1 answer "), ((7, 9), "2 answers ")])
+def test_finished_answers_are_counted_in_words(ids: tuple[int, ...], text: str) -> None:
+    metrics = LiveMetrics()
+    metrics.begin_batch(ids)
+    for number in ids:
+        metrics.take([stepped(number, range(3), len(ids)), done(number, 3)])
+    lines = [line.plain for line in MeterLines(metrics).lines(metrics, 116, MeterLines.HEIGHT)]
+    assert f" {text}" in f" {lines[-1].strip()} "

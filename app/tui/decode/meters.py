@@ -9,7 +9,14 @@ from headrace.app.answer.sentence import cause, sentence
 from headrace.app.tui.metrics.facts import ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, bar, first_that_fits, fitting, spread
-from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, percent, three_digits
+from headrace.runtime.metrics.units import (
+    counted,
+    format_bytes,
+    format_milliseconds,
+    format_seconds,
+    percent,
+    three_digits,
+)
 
 _LABELS = {"speed": "speed", "step": "typical step", "cache": "K/V cache", "memory": "memory reads"}
 """Names of the meters, from a width of `_WIDE` on."""
@@ -199,7 +206,10 @@ def _details(metrics: LiveMetrics) -> list[str]:
         return [f"{metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} prompt tokens"]
     texts = []
     if batch.is_several:
-        texts.append(f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers")
+        if batch.growing:
+            texts.append(f"{batch.growing} of {len(batch.rows)} running")
+        else:
+            texts.append(counted(len(batch.rows), "answer"))
         if batch.rate_each is not None:
             texts.append(f"{three_digits(batch.rate_each)} tok/s each")
         texts.append(f"{batch.tokens:,} tokens")
