@@ -147,6 +147,19 @@ def test_an_answer_beside_other_programs_shows_no_mbu(play) -> None:
     play(scenario, scripted(A, B), size=(120, 30))
 
 
+def test_a_draft_is_stored_while_the_comparison_is_taken_away(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("What turns?")
+        screen = await compared(it, "/compare temperature=1.2")
+        screen.prompt.put("and then")
+        await it.pilot.pause()
+        await screen.prompt.remove()
+        it.state.keep_draft()
+        assert it.state.conversation.session.draft.text == "and then"
+
+    play(scenario, scripted(A, B), size=(120, 30))
+
+
 def test_an_answer_edited_by_hand_was_not_stopped(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")

@@ -5,6 +5,7 @@ other.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -91,8 +92,8 @@ class CompareScreen(ParallelScreen):
         self.prompt.placeholder = "a question: A answers, then B"
         self.state.unsent = self._unsent
 
-    @property
-    def prompt(self) -> Prompt:
+    @cached_property
+    def prompt(self) -> Prompt:  # its text is stored when a pause of typing ends while the widgets are taken away, too
         return self.query_one(Prompt)
 
     @property
