@@ -91,8 +91,8 @@ inline vf round_values(const float* x, int64_t count, float factor, float* out) 
       }
     }
   }
-  if constexpr (W == 4 * Run) {
-    if (i < count) {  // groups of 16: one vector has both values of its pairs
+  if constexpr (Run < W) {
+    if (i < count) {  // groups of 16, on AVX-512: one vector has both values of its pairs
       const vf a = round_even(mul(load(x + i), set1(factor)));
       const std::make_integer_sequence<int, W> lanes;
       const vi words = join_pairs(every_other<Run, 0>(a, a, lanes), every_other<Run, 1>(a, a, lanes));
