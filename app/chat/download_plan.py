@@ -109,6 +109,6 @@ def check_model_name(name: str) -> None:
     base, adapter = split_adapter(name)
     source = find_source(base, store)
     if isinstance(source, CatalogName) and not store.has(source.name):
-        find(source.name, names_on_disk(store))
+        find(source.name, lambda: names_on_disk(store))
     if adapter is not None and (Path(adapter).expanduser().exists() or not isinstance(parse_source(adapter), HubId)):
         find_adapter(adapter, silent, fetch=False)

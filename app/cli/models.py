@@ -324,7 +324,7 @@ def _document(name: str | None) -> Document:
     if isinstance(source, LocalGGUF) and find_copy(source.path, store) is None:
         return gguf_document(source.path, usable)
     if isinstance(source, CatalogName) and store.get(source.name) is None:
-        return catalog_document(find(source.name, names_on_disk(store)), usable)
+        return catalog_document(find(source.name, lambda: names_on_disk(store)), usable)
     if isinstance(source, HubId):
         stored = stored_name(str(source))
         if stored and store.get(stored) is None:

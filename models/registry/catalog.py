@@ -5,7 +5,7 @@ does, so costs, which need mlx, are imported only where they are computed.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -168,15 +168,16 @@ def load_ranks() -> dict[str, list[str]]:
     return ranks
 
 
-def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
+def find(name: str, others: Callable[[], Sequence[str]] = list) -> CatalogEntry:
     """Return the entry called `name`.
 
-    Raises ModelNotFoundError with similar names, those of `others` before the catalog's.
+    Raises ModelNotFoundError with similar names, those of `others` before the catalog's. It is called for unknown names
+    alone, since it may read folders of other programs.
     """
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
-    present = list(others)
+    present = others()
     near = sorted(_similar(name, list(dict.fromkeys([*present, *catalog]))), key=lambda known: known not in present)
     hint = f"did you mean {' or '.join(near)}?" if near else _NO_HINT
     if Path(name).is_dir():  # a bare word is only a path if a model is found there

@@ -244,7 +244,7 @@ def _named(
             raise unreadable
         if present is not None:
             return _resolved(present)
-    entry = find(name, names_on_disk(store))
+    entry = find(name, lambda: names_on_disk(store))
     _check_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
         wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)

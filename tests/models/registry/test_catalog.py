@@ -288,13 +288,13 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 def test_a_name_is_suggested_once() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        find("smollm2-135", ["smollm2-135m"])
+        find("smollm2-135", lambda: ["smollm2-135m"])
     assert str(caught.value.hint).count("smollm2-135m") == 1
 
 
 def test_an_installed_name_is_suggested_before_one_that_is_as_near() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        find("smolm", ["smollm2-135m"])
+        find("smolm", lambda: ["smollm2-135m"])
     assert str(caught.value.hint).startswith("did you mean smollm2-135m or smollm2-360m")
 
 
@@ -306,3 +306,7 @@ def test_suggestions_are_of_the_family(name: str, family: str | None) -> None:
     assert (
         missing.value.hint.startswith(f"did you mean {family}") if family else "did you mean" not in missing.value.hint
     )
+
+
+def test_other_names_are_looked_up_for_unknown_names_alone() -> None:
+    assert find("smollm2-135m", lambda: pytest.fail("looked for other names")).name == "smollm2-135m"
