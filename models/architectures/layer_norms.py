@@ -14,7 +14,7 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.layers import full_rope, head_size, state_usual_names
 from headrace.models.architectures.llama import EXPERT_NAMES
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def equal_heads(config: Config) -> None:
 def _gptj_keys(config: Config) -> None:
     """Add the usual names of sizes."""
     names = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
-    for stated, usual in names.items():
-        if config.get(stated) is not None:
-            config[usual] = config[stated]
+    state_usual_names(config, names)
     equal_heads(config)
 
 

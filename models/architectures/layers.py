@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 
-from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import Family, LayerConfig, RopeConfig
 from headrace.models.architectures.fields import Fields
 from headrace.runtime.errors import CheckpointError
+
+
+def state_usual_names(config: Config, names: Mapping[str, str]) -> None:
+    """State what a config has under its family's names under the usual ones. names: family's name -> usual name."""
+    for stated, usual in names.items():
+        if config.get(stated) is not None:
+            config[usual] = config[stated]
 
 
 def ropes_of(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:

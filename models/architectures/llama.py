@@ -6,7 +6,7 @@ from headrace.models.architectures.architecture import ATTENTION, BIASES, FEED_F
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, RopeConfig
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope
+from headrace.models.architectures.layers import full_rope, state_usual_names
 
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -98,9 +98,7 @@ def _lille_keys(config: Config) -> None:
         "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
         "n_layer": "num_hidden_layers", "block_size": "max_position_embeddings",
     }  # fmt: skip
-    for stated, usual in names.items():
-        if config.get(stated) is not None:
-            config[usual] = config[stated]
+    state_usual_names(config, names)
     width = config.get("hidden_size")
     if type(width) is int:
         config["intermediate_size"] = 256 * round(int(8 * width / 3) / 256)
