@@ -200,11 +200,10 @@ class ResultStream:
         """expected: numbers of all lines that will have a result, for output in order. before: called before writes."""
         self._stream = stream
         self._before = before
-        self._expected = None
+        self._expected: Iterator[int] | None = None
+        self._next: int | None = None
         if expected is not None:
             self._expected = iter(sorted(expected))
-        self._next = None
-        if self._expected is not None:
             self._next = next(self._expected, None)
         self._held: dict[int, bytes] = {}
 

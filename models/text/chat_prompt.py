@@ -54,10 +54,9 @@ class ChatPrompt:
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
         sources = ""
-        if template is not None:
-            sources = " ".join(template.sources.values())
         self._rules: dict[bool, TemplateRules] = {}
         if template is not None:
+            sources = " ".join(template.sources.values())
             self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
         self._effort = next((name for name in _EFFORTS if re.search(rf"\b{name}\b", sources)), "")
