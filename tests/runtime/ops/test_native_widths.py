@@ -15,7 +15,7 @@ from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
 MAX_RATIO = 3.0
-"""Of all widths but 3 bits: their products are in integers, as those of 4 bits are, and ratios come to 0.7 to 2."""
+"""The bound of all widths but 3 bits: products are in integers, as for 4 bits, and ratios come to 0.7 to 2."""
 MAX_RATIO_OF_3_BITS = {
     "avx512": {1: 6.0, 4: 5.0, 16: 3.5},
     "avx2": {1: 4.5, 4: 3.0, 16: 2.5},
@@ -23,7 +23,7 @@ MAX_RATIO_OF_3_BITS = {
 }
 """By instruction set and rows: 1.4 times the highest ratio measured. Products are in float32."""
 MAX_RATIO_ON_NEON = 9.0
-"""Of all widths: not measured."""
+"""The bound of all widths, not measured."""
 ROUNDS = (9, 20, 60)
 """Rounds of each measurement: the next one follows if a ratio of the last one was too high. Programs on the other
 hyperthread slow some rounds down; a width that really is too slow is so in the longest measurement, too."""
