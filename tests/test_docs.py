@@ -60,14 +60,14 @@ def output(command: Any, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def test_the_document_of_run(model: Path) -> None:
+def test_the_json_of_run_is_documented(model: Path) -> None:
     described = sections("run-json.md")
     found = output(run, "hi", "-m", str(model), "-n", "3", "--json", "--steps", "--logprobs", "2")
     check(described["Document"], found, own_section=("steps",))
     check(described["A record of steps"], found["steps"][0])
 
 
-def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_json_of_bench_is_documented(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = sections("bench-json.md")
     program = tmp_path / "llama-bench"
     gguf = tmp_path / "some.gguf"
@@ -96,7 +96,7 @@ def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.
     check(described["An entry of tests"], compared["tests"][0])
 
 
-def test_the_document_of_bench_with_speculation(model: Path) -> None:
+def test_the_json_of_bench_with_speculation_is_documented(model: Path) -> None:
     described = sections("bench-json.md")
     found = output(bench, "-m", str(model), "--speculate", "--workload", "prose", "-r", "1", "--json")
     elsewhere = ("device", "model", "models", "results", "run_costs", "identity", "engines")

@@ -81,7 +81,7 @@ def test_the_formula_is_valid_ruby() -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("uv") is None, reason="no uv")
 @pytest.mark.skipif(sys.platform != "linux", reason="`brew` itself does it on a Mac")
-def test_its_commands_install_headrace_from_resources_alone(script: dict[str, Any], tmp_path: Path) -> None:
+def test_the_formulas_commands_install_headrace_from_resources_alone(script: dict[str, Any], tmp_path: Path) -> None:
     """As `brew` runs them, with the resources of this machine's platform, and without an index."""
     wheels = tmp_path / "wheels"
     venv = tmp_path / "venv"

@@ -56,7 +56,7 @@ def test_every_script_is_covered() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.peer
-def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_counts_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for families in ("FAMILIES", "PACKED", "BATCHED"):
         monkeypatch.setattr(f"tests.bench.graph_counts.{families}", ("llama",))
     monkeypatch.setattr("tests.bench.graph_counts.OTHERS", {})
@@ -66,7 +66,9 @@ def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.mark.peer
-def test_metal_simulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metal_simulator_finds_no_model_slower_than_mlx_lms_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No model is slower than with mlx-lm's counts, and none of its K/V are copied."""
     from tests.bench import metal_simulator as simulator
 
@@ -85,7 +87,7 @@ def test_metal_simulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
-def test_a_family_and_its_turns(
+def test_make_family_writes_a_gguf_that_cpu_pairs_times(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("make_family", monkeypatch, "tiny", str(tmp_path))
@@ -100,7 +102,9 @@ def test_a_family_and_its_turns(
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
-def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_prints_a_step_at_each_depth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tests.bench.kernels.STREAMED_BYTES", 1 << 20)
     monkeypatch.setattr("tests.bench.widths.WIDTHS", {4: (32,), 6: (16,)})
     run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
@@ -108,19 +112,25 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert "step at depth  4096" in capsys.readouterr().out
 
 
-def test_structured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_structured_prints_decode_speed_with_a_grammar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("structured", monkeypatch, str(write_chat_model(tmp_path / "tiny")), "--rounds", "1", "--tokens", "9")
     assert "decode speed with a grammar of any text against free" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
-def test_pass_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pass_parts_prints_sequences_and_depth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("pass_parts", monkeypatch, "--shape", "tiny", "--sequences", "1,3", "--depth", "130", "--times", "2")
     assert "3 sequences, depth 130" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
-def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_parts_prints_the_parts_of_each_depth(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(write_chat_model(tmp_path / "tiny"))
     run("step_parts", monkeypatch, model, "--depths", "0,40", "--steps", "4", "--rounds", "2", "--temperature", "1")
     parts = capsys.readouterr().out
@@ -129,30 +139,34 @@ def test_step_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.nightly
-def test_speculation_draws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation_draws_prints_a_biased_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("speculation_draws", monkeypatch, "200")
     assert "a biased rule" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
-def test_kv_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kv_peak_prints_its_peak(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("kv_peak", monkeypatch, "-m", str(write_chat_model(tmp_path / "tiny")), "-p", "40", "--kv", "q8")
     assert '"kv": "q8", "tokens": 40' in capsys.readouterr().out
 
 
-def test_speculation_replay(
+def test_speculation_replay_prints_its_rounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("speculation_replay", monkeypatch, str(write_chat_model(tmp_path / "tiny")), "--tokens", "24")
     assert "edit     at 0:   24 tokens" in capsys.readouterr().out
 
 
-def test_make_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_make_model_writes_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run("make_model", monkeypatch, "tiny", str(tmp_path / "made"))
     assert any(tmp_path.iterdir())
 
 
-def test_telemetry_overhead(
+def test_telemetry_overhead_prints_its_share(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("telemetry_overhead", monkeypatch, str(write_chat_model(tmp_path / "tiny")))
@@ -170,7 +184,7 @@ def installed(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
-def test_text_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_flow_prints_updates_a_second(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("text_flow", monkeypatch, "--rounds", "1", "--tokens", "120")
     assert "times a second" in capsys.readouterr().out
 
@@ -178,7 +192,9 @@ def test_text_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 @pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
-def test_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_turns_prints_the_ttft_of_each_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("turns", monkeypatch, "--turns", "2", "--rounds", "1", "--pauses", "0")
     assert "TTFT of turn 2" in capsys.readouterr().out
 
@@ -186,7 +202,7 @@ def test_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 @pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
-def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ui_tax_compares_the_chat_with_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tests.bench.ui_tax._KEYS", 2)
     run("ui_tax", monkeypatch, "--rounds", "1", "--tokens", "30", "--size", "100x30")
     assert "app / run --json" in capsys.readouterr().out
@@ -195,7 +211,9 @@ def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 @pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.usefixtures("installed")
-def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_compares_clients_with_a_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("serve", monkeypatch, "--rounds", "1", "--tokens", "16", "--agent", "300")
     assert "8 clients over bench batch 8" in capsys.readouterr().out
 

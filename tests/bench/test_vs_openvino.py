@@ -145,7 +145,7 @@ def theirs(found: dict[str, Any]) -> dict[str, Any]:
     return engine
 
 
-def test_its_fastest_settings_are_found_and_named(run: Run, arguments: list[str], tmp_path: Path) -> None:
+def test_the_fastest_settings_of_openvino_are_found_and_named(run: Run, arguments: list[str], tmp_path: Path) -> None:
     found = run([*arguments, "-d", "0,8", "--batch", "1,3"])
     engine = theirs(found)
     assert engine["version"] == "9.9"
@@ -165,7 +165,9 @@ def test_whole_prompts_run_without_paged_attention_if_faster(run: Run, arguments
     assert contiguous == {"pp8 with", "tg4 with", "tg4 @ d8 with"}
 
 
-def test_its_threads_are_checked(run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_count_of_openvino_is_checked(
+    run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not native.status().available:
         pytest.skip("needs the native kernels")
     assert theirs(run([*arguments, "--peer-threads", "5"]))["threads"] == 5
@@ -203,7 +205,7 @@ def test_a_missing_interpreter_is_named(run: Run, arguments: list[str]) -> None:
 
 
 @pytest.mark.peer
-def test_the_real_one_converts_measures_and_answers(
+def test_an_installed_openvino_converts_measures_and_answers(
     run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = os.environ.get("HEADRACE_TEST_OPENVINO_PYTHON")

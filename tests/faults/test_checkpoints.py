@@ -228,13 +228,13 @@ def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
     refuse(tmp_path, ONE)
 
 
-def test_a_pipe_does_not_hang_it(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_shard_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {})
     os.mkfifo(tmp_path / ONE)
     refuse(tmp_path, "not a regular file")
 
 
-def test_a_directory_named_like_a_shard(tmp_path: Path) -> None:
+def test_a_directory_named_like_a_shard_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / ONE).mkdir()
     refuse(tmp_path, "not a regular file")

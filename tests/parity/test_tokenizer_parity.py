@@ -57,7 +57,7 @@ def expected_chat(theirs: Any, chat: list[dict[str, Any]], **options: Any) -> li
 
 
 @pytest.mark.sampled
-def test_plain_text(pair: Pair) -> None:
+def test_texts_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
@@ -65,14 +65,14 @@ def test_plain_text(pair: Pair) -> None:
         assert ours.encode(text, special=True) == theirs.encode(text, add_special_tokens=False), text
 
 
-def test_raw_prompts(pair: Pair) -> None:
+def test_raw_prompts_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
         assert ours.encode_prompt(text) == theirs.encode(text), text
 
 
 @pytest.mark.sampled
-def test_chats(pair: Pair) -> None:
+def test_chats_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
         chat = [
@@ -85,7 +85,7 @@ def test_chats(pair: Pair) -> None:
         assert ours.encode_chat(chat[:2], add_generation_prompt=False) == expected, text
 
 
-def test_chats_with_a_system_message(pair: Pair) -> None:
+def test_chats_with_a_system_message_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     assert ours.chat_template is not None
     if not TemplateRules(ours.chat_template).takes_system:
@@ -98,7 +98,7 @@ def test_chats_with_a_system_message(pair: Pair) -> None:
 
 
 @pytest.mark.sampled
-def test_decoding(pair: Pair) -> None:
+def test_decoded_and_streamed_texts_are_those_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     for text in NASTY:
         for ids in (ours.encode(text), ours.encode(text, special=True)[::-1]):
@@ -112,14 +112,14 @@ def test_decoding(pair: Pair) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 @given(texts=st.lists(st.text(max_size=12), min_size=1, max_size=3))
-def test_any_ordinary_chat(family: str, texts: list[str]) -> None:
+def test_generated_chats_have_the_ids_of_transformers(family: str, texts: list[str]) -> None:
     ours, theirs = family_pair(family)
     chat = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     if not any(ours._controls.find(TemplateText(text)) for text in texts):
         assert ours.encode_chat(chat) == expected_chat(theirs, chat)
 
 
-def test_tools_thinking_and_template_variables() -> None:
+def test_prompts_with_tools_and_thinking_have_the_ids_of_transformers() -> None:
     ours, theirs = family_pair("qwen3")
     tools = [
         {
@@ -138,7 +138,7 @@ def test_tools_thinking_and_template_variables() -> None:
     assert ours.encode_chat(chat[:2], enable_thinking=False) == expected_chat(theirs, chat[:2], enable_thinking=False)
 
 
-def test_ends_of_turn_and_vocabulary(pair: Pair) -> None:
+def test_eos_and_vocabulary_size_are_those_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     assert theirs.eos_token_id in ours.eos_ids
     assert ours.vocab_size == len(theirs)

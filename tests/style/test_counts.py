@@ -23,7 +23,7 @@ def test_no_docstring_opens_with_a_question_word(counts: Counts) -> None:
     assert counts.odd_openings == []
 
 
-def test_openings_of_tests() -> None:
+def test_docstrings_of_tests_open_plainly() -> None:
     assert odd_openings(ROOT / "tests") == []
 
 

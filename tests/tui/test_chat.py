@@ -153,7 +153,7 @@ def test_an_edit_keeps_both_slashes(play) -> None:
     play(scenario, engine)
 
 
-def test_keys_on_a_selected_message(play) -> None:
+def test_keys_copy_and_regenerate_a_selected_message(play) -> None:
     engine = ScriptedEngine().script(Script(["```python\nprint(1)\n```"]), Script(["other"]))
 
     async def scenario(it: Driver) -> None:
@@ -180,7 +180,7 @@ def test_keys_on_a_selected_message(play) -> None:
     play(scenario, engine)
 
 
-def test_copy_commands(play) -> None:
+def test_an_answer_or_one_of_its_code_blocks_is_copied(play) -> None:
     engine = ScriptedEngine().script(Script(["say\n\n```\na\n```\n\n```\nb\n```"]))
 
     async def scenario(it: Driver) -> None:
@@ -196,7 +196,7 @@ def test_copy_commands(play) -> None:
     play(scenario, engine)
 
 
-def test_new_session_and_resume(play) -> None:
+def test_a_new_session_begins_and_the_old_one_is_resumed(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("the first session")
         first = it.state.conversation.session.id
@@ -284,7 +284,7 @@ def test_an_export_overwrites_nothing(play, home: Path) -> None:
     play(scenario)
 
 
-def test_parameters_by_command(play) -> None:
+def test_parameters_set_by_commands_reach_the_engine(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/set temperature 0.7")
         await it.write("/system Be brief.")
@@ -330,7 +330,7 @@ def test_parameters_screen_keeps_all_or_nothing(play) -> None:
     play(scenario)
 
 
-def test_help_decode_view_freeze_and_export(play, home: Path) -> None:
+def test_function_keys_open_help_and_the_decode_view(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("x")
         await it.press("f1")
@@ -434,7 +434,7 @@ def test_commands_have_the_names_of_other_programs(play, typed: str, expected: t
 
 
 @pytest.mark.parametrize("typed", ["/exit", "/bye", "/q"])
-def test_commands_that_quit(play, typed: str) -> None:
+def test_each_quitting_command_stops_the_engine(play, typed: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.write(typed)
         await it.until(lambda: it.engine.state == "stopped")
@@ -456,7 +456,7 @@ def test_a_conversation_is_cleared_and_answered_again_by_other_names(play) -> No
     play(scenario)
 
 
-def test_commands_complete(play) -> None:
+def test_a_completed_command_is_carried_out_by_enter(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("slash", "s", "t")
         menu = it.app.screen.query_one(CompletionMenu)

@@ -66,7 +66,7 @@ def no_vowel_signs(char: str) -> int:
 
 @pytest.mark.parametrize("width_of", [one_by_one, no_vowel_signs])
 @pytest.mark.parametrize("text", INDIC)
-def test_frames_beside_vowel_signs_stand_in_their_columns(text: str, width_of: Callable[[str], int]) -> None:
+def test_frames_after_vowel_signs_stand_in_their_columns(text: str, width_of: Callable[[str], int]) -> None:
     """The widths are those of tmux 3.3, VTE and glibc."""
     count_vowel_signs()
     assert cell_len(text) == INDIC[text]

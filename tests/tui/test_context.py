@@ -41,7 +41,7 @@ def answered() -> LiveMetrics:
     return metrics
 
 
-def test_the_tokens_of_the_context_by_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_the_context_are_counted_by_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = answered()
     assert lines_of(metrics)[2] == "█ cached 20  █ prefetched 10  █ new 15  █ output 39"  # in four colours
     monkeypatch.setenv("NO_COLOR", "1")

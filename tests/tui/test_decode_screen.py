@@ -62,7 +62,7 @@ def test_a_small_window_shows_a_section_in_the_place_of_the_steps(play, key: str
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(40, 15))
 
 
-def test_meters_help_and_freeze(play) -> None:
+def test_meters_keep_their_place_while_load_changes(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")
         await it.press("f1")

@@ -134,7 +134,7 @@ def test_a_refused_parameter_shows_though_the_filter_hid_it(play) -> None:
     play(scenario)
 
 
-def test_parameters_of_a_session_that_is_gone(play) -> None:
+def test_saving_parameters_of_a_deleted_session_is_reported(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6")
         it.state.store.delete(it.state.conversation.session.id)
@@ -193,7 +193,7 @@ def test_models_read_after_the_screen_was_left_are_dropped(play) -> None:
     play(scenario)
 
 
-def test_models_on_a_disk_that_cannot_be_read(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_model_folder_is_reported_in_the_list(play, monkeypatch: pytest.MonkeyPatch) -> None:
     def unplugged(*_: object) -> list[ModelRow]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "models")
 

@@ -99,7 +99,7 @@ def test_text_is_kept_in_a_pause_of_typing(play) -> None:
         (3, ["backspace"], f"red {LABEL} it"),
     ],
 )
-def test_a_placeholder_is_one_thing(play, column: int, keys: list[str], left: str) -> None:
+def test_a_placeholder_is_deleted_and_restored_whole(play, column: int, keys: list[str], left: str) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.type("read ")
         it.prompt.paste(LONG)

@@ -115,7 +115,7 @@ def test_facts_of_the_hub_are_shown_once_known() -> None:
     assert download.lines("org/name")[1].plain == "90.0 MiB to download from the hub"
 
 
-def test_ways_out_take_a_line_each_where_the_chat_is_narrow() -> None:
+def test_hints_of_a_failed_download_fit_a_narrow_chat() -> None:
     assert max(line.cell_length for line in failure_lines("m", "why")[2:]) <= 54
 
 

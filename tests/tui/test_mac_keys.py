@@ -50,7 +50,7 @@ def test_no_action_needs_a_key_that_macos_takes() -> None:
     assert set(OTHERWISE.values()) <= known
 
 
-def test_bindings_of_the_app_are_looked_at() -> None:
+def test_bindings_of_the_app_are_among_those_checked() -> None:
     assert {binding.action for binding in Binding.make_bindings(HeadraceApp.BINDINGS)} <= {
         binding.action for binding in bindings()
     }

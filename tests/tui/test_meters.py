@@ -46,7 +46,7 @@ def test_meters_keep_their_places_during_an_answer(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [36, 76])
-def test_each_meter_has_its_whole(width: int) -> None:
+def test_each_meter_shows_the_whole_that_it_is_a_share_of(width: int) -> None:
     metrics = started()
     metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])])
     speed, step, cache, memory, last = drawn(metrics, width)

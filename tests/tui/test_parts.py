@@ -202,7 +202,7 @@ def test_links_without_a_web_address_are_shown_as_written(source: str) -> None:
     assert web_addresses(source) == []
 
 
-def test_the_addresses_of_a_message() -> None:
+def test_web_addresses_of_a_message_are_found_once() -> None:
     source = "[a](https://a.b/c?d=1) see https://e.f/g. and **<http://h>**, `https://code` ![i](http://j) https://e.f/g"
     assert web_addresses(source) == ["https://a.b/c?d=1", "https://e.f/g", "http://h", "http://j"]
 
@@ -236,7 +236,7 @@ def test_every_style_of_code_in_the_terminals_colours_is_one(theme: type[Highlig
         parse_style(style)
 
 
-def test_bars_stand_on_zero() -> None:
+def test_bars_have_a_zero_baseline() -> None:
     assert bars([0.0, 4.0, 8.0, 8.0], top=8.0, width=2, height=2) == [" ⣿", "⢸⣿"]
     assert bars([1e-9], top=1.0, width=1, height=1) == ["⢀"]  # above zero shows a dot
     assert bars([99.0, 99.0], top=1.0, width=1, height=1) == ["⣿"]
@@ -270,7 +270,7 @@ def test_metrics_follow_the_definitions() -> None:
     assert LiveMetrics().mbu is None
 
 
-def test_the_parts_of_a_time_to_first_token() -> None:
+def test_parts_of_a_time_to_first_token_are_listed_by_length() -> None:
     """In the order of their lengths, as many as fit; while the answer runs, its prefill is what remains."""
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
@@ -525,7 +525,7 @@ def test_code_blocks_are_found() -> None:
     assert code_blocks("a\n\n```py\nx\n```\n\nb\n\n~~~\ny\n~~~\n") == ["x\n", "y\n"]
 
 
-def test_an_entry_takes_up_what_grew() -> None:
+def test_an_entry_shows_text_that_was_appended() -> None:
     message = Message(1, "s", None, "assistant", "half", 0.0, partial=True)
     entry = Entry(message, MessageState(growing=True))
     look = LayoutOptions(40)

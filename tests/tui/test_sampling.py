@@ -23,7 +23,9 @@ from tests.tui.conftest import Driver
         ({"temperature": 1.2, "min_p": 0.0}, {}, "temperature 1.2"),
     ],
 )
-def test_the_effective_sampling_parameters(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
+def test_sampling_parameters_are_given_recommended_or_default(
+    given: dict[str, Any], recommended: dict[str, Any], effective: str
+) -> None:
     options = AnswerOptions.read(given).resolved(recommended_options(recommended))
     assert sampling_text(options.given()) == effective
 

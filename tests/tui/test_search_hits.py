@@ -190,7 +190,7 @@ def test_a_session_deleted_during_an_answer_is_reported(play, home: Path) -> Non
     play(scenario, ScriptedEngine().script(Script(["Hello", ", world"], hold=1)))
 
 
-def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
+def test_renaming_a_session_deleted_elsewhere_is_reported(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         deleted = await go_elsewhere(it)
         await it.press("f4", "ctrl+r")
@@ -204,7 +204,7 @@ def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
     play(scenario)
 
 
-def test_deleted_while_being_asked_whether_to_delete(play, home: Path) -> None:
+def test_deleting_a_session_deleted_elsewhere_is_no_error(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         deleted = await go_elsewhere(it)
         await it.press("f4", "ctrl+d")

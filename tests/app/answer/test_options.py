@@ -106,7 +106,7 @@ def test_the_source_of_the_temperature_is_reported() -> None:
     assert sampling_source({"options": warm, "session": warm}, AnswerOptions()) == "options"
 
 
-def test_no_door_refuses_an_option() -> None:
+def test_no_endpoint_refuses_an_option_of_ours() -> None:
     """A field that was refused as unknown has to leave that list once there is an option of this name."""
     refused = openai_form.REFUSED | anthropic.REFUSED | responses.REFUSED
     assert not refused & OPTIONS.keys()

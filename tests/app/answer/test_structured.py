@@ -155,7 +155,7 @@ def test_grammar_and_schema_options_are_exclusive() -> None:
     assert AnswerOptions.read(json.loads(json.dumps(below.stored()))) == below
 
 
-def test_response_formats() -> None:
+def test_response_formats_are_read_or_refused() -> None:
     schema = {"type": "integer"}
     assert read_response_format({"type": "text"}) == {}
     assert read_response_format({"type": "json_object"}) == {"schema": {"type": "object"}}

@@ -148,7 +148,7 @@ def test_without_a_peak_there_is_no_mbu() -> None:
     assert found.mbu is found.roofline_tokens_per_second is found.mbu_paired is None
 
 
-def test_a_peer_without_byte_counts() -> None:
+def test_a_peer_without_byte_counts_has_no_bandwidth() -> None:
     found = entry(Test(0, 3), Sample(0.0, 0.0, [0.01, 0.01], own_tokens_per_second=99.0))
     assert found.achieved_bandwidth_gb_s is None
     assert found.repetitions[0].own_tokens_per_second == 99.0

@@ -10,7 +10,7 @@ from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.runtime.errors import UsageError
 
 
-def test_all_combinations_in_reading_order() -> None:
+def test_tests_are_planned_by_depth_then_kind() -> None:
     tests = plan([512], [128], [0, 2048], combined=True)
     assert [test.label for test in tests] == [
         "pp512", "tg128", "pp512+tg128", "pp512 @ d2048", "tg128 @ d2048", "pp512+tg128 @ d2048",

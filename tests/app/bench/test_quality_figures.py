@@ -71,7 +71,7 @@ def test_intervals_cover_the_mean_of_correlated_tokens() -> None:
     assert covered > alone + 5
 
 
-def test_figures_of_few_tokens() -> None:
+def test_figures_of_one_token_have_no_interval() -> None:
     one = Divergence([0.5], [1.0], [2.0], [2.5])
     found = quality_result("q8", "kv", [one])
     assert found.kl_p99 == Figure(0.5, None, None)

@@ -160,7 +160,7 @@ def test_different_output_is_an_error() -> None:
     assert formats.identity_line(tie).endswith("(stock MLX operations: near-ties may flip)")
 
 
-def test_costs_of_passes_with_several_rows(decoder: Decoder) -> None:
+def test_costs_of_draft_tokens_are_relative_to_a_plain_step(decoder: Decoder) -> None:
     found = run_costs(decoder, depth=16, rounds=1)
     assert found is not None
     assert found.step_ms > 0

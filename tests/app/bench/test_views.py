@@ -208,7 +208,7 @@ def test_every_engines_threads_are_named_where_people_read(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 96, 100, 104, 112, 120, 130, 140, 150, 200])
-def test_block_table_fit_and_nothing_is_cut(width: int) -> None:
+def test_results_tables_fit_any_width_with_every_speed(width: int) -> None:
     from rich.console import Console
 
     out = Console(width=width, file=io.StringIO(), highlight=False, markup=False)
@@ -275,7 +275,7 @@ def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll() -> None:
     assert re.search(r'<td data-name="p99">[\d.]+</td>', page)
 
 
-def test_a_report_of_almost_nothing() -> None:
+def test_a_report_of_one_result_has_one_chart() -> None:
     page = html(replace(DOCUMENT, results=DOCUMENT.results[:1], ratios=[], profile=None))
     assert page.count("<svg") == 1
 

@@ -351,7 +351,7 @@ def test_an_unknown_model_changes_nothing(
         assert engine.specs[-1].name == name
 
 
-def test_sending_while_the_model_loads(engine: ScriptedEngine, store: SessionStore) -> None:
+def test_a_message_sent_during_loading_is_answered(engine: ScriptedEngine, store: SessionStore) -> None:
     chat = Conversation(engine, store)
     chat.load_model()
     chat.send("early")
@@ -491,7 +491,7 @@ def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
     assert stored(chat)[-1] == "q3"
 
 
-def test_dropping_the_oldest_turns(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_dropped_turns_are_not_sent_and_stay_on_the_screen(chat: Conversation, engine: ScriptedEngine) -> None:
     full_chat(chat, engine)
     chat.resolve("drop")
     command = engine.commands[-1]

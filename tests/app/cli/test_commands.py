@@ -130,7 +130,7 @@ def test_default_commands_in_a_pipe(arguments: list[str], meant: Call, headrace:
     assert calls == [meant]
 
 
-def test_options_by_other_names(headrace: Headrace, calls: list[Call]) -> None:
+def test_options_of_llama_cpp_are_accepted(headrace: Headrace, calls: list[Call]) -> None:
     arguments = ("--temp", "0.5", "--ctx-size", "512", "--repeat-penalty=1.1", "--n-predict", "9")
     assert headrace("run", "hi", *arguments) == 0
     given = {"temperature": 0.5, "context": 512, "repetition_penalty": 1.1, "max_tokens": 9}
@@ -161,7 +161,7 @@ def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
         (["version"], "headrace "),
     ],
 )
-def test_help_and_version_as_words(
+def test_help_and_version_are_shown_for_words_too(
     arguments: list[str], shown: str, headrace: Headrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert headrace(*arguments) == 0

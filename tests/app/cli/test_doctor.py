@@ -176,7 +176,9 @@ def test_no_hint_takes_headrace_from_a_package_index(monkeypatch: pytest.MonkeyP
         (None, "FOLDER_OF_HEADRACE"),
     ],
 )
-def test_where_it_was_installed_from(recorded: str | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_the_installation_is_named(
+    recorded: str | None, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Installed:
         def read_text(self, _name: str) -> str | None:
             return recorded
@@ -217,7 +219,7 @@ def test_broken_things_come_first() -> None:
 
 
 @pytest.mark.parametrize("report", [MAC, LINUX, replace(MAC, machine=None, budget=None, peak=None)])
-def test_plain_text_and_json(report: Report) -> None:
+def test_reports_have_no_escapes_and_are_valid_json(report: Report) -> None:
     text = _plain(sections(report), findings(report))
     assert "\x1b" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -240,7 +242,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_command_on_this_machine(quick: Path) -> None:
+def test_doctor_stores_the_peak_until_asked_to_calibrate(quick: Path) -> None:
     result = CliRunner().invoke(doctor, ["--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

@@ -40,7 +40,7 @@ COMMANDS = {
 }
 
 
-def test_all_commands_are_here() -> None:
+def test_every_command_has_a_row() -> None:
     assert set(COMMANDS) == set(cli.list_commands(click.Context(cli)))
 
 

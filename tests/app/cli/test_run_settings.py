@@ -98,7 +98,7 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
 
 
 @pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
-def test_packed_kv_answer(ask: Ask) -> None:
+def test_packed_kv_have_their_bytes_and_answer(ask: Ask) -> None:
     usual = ask("hi", "-n", "8", "-t", "0")
     packed = ask("hi", "-n", "8", "-t", "0", "--kv", "q8")
     assert packed["kv_format"] == "q8"
@@ -130,7 +130,7 @@ def test_attached_files_are_listed_unless_they_were_named(ask: Ask, tmp_path: Pa
     assert ("attached: notes/a.txt" in invoke("hi", "-f", given, "-n", "1").stderr) == listed
 
 
-def test_a_dash_reads_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dash_as_prompt_reads_from_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal:
         buffer = io.BytesIO(b"typed\n")
 

@@ -61,7 +61,7 @@ def test_every_interface_gives_the_same_tokens(model: Path, home: Path, tmp_path
         assert [each.text for each in loaded.batch(["Go."], schema=SCHEMA, **SAMPLING)] == [text]
 
 
-def test_regular_expressions_and_grammars(model: Path, home: Path, tmp_path: Path) -> None:
+def test_answers_of_run_fit_regular_expressions_and_grammars(model: Path, home: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.lark").write_text('start: "<" /[ab]{2}/ ">"')
     regex = headrace("run", "-m", model, "Go.", "--regex", "ja|nein", *FLAGS, home=home, code=0)
     assert regex.stdout in ("ja\n", "nein\n")

@@ -61,6 +61,6 @@ def test_invalid_presets_are_named_and_not_changed(text: str, problem: str, tmp_
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 41, "a\nb"])
-def test_a_name_has_to_be_one(name: str, tmp_path: Path) -> None:
+def test_invalid_preset_names_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name"):
         save_preset(name, Preset(), tmp_path / "presets.toml")

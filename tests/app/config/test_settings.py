@@ -146,7 +146,7 @@ def test_the_file_the_set_command_and_the_sampler_agree(path: Path, name: str, v
         SamplingParams(**taken)
 
 
-def test_an_unreadable_file(path: Path) -> None:
+def test_an_unreadable_settings_file_is_named(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(UsageError, match=re.escape(str(path))):
         load_settings(path)

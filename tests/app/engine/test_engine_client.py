@@ -111,7 +111,7 @@ def eventually(true: Callable[[], bool]) -> bool:
     return true()
 
 
-def test_loading_and_answering(client: EngineClient, model: Path) -> None:
+def test_a_model_is_loaded_and_answers(client: EngineClient, model: Path) -> None:
     assert (client.state, client.card) == ("stopped", None)
     client.start(ModelSpec(str(model), context=2048))
     client.submit(Generate(1, HELLO, replace(ENDLESS, max_tokens=40)))  # waits for the model
@@ -208,7 +208,7 @@ def test_a_continued_answer_equals_an_uninterrupted_one(ready: EngineClient) -> 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("wait_for", [None, Prefill, Delta])
-def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | None) -> None:
+def test_an_answer_can_be_cancelled_in_every_phase(ready: EngineClient, wait_for: type[Event] | None) -> None:
     prompt = [{"role": "user", "content": "hello " * 200}]
     ready.submit(Generate(1, prompt, ENDLESS))
     if wait_for is not None:
@@ -234,7 +234,9 @@ def test_an_answer_cancelled_before_its_prompt_is_encoded_is_abandoned(
     assert not host.busy
 
 
-def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_reported(
+    ready: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As without memory, or after Python was removed."""
     monkeypatch.setattr(sys, "executable", str(model / "gone"))
     ready.restart()
@@ -428,7 +430,7 @@ def test_a_folder_called_app_is_not_ours(
     until(client, Ready)
 
 
-def test_fetching_in_the_background(client: EngineClient, model: Path) -> None:
+def test_a_fetch_in_the_background_ends_or_is_stopped(client: EngineClient, model: Path) -> None:
     client.pull(str(model))
     with pytest.raises(EngineError, match="still being fetched"):
         client.pull("another")

@@ -10,7 +10,7 @@ from headrace.app.bench.show.live import live_view
 from headrace.app.output.progress import NumberedStages, drawn_progress
 
 
-def test_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with drawn_progress() as progress:
         for done in range(100):
             progress("downloading", done, 100)
@@ -27,7 +27,7 @@ def test_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_a_bar_from_any_thread(
+def test_any_thread_may_advance_the_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

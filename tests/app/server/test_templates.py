@@ -228,7 +228,7 @@ def returns_calls(client: httpx.Client, model: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("model", OWN)
-def test_nothing_is_lost_at_any_door(client: httpx.Client, home: Path, model: str) -> None:
+def test_no_endpoint_loses_messages_or_calls(client: httpx.Client, home: Path, model: str) -> None:
     keeps_conversations(client, home, model)
     returns_calls(client, model)
 
@@ -236,6 +236,6 @@ def test_nothing_is_lost_at_any_door(client: httpx.Client, home: Path, model: st
 @pytest.mark.nightly
 @pytest.mark.skipif(not REAL, reason="HEADRACE_TEST_TEMPLATES names no folder of templates")
 @pytest.mark.parametrize("model", REAL)
-def test_nothing_is_lost_with_a_real_template(client: httpx.Client, home: Path, model: str) -> None:
+def test_no_message_or_call_is_lost_with_a_real_template(client: httpx.Client, home: Path, model: str) -> None:
     keeps_conversations(client, home, model)
     returns_calls(client, model)

@@ -102,7 +102,7 @@ def test_continuing_appends_to_the_stored_answer(store: SessionStore) -> None:
     assert (whole.content, whole.partial, whole.metrics) == ("one, two", False, METRICS)
 
 
-def test_list_find_rename_delete(store: SessionStore) -> None:
+def test_sessions_are_listed_found_renamed_and_deleted(store: SessionStore) -> None:
     empty = store.create()
     ids = [store.create().id for _ in range(3)]
     for session_id in ids:
@@ -150,7 +150,7 @@ def test_empty_sessions_are_not_resumed_and_are_deleted(store: SessionStore) -> 
         store.session(empty.id)
 
 
-def test_deleting_a_very_long_chat(store: SessionStore) -> None:
+def test_a_chat_of_1500_messages_is_deleted(store: SessionStore) -> None:
     session = store.create()
     parent = None
     for i in range(1500):  # deeper than SQLite lets triggers and cascades nest
@@ -277,7 +277,7 @@ def test_nul_and_surrogate_characters_are_replaced(store: SessionStore) -> None:
     assert store.session(session.id).system == "?"
 
 
-def test_files_that_are_no_database_or_a_newer_one(tmp_path: Path) -> None:
+def test_foreign_files_and_newer_databases_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is not a database, whatever its name says" * 100)
     with pytest.raises(SessionError, match="not a database"):

@@ -136,7 +136,7 @@ def test_contradictory_settings_are_refused(changes: dict[str, Any], complaint: 
         read("llama", **changes)
 
 
-def test_windows_by_architecture() -> None:
+def test_windows_are_those_of_the_architecture() -> None:
     assert windows(read("llama", sliding_window=8)) == [None] * LAYERS
     assert windows(read("mistral", sliding_window=8)) == [8, 8]
     assert windows(read("mistral", sliding_window=None)) == [None, None]
@@ -150,13 +150,13 @@ def test_windows_by_architecture() -> None:
     assert windows(read("qwen3", use_sliding_window=False, sliding_window=8, layer_types=kinds)) == [None] * LAYERS
 
 
-def test_layers_without_position_information() -> None:
+def test_layers_without_rope_follow_from_the_config() -> None:
     assert [layer.rope is None for layer in read("smollm3", num_hidden_layers=4).layers] == [False, True, False, True]
     listed = read("smollm3", no_rope_layers=[1, 0, 1])
     assert [layer.rope is None for layer in listed.layers] == [False, True, False]
 
 
-def test_falcons_layers_by_their_generation() -> None:
+def test_kv_heads_and_norms_of_falcon_follow_from_its_generation() -> None:
     config = {**config_of("llama"), "model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2}
 
     def layers(**changes: Any) -> tuple[int, bool]:
@@ -213,7 +213,7 @@ def test_gemma3_rotates_sliding_layers_at_the_local_frequency() -> None:
         {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},
     ],
 )
-def test_rope_settings_old_and_new(changes: dict[str, Any]) -> None:
+def test_rope_settings_are_read_under_old_and_new_keys(changes: dict[str, Any]) -> None:
     rope = read("llama", **changes).layers[0].rope
     assert rope is not None
     assert (rope.theta, rope.kind) == (5e5, "linear")
@@ -221,7 +221,7 @@ def test_rope_settings_old_and_new(changes: dict[str, Any]) -> None:
     assert rope.scaling["factor"] == 2.0
 
 
-def test_defaults_of_optional_keys() -> None:
+def test_missing_optional_keys_have_their_defaults() -> None:
     config = config_of("llama")
     for key in ("num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "tie_word_embeddings"):
         del config[key]

@@ -107,7 +107,7 @@ def test_windows_bound_the_bytes_read(tmp_path: Path) -> None:
     assert cost.kv_bytes_per_token == 4 * row  # all of it is kept
 
 
-def test_window_of_one() -> None:
+def test_a_window_of_one_reads_one_entry() -> None:
     cost = StepCost(weight_bytes=0, weight_flops=0, kv=[LayerKV(1, 8, window=1)])
     assert [cost.kv_bytes_read(past) for past in (0, 1, 50)] == [8, 8, 8]
 

@@ -132,7 +132,7 @@ def test_a_conversion_that_states_a_bias_of_attention_has_no_more() -> None:
     assert shape_of_config({**config, "attention_bias": True}).matrices == shape_of_config(config).matrices
 
 
-def test_a_projection_by_hand() -> None:
+def test_bytes_and_flops_of_a_projection_equal_those_by_hand() -> None:
     """4096 x 4096 in half precision: each of its bytes is used for one FLOP."""
     shape = one_matrix(Matrix("proj", 1, 4096, 4096, 4096 * 4096 * 2))
     row = shape.step(0)[0]
@@ -176,7 +176,7 @@ def test_of_a_mixture_only_the_active_experts_are_read() -> None:
     assert total(shape.step(9)) == (shape.cost.step_bytes(9), shape.cost.step_flops(9))
 
 
-def test_shapes_at_another_quantization() -> None:
+def test_bytes_follow_another_quantization_of_weights_and_kv() -> None:
     shape = one_matrix(Matrix("proj", 2, 64, 128, 64 * 128 * 2))
     quantized = shape.stored_at(4)
     assert quantized.matrices[0].nbytes == 64 * 128 // 2 + 64 * 128 // 64 * 4
@@ -196,7 +196,7 @@ def test_catalog_shapes_have_the_catalogs_weight_bytes(name: str) -> None:
     )  # some keep tables at more bits than they are named for
 
 
-def test_unknown_and_contradictory_configs() -> None:
+def test_unknown_and_contradictory_configs_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="mamba"):
         shape_of_config({"model_type": "mamba"})
     with pytest.raises(CheckpointError):

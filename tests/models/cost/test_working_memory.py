@@ -41,7 +41,7 @@ natively = pytest.mark.skipif(not native.status().available, reason="the kernels
 
 
 @natively
-def test_the_sum_by_hand() -> None:
+def test_working_memory_equals_the_sum_by_hand() -> None:
     program = 42_000_000 + 300 * _V
     row = 4 * (4 * _E + 3 * _F + 3 * _H * _D)
     assert working_memory(shape_of_config(_LLAMA), on_gpu=False) == program + 512 * row

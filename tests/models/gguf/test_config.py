@@ -107,7 +107,7 @@ def test_vision_models_text_parts_are_the_text_models() -> None:
     assert config("qwen3vlmoe", **counts, **sections) == config("qwen3moe", **counts)
 
 
-def test_rope_scaling() -> None:
+def test_rope_scaling_is_read_or_refused_by_kind() -> None:
     linear = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
     assert config(**linear)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert "rope_scaling" not in config(rope__scaling__type="none", rope__scaling__factor=8.0)

@@ -266,7 +266,7 @@ def test_transformers_reads_the_same_tokenizer(variant: str, tmp_path: Path) -> 
     assert theirs.eos_token == "</s>"
 
 
-def test_the_files_beside_the_weights(tmp_path: Path) -> None:
+def test_a_converted_directory_has_all_files_of_a_model(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama-3")
     told: list[tuple[int, int]] = []
     (target := tmp_path / "out").mkdir()

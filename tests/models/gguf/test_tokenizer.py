@@ -95,7 +95,7 @@ def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others()
         ("youtu", "camelCase12", ["camel", "Case", "1", "2"]),
     ],
 )
-def test_words_without_recorded_answers(pre: str, text: str, words: list[str]) -> None:
+def test_texts_are_split_into_words_as_by_hand(pre: str, text: str, words: list[str]) -> None:
     split = of_case(pre).pre_tokenizer.pre_tokenize_str
     assert [word for word, _ in split(text)] == words
 
@@ -154,7 +154,7 @@ def test_merges_cannot_build_a_control_token() -> None:
     assert len(tokens) - 1 not in tokenizer.encode("zq zq").ids
 
 
-def test_begin_and_end_follow_the_file() -> None:
+def test_bos_and_eos_are_added_as_the_file_says() -> None:
     assert build("byte_level")[0].encode("a").ids[0] != 0
     assert build("byte_level", pre="llama-bpe")[0].encode("a").ids[0] == 0
     assert build("byte_level", pre="llama-bpe", add_bos_token=False)[0].encode("a").ids[0] != 0

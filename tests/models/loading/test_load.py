@@ -87,7 +87,9 @@ def test_the_config_decides_between_the_decoder_and_mlx_lm(
         ({"text_config": {"max_position_embeddings": 77}}, 77),
     ],
 )
-def test_the_context_a_model_was_made_for(tmp_path: Path, changes: dict[str, object], length: int) -> None:
+def test_the_context_length_is_read_from_any_of_its_keys(
+    tmp_path: Path, changes: dict[str, object], length: int
+) -> None:
     directory = write_model(tmp_path, "llama")
     (directory / "config.json").write_text(json.dumps({**config_of("llama"), **changes}))
     assert context_length(open_checkpoint(directory)) == length

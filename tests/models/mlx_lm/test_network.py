@@ -225,7 +225,7 @@ def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> N
         assert cost.kv_bytes_read(100) < 101 * cost.kv_bytes_per_token
 
 
-def test_quantize_on_load(network: MlxLmNetwork, directory: Path) -> None:
+def test_quantizing_on_load_reduces_the_bytes_of_a_step(network: MlxLmNetwork, directory: Path) -> None:
     plain = network
     small = load(directory, requantize=Quantization(8, 32))
     assert small.cost.weight_bytes < 0.45 * plain.cost.weight_bytes

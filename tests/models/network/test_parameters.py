@@ -184,7 +184,7 @@ def test_quantization_sections_that_do_not_fit(
         ("model.layers.0.mlp.down_proj.scales", mx.zeros((HIDDEN, 5)), "down_proj.scales has shape"),
     ],
 )
-def test_broken_quantized_tensors(
+def test_broken_quantized_tensors_are_refused(
     tmp_path: Path, plain: Path, name: str, replacement: mx.array | None, complaint: str
 ) -> None:
     directory = change(quantize_model(plain, tmp_path), tensors={name: replacement})

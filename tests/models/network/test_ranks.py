@@ -117,7 +117,7 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
         ("olmo-hybrid", {"linear_num_key_heads": 1}, [1, 1], _EXACT),
     ],
 )
-def test_norms_over_all_heads_and_groups_of_both_ranks(
+def test_norms_that_span_ranks_equal_those_of_one_machine(
     two: Ranks, tmp_path: Path, name: str, changes: dict[str, Any], shares: list[int], environment: dict[str, str]
 ) -> None:
     path = mlx_lm_models.write_mlx_lm_model(tmp_path / name, {**config_of(name), **changes})
@@ -192,9 +192,7 @@ def test_quantized_classes_with_draft_tokens_are_divided(
     ],
     ids=["sampled", "q8", "guesses", "joining", "error-in-prefill", "error", "stock", "stock-batch"],
 )
-def test_sampling_caching_and_errors_on_two_ranks(
-    two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]
-) -> None:
+def test_two_ranks_sample_and_draft_as_one(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
     job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), **changes)
     answer = two.ask(**job, kind=kind, shares=[1, 1])
@@ -283,7 +281,9 @@ def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: P
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
-def test_three_ranks_with_unequal_shares(three: Ranks, tmp_path: Path, kind: str, shares: list[float]) -> None:
+def test_three_ranks_with_unequal_shares_answer_as_one(
+    three: Ranks, tmp_path: Path, kind: str, shares: list[float]
+) -> None:
     wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 5}
     few = {"batches": [[_LONG[:20], [1, 2, 3]]], "tokens": 3}  # three ranks that poll share two cores
     job = job_of(tiny.write_model(tmp_path / "wide", "llama", changes=wide), environment=_EXACT, **few)

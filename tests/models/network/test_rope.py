@@ -27,7 +27,7 @@ def periods(theta: float, dim: int, kind: str, scaling: dict[str, Any]) -> list[
 
 
 @given(dims, thetas)
-def test_default_periods(dim: int, theta: float) -> None:
+def test_plain_rope_has_the_published_periods(dim: int, theta: float) -> None:
     rope = make_rope(RopeConfig(theta), dim, CONTEXT)
     assert (rope.dims, rope.amplitude, rope.periods.dtype) == (dim, 1.0, mx.float32)
     assert rope.periods.tolist() == pytest.approx([theta ** (2 * i / dim) for i in range(dim // 2)], rel=1e-6)

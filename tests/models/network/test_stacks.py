@@ -118,7 +118,9 @@ def test_another_limit_of_its_activation_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_joined_halves(tmp_path: Path, name: str, apart: str, joined: str, down: str) -> None:
+def test_joined_gate_and_up_matrices_give_the_same_logits(
+    tmp_path: Path, name: str, apart: str, joined: str, down: str
+) -> None:
     plain = write_mlx_lm_model(tmp_path / "plain", config_of(name))
     stored = write_joined(plain, tmp_path / "joined", apart, joined, down)
     assert mx.array_equal(logits(stored, native), logits(plain, native))
@@ -128,7 +130,9 @@ def test_joined_halves(tmp_path: Path, name: str, apart: str, joined: str, down:
 
 @pytest.mark.peer
 @pytest.mark.parametrize("inputs_first", [True, False], ids=["as-released", "as-transformers-5"])
-def test_experts_of_qwen_3_vl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs_first: bool) -> None:
+def test_experts_of_qwen_3_vl_are_read_in_both_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs_first: bool
+) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     plain = write_mlx_lm_model(tmp_path / "plain", config_of("qwen3-vl-moe"))
     names = ("mlp.switch_mlp", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -158,7 +162,9 @@ def write_joined(plain: Path, target: Path, apart: str, joined: str, down: str) 
 
 @pytest.mark.peer
 @pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
-def test_a_quantized_copy_of_joined_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantized_copy_of_joined_matrices_is_that_of_separate_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     plain = write_mlx_lm_model(tmp_path / "plain", config_of("qwen3.5-moe"))
     names = ("mlp.switch_mlp", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")

@@ -82,7 +82,7 @@ _TURNED = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0
         ("aya_vision", "cohere2", "cohere2", {}),
     ],
 )
-def test_text_parts_without_a_class_in_mlx_lm(
+def test_text_parts_that_mlx_lm_lacks_give_the_logits_of_a_text_only_model(
     tmp_path: Path, family: str, variant: str, kind: str, stated: dict[str, Any]
 ) -> None:
     """The text part is the text-only model whose layers it has, though transformers alone knows the whole."""

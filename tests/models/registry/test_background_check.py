@@ -105,7 +105,9 @@ def test_reading_pauses_during_decoding(model: ResolvedModel) -> None:
     assert check.damage is not None
 
 
-def test_one_thread_of_idle_priority(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_are_read_by_one_thread_of_idle_priority(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, int]] = []
 
     def look(*_: object) -> list[str]:

@@ -185,7 +185,7 @@ def test_an_invalid_config_is_refused(hub: HubServer, config: bytes) -> None:
         ({"m-Q9_X.gguf": b"", "m-Q1_Y.gguf": b""}, UnsupportedModelError, "quantization"),
     ],
 )
-def test_repositories_without_a_model_for_us(
+def test_repositories_without_a_usable_model_are_refused(
     hub: HubServer, files: dict[str, bytes], kind: type[HeadraceError], word: str
 ) -> None:
     hub.add("org/name", files)

@@ -60,7 +60,7 @@ def test_only_the_pinned_member_is_extracted(wheel: Wheel, work: Path) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("version", [importlib.metadata.version("pip"), "23.2.1"])
-def test_from_an_index_with_this_pip_and_an_old_one(
+def test_a_wheel_is_fetched_by_new_and_old_releases_of_pip(
     links: Path, work: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     """Releases before 24.1 cannot report progress: the growth of their temporary files is watched instead."""
@@ -71,7 +71,7 @@ def test_from_an_index_with_this_pip_and_an_old_one(
         assert fetch_wheel(wheel, work).read_bytes() == CONTENT
 
 
-def test_index_that_cannot_be_reached(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_is_one_line_and_a_hint(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate_pip(monkeypatch, index="http://127.0.0.1:9/simple")
     with pytest.raises(FetchError, match="cannot be reached") as caught:
         fetch_wheel(wheel, work)
@@ -80,19 +80,21 @@ def test_index_that_cannot_be_reached(wheel: Wheel, work: Path, monkeypatch: pyt
     assert FILENAME in str(caught.value.hint)
 
 
-def test_index_without_the_project(wheel: Wheel, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_the_project_is_refused(
+    wheel: Wheel, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     isolate_pip(monkeypatch, links=tmp_path)
     with pytest.raises(FetchError, match="does not have"):
         fetch_wheel(wheel, work)
 
 
-def test_without_room(wheel: Wheel, work: Path) -> None:
+def test_a_wheel_larger_than_the_disk_is_refused(wheel: Wheel, work: Path) -> None:
     with pytest.raises(FetchError, match="no space"):
         fetch_wheel(replace(wheel, bytes=1 << 60), work)
     assert files(work) == set()
 
 
-def test_without_pip(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pip_is_refused_with_a_hint(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> str:
         raise PackageNotFoundError
 
@@ -144,7 +146,7 @@ def test_the_archive_does_not_choose_the_target_path(links: Path, work: Path) ->
 
 
 @pytest.mark.parametrize("cut", [10, 1000, -30])
-def test_damaged_archives(links: Path, work: Path, cut: int) -> None:
+def test_truncated_archives_are_refused(links: Path, work: Path, cut: int) -> None:
     build_wheel(links, CONTENT)
     file = links / FILENAME
     file.write_bytes(file.read_bytes()[:cut])
@@ -152,7 +154,7 @@ def test_damaged_archives(links: Path, work: Path, cut: int) -> None:
         module._extract(file, pins(file, CONTENT), work, module.silent)
 
 
-def test_damaged_compressed_data(links: Path, work: Path) -> None:
+def test_damaged_compressed_data_is_refused(links: Path, work: Path) -> None:
     build_wheel(links, CONTENT)
     file = links / FILENAME
     with zipfile.ZipFile(file) as archive:
@@ -182,7 +184,7 @@ def test_ctrl_c_ends_pip(links: Path, work: Path, monkeypatch: pytest.MonkeyPatc
         assert index.gone.wait(PATIENCE_S)
 
 
-def test_a_group_that_only_a_zombie_is_left_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_a_pip_that_has_already_exited_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS answers EPERM where Linux has success."""
 
     def refuse(_group: int, _kind: int) -> None:

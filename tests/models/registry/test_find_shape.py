@@ -35,7 +35,7 @@ def test_a_config_alone_is_enough(tmp_path: Path, store: Store) -> None:
     assert shape.layers == config_of("qwen2")["num_hidden_layers"]
 
 
-def test_a_catalog_name_that_is_not_installed(store: Store) -> None:
+def test_a_catalog_name_needs_no_installed_model(store: Store) -> None:
     name, shape = find_shape("qwen3-30b-a3b", store)
     assert name == "qwen3-30b-a3b"
     assert shape.cost.weight_bytes < shape.resident_bytes / 8  # 8 of 128 experts
@@ -67,7 +67,7 @@ def test_an_invalid_config_is_an_error(text: str, tmp_path: Path, store: Store) 
         find_shape(str(tmp_path), store)
 
 
-def test_an_unknown_architecture(tmp_path: Path, store: Store) -> None:
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, store: Store) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
     with pytest.raises(UnsupportedModelError, match="rwkv"):
         find_shape(str(tmp_path), store)

@@ -57,7 +57,7 @@ def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None
     ("wanted", "taken"),
     [("Q8_0", "m-q8_0.gguf"), ("Q4_K_XL", "m-UD-Q4_K_XL.gguf"), ("UD-Q4_K_XL", "m-UD-Q4_K_XL.gguf")],
 )
-def test_a_quantization_that_is_asked_for(wanted: str, taken: str) -> None:
+def test_a_requested_quantization_is_chosen(wanted: str, taken: str) -> None:
     names = ["config.json", "model.safetensors", "m-q8_0.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
     assert choose_files(names, REPO, quantization=wanted) == [taken]
 
@@ -70,7 +70,7 @@ def test_the_beginning_of_a_quantization_is_enough() -> None:
         choose_files(names, REPO, quantization="Q6")
 
 
-def test_a_folder_of_a_repository() -> None:
+def test_files_of_a_requested_folder_are_chosen() -> None:
     parts = ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]
     plain = ["4bit/config.json", "4bit/model.safetensors", "4bit/tokenizer.json"]
     names = [*parts, *plain, "m-Q4_K_M.gguf", "README.md"]
@@ -122,7 +122,7 @@ _suffix = st.sampled_from([".safetensors", ".json", ".gguf", ".py", ".bin", ".pt
 
 
 @given(st.lists(st.builds(str.__add__, _part, _suffix), max_size=10))
-def test_any_set_of_repository_files(names: list[str]) -> None:
+def test_chosen_files_are_weights_and_settings_of_the_repository(names: list[str]) -> None:
     try:
         chosen = choose_files(names, REPO)
     except HeadraceError:

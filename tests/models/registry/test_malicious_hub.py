@@ -59,7 +59,7 @@ def of_headers(**lies: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE[:6], "main"])
-def test_a_commit_that_is_no_hash(hub: HubServer, tmp_path: Path, name: str) -> None:
+def test_a_commit_that_is_no_hash_is_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
     hub.add("org/name", MODEL)
     hub.lie = of_info(lambda told: told.update(sha=name))
     assert "hub" in refused(tmp_path)
@@ -67,7 +67,7 @@ def test_a_commit_that_is_no_hash(hub: HubServer, tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("header", ["X_Repo_Commit", "ETag", "X_Linked_ETag"])
 @pytest.mark.parametrize("name", OUTSIDE[:6])
-def test_headers_that_are_paths(hub: HubServer, tmp_path: Path, header: str, name: str) -> None:
+def test_paths_in_headers_are_refused(hub: HubServer, tmp_path: Path, header: str, name: str) -> None:
     hub.add("org/name", MODEL)
     hub.lie = of_headers(**{header: f'"{name}"' if "ETag" in header else name})
     refused(tmp_path)
@@ -76,7 +76,7 @@ def test_headers_that_are_paths(hub: HubServer, tmp_path: Path, header: str, nam
 @pytest.mark.parametrize(
     "name", ["../model.safetensors", "/model.safetensors", "model/../../../x.safetensors", "model\0.safetensors"]
 )
-def test_files_that_are_paths(hub: HubServer, tmp_path: Path, name: str) -> None:
+def test_file_names_that_leave_the_folder_write_nothing(hub: HubServer, tmp_path: Path, name: str) -> None:
     hub.add("org/name", MODEL)
     entry = {"rfilename": name, "size": 4, "blobId": "0" * 40}
     hub.lie = of_info(lambda told: told["siblings"].append(entry))
@@ -86,7 +86,7 @@ def test_files_that_are_paths(hub: HubServer, tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_other_bytes_than_the_hub_states(hub: HubServer, tmp_path: Path, name: str) -> None:
+def test_files_that_differ_from_their_digest_are_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
     hub.add("org/name", MODEL)
     key = hashlib.sha256(MODEL[name]).hexdigest() if name.endswith(".safetensors") else name
 
@@ -105,7 +105,7 @@ def test_other_bytes_than_the_hub_states(hub: HubServer, tmp_path: Path, name: s
     "end",
     ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "api/models/org/name"],
 )
-def test_a_body_without_an_end(hub: HubServer, tmp_path: Path, end: str) -> None:
+def test_an_endless_body_is_refused_before_300_mib(hub: HubServer, tmp_path: Path, end: str) -> None:
     hub.add("org/name", MODEL)
     hub.endless.add(end)
     refused(tmp_path)
@@ -113,7 +113,7 @@ def test_a_body_without_an_end(hub: HubServer, tmp_path: Path, end: str) -> None
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 300 << 20
 
 
-def test_a_gguf_without_an_end(hub: HubServer, tmp_path: Path) -> None:
+def test_an_endless_gguf_is_read_up_to_its_header(hub: HubServer, tmp_path: Path) -> None:
     """Its header is read in parts, of which no more is taken than was asked for."""
     content = write_gguf(tmp_path / "m.gguf", "llama").read_bytes() + bytes(2 << 20)
     hub.add("org/name", {"m-Q8_0.gguf": content})
@@ -122,7 +122,7 @@ def test_a_gguf_without_an_end(hub: HubServer, tmp_path: Path) -> None:
     assert hub.sent_without_end < 64 << 20
 
 
-def test_a_config_without_an_end(hub: HubServer) -> None:
+def test_an_endless_config_is_refused(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     hub.endless.add("config.json")
     with pytest.raises(FetchError):
@@ -177,7 +177,7 @@ def test_no_token_goes_along_to_another_host(
         {"id": None},
     ],
 )
-def test_answers_of_another_shape(hub: HubServer, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_malformed_answers_write_no_files(hub: HubServer, tmp_path: Path, change: dict[str, Any]) -> None:
     hub.add("org/name", MODEL)
     hub.lie = of_info(lambda told: told.update(change))
     with contextlib.suppress(HeadraceError):

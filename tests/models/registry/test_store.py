@@ -38,7 +38,7 @@ def leftovers(store: Store) -> list[str]:
     return sorted(path.name for path in partial.iterdir()) if partial.exists() else []
 
 
-def test_install_get_list_remove(store: Store) -> None:
+def test_an_installed_model_is_listed_until_it_is_removed(store: Store) -> None:
     assert store.get(NAME) is None
     assert store.list() == []
     model = store.install(NAME, build)

@@ -73,7 +73,7 @@ def test_a_template_that_does_not_ask_is_not_disturbed(tmp_path: Path, family: s
     assert prompts.encode(ASK, thinking=False) == prompts.encode(ASK, thinking=True) == prompts.encode(ASK)
 
 
-def test_models_that_do_not_think(tmp_path: Path) -> None:
+def test_a_template_without_thinking_begins_no_section(tmp_path: Path) -> None:
     prompts = ChatPrompt(tokenizer(tmp_path, "chatml"))
     assert not prompts.thinks
     assert prompts.opening(prompts.encode([{"role": "user", "content": "<think>"}])) == ""
@@ -142,7 +142,9 @@ def test_thinking_is_switched_by_each_templates_variable(tmp_path: Path, written
         ("", ".", "."),
     ],
 )
-def test_levels_and_budgets_in_each_templates_words(tmp_path: Path, written: str, level: str, budget: str) -> None:
+def test_levels_and_budgets_are_set_by_each_templates_variables(
+    tmp_path: Path, written: str, level: str, budget: str
+) -> None:
     encoder = tokenizer(tmp_path, "qwen3")
     (tmp_path / "qwen3" / "chat_template.jinja").write_text(written + "{# </think> #}.")
     prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))

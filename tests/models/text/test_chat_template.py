@@ -71,7 +71,7 @@ def test_helpers_of_templates_work() -> None:
     assert ChatTemplate({"default": source}).render([USER]) == "0\n2\nsaid42{'a': 1}a+bX1y!1-2a\n  b"
 
 
-def test_calls_in_a_loop_with_a_namespace() -> None:
+def test_a_macro_is_called_in_a_loop_that_sets_a_namespace() -> None:
     """jinja2 hands the variables of a loop to every call inside it (Gemma 4, GigaChat 3)."""
     source = """{% macro shown(text) %}[{{ text }}]{% endmacro %}{% for m in messages %}{% set ns = namespace(n=1) %}\
 {% set kept = messages %}{{ shown(m.content.strip()) }}{{ m.get('role') }}{{ ns.n }}{% endfor %}"""

@@ -68,7 +68,7 @@ def tiktoken(directory: Path, file: str, config: Mapping[str, Any]) -> Path:
     return directory
 
 
-def test_tekken(tmp_path: Path) -> None:
+def test_a_tekken_tokenizer_has_the_ids_of_its_merges(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tekken(tmp_path))
     for text in TEXTS:
         assert tokenizer.encode(text) == merged(TEKKEN, text, 24), text
@@ -84,7 +84,7 @@ def test_tekken(tmp_path: Path) -> None:
     ("file", "name", "pattern"),
     [("tiktoken.model", "TikTokenTokenizer", KIMI), ("qwen.tiktoken", "QWenTokenizer", QWEN)],
 )
-def test_tiktoken(tmp_path: Path, file: str, name: str, pattern: str) -> None:
+def test_a_tiktoken_tokenizer_has_the_ids_of_its_merges(tmp_path: Path, file: str, name: str, pattern: str) -> None:
     end = len(RANKS) + 2
     config = {"tokenizer_class": name, "eos_token": "<|im_end|>"}
     if name != "QWenTokenizer":
@@ -112,7 +112,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return directory
 
 
-def test_sentencepiece(model: Path) -> None:
+def test_a_sentencepiece_tokenizer_has_the_ids_of_the_library(model: Path) -> None:
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model / "tokenizer.model"))
     tokenizer = Tokenizer.load(model)
     for text in TEXTS:

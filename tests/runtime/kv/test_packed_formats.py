@@ -77,7 +77,7 @@ def test_chunks_and_shared_prefixes_do_not_change_bits(decoder: Decoder) -> None
     assert mx.array_equal(say(network, third, ANSWER[-1:]), expected[-1:])
 
 
-def test_rows_of_several_sequences_in_one_pass(decoder: Decoder) -> None:
+def test_packed_rows_have_the_same_bits_together_and_alone(decoder: Decoder) -> None:
     pool = pool_of(decoder, 32 * BLOCK)
     parts: list[tuple[int, list[int], Any]] = [
         (200, [3], "decode"),

@@ -127,7 +127,7 @@ def test_rollback_into_a_shared_block_copies_it(case: Case) -> None:
 
 
 @pytest.mark.sampled
-def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
+def test_rows_have_the_same_bits_together_and_alone(case: Case) -> None:
     """A decode row, a chunk of a prompt, a first chunk, two sequences behind one prefix: as each alone."""
     network = WithPool(case.decoder)
     parts: list[tuple[list[int], list[int], Any]] = [

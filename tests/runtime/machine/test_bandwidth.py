@@ -131,7 +131,7 @@ def test_an_interrupted_pass_leaves_no_threads(monkeypatch: pytest.MonkeyPatch) 
         thread.join()
 
 
-def test_mlx_readers_on_the_default_device() -> None:
+def test_a_gpu_is_measured_by_operations_of_mlx() -> None:
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=1 << 30)
     peak = bandwidth.measure_peak(host=host)
     assert peak.method in ("mx.sum float32", "4-bit matrix by vector")

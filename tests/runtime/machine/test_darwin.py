@@ -83,7 +83,7 @@ def test_a_sample_that_is_not_understood_is_unknown(
         ("odd-statistics", (None, None)),
     ],
 )
-def test_load_and_memory_of_the_gpu(
+def test_load_and_memory_of_the_gpu_are_read_and_released(
     paths: Libraries, monkeypatch: pytest.MonkeyPatch, broken: str, expected: tuple[float | None, int | None]
 ) -> None:
     monkeypatch.setenv("FAKE", broken)
@@ -94,7 +94,7 @@ def test_load_and_memory_of_the_gpu(
 
 
 @pytest.mark.parametrize(("broken", "expected"), [("", 2), ("no-notification", None), ("no-state", None)])
-def test_state_of_a_notification(
+def test_the_state_of_a_notification_is_read_and_released(
     paths: Libraries, monkeypatch: pytest.MonkeyPatch, broken: str, expected: int | None
 ) -> None:
     monkeypatch.setenv("FAKE", broken)

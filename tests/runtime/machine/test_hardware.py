@@ -50,7 +50,7 @@ def recorded(name: str) -> Machine:
     return hardware.assemble(device["backend"], device["device_info"], reader(name), uname, device["scheduled_cpus"])
 
 
-def test_virtual_machine_without_limits() -> None:
+def test_a_virtual_machine_without_limits_has_all_its_memory() -> None:
     host = recorded("epyc-vm")
     assert (host.backend, host.device_name, host.cpu) == ("cpu", "AMD EPYC", "AMD EPYC")
     assert (host.physical_cores, host.usable_cores) == (2, 2)
@@ -70,14 +70,14 @@ def test_container_limits_count_as_the_machine() -> None:
     assert hardware.swap_used(reader("ryzen-docker"), runner("ryzen-docker")) == (8388604 - 7340028) * 1024
 
 
-def test_limit_of_an_outer_v1_group() -> None:
+def test_a_limit_of_an_outer_v1_group_counts() -> None:
     host = recorded("kubernetes-v1")
     assert host.memory_bytes == 4 * GIB
     assert (host.physical_cores, host.usable_cores) == (4, 3)
     assert hardware.memory_available(reader("kubernetes-v1"), runner("kubernetes-v1")) == 4 * GIB - 1_000_000_000
 
 
-def test_arm_linux_on_a_mac() -> None:
+def test_an_arm_linux_on_a_mac_has_its_cores_and_memory() -> None:
     host = recorded("docker-on-mac")
     assert host.cpu == "Apple (Arm part 0x000)"
     assert host.device_name == host.cpu
@@ -115,7 +115,7 @@ def test_recorded_macs_have_their_cores_memory_and_bandwidth(
     assert host.os.startswith("macOS")
 
 
-def test_mac_power_and_memory() -> None:
+def test_power_swap_and_memory_of_macs_are_read() -> None:
     run = runner("macbook-m4-max")
     assert power("macbook-m4-max") == hardware.PowerState(True, 78, True, True, "heavy")
     assert power("macbook-m4-max").slows_memory

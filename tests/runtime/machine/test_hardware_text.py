@@ -135,7 +135,7 @@ def test_kinds_of_cores_are_counted_and_named() -> None:
     assert text.core_kinds({}) == {}
 
 
-def test_one_core_many_threads() -> None:
+def test_threads_of_one_core_count_once() -> None:
     block = "processor : {}\nmodel name : Xeon\nphysical id : 0\ncore id : 0\nflags : avx2\n\n"
     info = text.cpuinfo(block.format(0) + block.format(1))
     assert info == text.CpuInfo("Xeon", 1, frozenset({"avx2"}))

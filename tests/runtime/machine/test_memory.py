@@ -35,7 +35,7 @@ def test_refusal_names_the_numbers_and_the_context_that_fits() -> None:
     assert "8,192 tokens" in (refused.value.hint or "")
 
 
-def test_refusal_of_weights_alone() -> None:
+def test_weights_that_do_not_fit_are_refused_with_a_hint() -> None:
     with pytest.raises(NotEnoughMemoryError) as refused:
         check_fits(20 * GIB, GIB, 0, LIMIT, context=4096, fitting=0)
     assert refused.value.hint

@@ -115,7 +115,7 @@ def test_experts_of_any_size_and_routing_match_the_reference(size: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_a_routers_own_norm_and_scales_of_experts(tokens: int) -> None:
+def test_router_norms_and_expert_scales_match_the_reference(tokens: int) -> None:
     norm = mx.random.uniform(0.1, 3, (64,))
     scale = mx.random.uniform(0.5, 2, (EXPERTS,))
     m = mixture(4, 64, 96, router_norm=norm, expert_scale=scale)
@@ -141,7 +141,7 @@ def test_router_weights_can_multiply_the_experts_input(bits: int, tokens: int) -
 
 
 @pytest.mark.parametrize("size", [24, 41])
-def test_rows_that_do_not_fill_a_band(size: int) -> None:
+def test_sizes_that_fill_no_whole_band_match_the_reference(size: int) -> None:
     m = mixture(4, 64, size)
     assert difference(m, 1) < 5e-4
     assert difference(m, 7) < 5e-4

@@ -39,7 +39,7 @@ def network(either: Decoder) -> Decoder:
         ([3] * 20 + [1, 2, 3, 3, 3, 3, 3], None),  # nor later
     ],
 )
-def test_the_forced_token_of_a_section_limit(output: list[int], forced: int | None) -> None:
+def test_the_closing_tokens_are_forced_at_the_limit(output: list[int], forced: int | None) -> None:
     assert SectionLimit(4, OPEN, CLOSE).forced(output) == forced
 
 
