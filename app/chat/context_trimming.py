@@ -1,16 +1,68 @@
-"""Trimming of a prompt that exceeds the context: drop the oldest turns or replace them by a summary, with undo."""
+"""A full context: the question to the user, and trimming of the prompt.
 
-from headrace.app.chat.context_question import ContextQuestion, context_full_notice
+Trimming drops the oldest turns or replaces them by a summary, with undo.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
 from headrace.app.chat.prompt import runs
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import UsageError
 
+ContextChoice = Literal["drop", "summarise", "new"]
+
+CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
+    ("drop", "d", "leave out the oldest turns"),
+    ("summarise", "s", "summarise the oldest turns, then leave them out"),
+    ("new", "n", "continue in a new session"),
+)
+"""Choices with a key and a description."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextQuestion:
+    """The user has to choose which turns to leave out.
+
+    tokens: of the prompt, or of prompt and answer.
+    limit: tokens of the context.
+    during_answer: the answer reached the limit and is kept as partial; `drop` and `summarise` continue it.
+    leaf: the message concerned.
+    choices: those that can work.
+    """
+
+    tokens: int
+    limit: int
+    during_answer: bool
+    leaf: int
+    choices: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
+
+    @property
+    def text(self) -> str:
+        """The question in words."""
+        return (
+            f"{'With this answer' if self.during_answer else 'With your message'} the conversation has "
+            f"{self.tokens:,} tokens; the context holds {self.limit:,}, answer included. "
+            "Nothing is removed without your choice."
+        )
+
+
+def context_full_notice(tokens: int, limit: int, why: str) -> str:
+    """Return the notice if there is no choice. why: the reason.
+
+    A prompt shorter than the limit may leave too little room for an answer.
+    """
+    if tokens < limit:
+        return f"too little room for an answer: {tokens:,} of the context's {limit:,} tokens are taken; {why}"
+    return f"the context is full: {tokens:,} tokens, the limit is {limit:,}; {why}"
+
 
 class ContextTrimming:
     """Nothing is left out of the prompt unless the user chooses so.
 
-    question: the choice the user has to make. returned: text of a message too long for the context, for the input.
+    question: the choice the user has to make.
+    returned: text of a message too long for the context, for the input.
     typed: content of the last message, and the text it was parsed from.
     """
 

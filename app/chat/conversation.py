@@ -7,13 +7,13 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
 from headrace.app.chat.answer_writer import AnswerWriter, Phase
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.context_question import ContextChoice, ContextQuestion, DiskChoice, context_full_notice
-from headrace.app.chat.context_trimming import ContextTrimming
+from headrace.app.chat.context_trimming import ContextChoice, ContextQuestion, ContextTrimming, context_full_notice
 from headrace.app.chat.prompt import summary_messages, summary_tokens
 from headrace.app.chat.session_branch import SessionBranch, tokens_held
 from headrace.app.chat.turn import Turn
@@ -38,6 +38,13 @@ from headrace.app.engine.events import (
 from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
+
+DiskChoice = Literal["again", "unsaved"]
+DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
+    ("again", "t", "try again: there is room now"),
+    ("unsaved", "u", "go on; nothing more is saved"),
+)
+"""Choices after the disk of the sessions was full."""
 
 
 class Conversation:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
-from headrace.app.chat.context_question import context_full_notice
+from headrace.app.chat.context_trimming import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from headrace.app.answer.repetition import REPEATS
-from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice, DiskChoice
-from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.context_trimming import CONTEXT_CHOICES, ContextChoice
+from headrace.app.chat.conversation import DISK_CHOICES, Conversation, DiskChoice
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import LoadProgress, one_line

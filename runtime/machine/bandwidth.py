@@ -78,9 +78,9 @@ def measure_now(source: str, host: Machine | None = None, progress: Progress | N
     return _measure(host, _best_readers(host), _SHORT_S, progress or (lambda _: None), source)
 
 
-def read_hourly(source: str, host: Machine | None = None) -> Peak:
+def read_hourly(source: str) -> Peak:
     """Return the newest reading of the last hour, of the last minute if other programs slowed it. Else measure now."""
-    host = host or machine()
+    host = machine()
     for peak in reversed(measurements(host)):
         max_age_s = _AGAIN_S if peak.busy else _HOUR_S
         if peak.source != "decode" and age_s(peak) < max_age_s:

@@ -60,11 +60,11 @@ def flops_of(step: StepRecord, cost: StepCost) -> int:
     return cost.step_flops(step.context - step.tokens, 1 + step.proposed)
 
 
-def totals_of(steps: Sequence[StepRecord], cost: StepCost | None = None) -> StepTotals:
-    """Return the totals of these steps."""
+def totals_of(steps: Sequence[StepRecord]) -> StepTotals:
+    """Return the totals of these steps, without FLOPs."""
     totals = StepTotals()
     for record in steps:
-        totals.add(record, cost)
+        totals.add(record)
     return totals
 
 

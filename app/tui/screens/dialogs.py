@@ -16,7 +16,8 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice, DiskChoice
+from headrace.app.chat.context_trimming import CONTEXT_CHOICES, ContextChoice
+from headrace.app.chat.conversation import DISK_CHOICES, DiskChoice
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
