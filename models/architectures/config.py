@@ -173,19 +173,23 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
-    """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2).
+    """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2, MiniMax M3).
 
     heads, head_dim: of its queries; keys have one head.
     chosen: entries that a query attends to, at most.
     interleaved: its rotation turns neighbouring dimensions instead of halves.
     shared: the layer attends to the entries that the last layer before it with an indexer of its own has chosen.
+    block: entries that are chosen together, by a head of the indexer for each K/V head; 1: single latents.
+    local: blocks that are always chosen, a query's own the last of them.
     """
 
     heads: int
     head_dim: int
     chosen: int
-    interleaved: bool
+    interleaved: bool = False
     shared: bool = False
+    block: int = 1
+    local: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +292,14 @@ class DecoderConfig:
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
 
     def stored_heads(self, layer: LayerConfig) -> tuple[int, int]:
-        """Return the heads of a layer's K and V as stored, and their size; see `runtime.ops.indexed`."""
+        """Return the heads of a layer's K and V as stored, and their size.
+
+        An indexer's latents are stored once, half as K and half as V; see `runtime.ops.indexed`.
+        """
         heads, size = self.heads_of(layer)
-        return (heads, size) if layer.indexer is None else (heads, size // 2)
+        if self.latent is not None and layer.indexer is not None:
+            size //= 2
+        return heads, size
 
 
 def joint_norms(family: Family, layer: LayerConfig) -> int:

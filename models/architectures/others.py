@@ -15,7 +15,6 @@ from headrace.models.architectures.config import (
 from headrace.models.architectures.experts import corrected_experts, count_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind
-from headrace.models.architectures.llama import EXPERT_NAMES
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -266,27 +265,6 @@ def _hunyuan_runs(fields: Fields) -> bool:
     return not fields.values.get("use_cla")
 
 
-# MiniMax M1 and M2
-def _minimax_keys(config: Config) -> None:
-    share = config.get("partial_rotary_factor") or 1.0
-    width = config.get("head_dim")
-    if isinstance(share, int | float) and type(width) is int:
-        config.setdefault("rotary_dim", int(share * width))
-    config.setdefault("shared_intermediate_size", 0)
-
-
-def _minimax_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
-    dims = head_size(fields)
-    rope = full_rope(fields, architecture, share=fields.count("rotary_dim", default=dims) / dims)
-    return rope, rope
-
-
-def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
-    counts = count_experts(fields, "num_local_experts")
-    size = fields.count("intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
-
-
 # nanochat
 def _nanochat_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     rope = replace(full_rope(fields, architecture), backwards=True)
@@ -452,17 +430,6 @@ ROWS = (
         biases={"qkv_bias": QKV, "attention_bias": ("self_attn.o_proj",)},
         complete=_laguna,
     ),
-    Architecture(
-        "minimax",
-        Family(qk_norm="heads"),
-        add_keys=_minimax_keys,
-        tensor_names=EXPERT_NAMES,
-        rotated=0.5,
-        ropes=_minimax_ropes,
-        experts=_minimax_experts,
-        runs=several_experts,
-    ),
-    Architecture("minimax_m2", same_as="minimax", add_keys=_minimax_keys),
     Architecture(
         "nanochat",
         Family(activation="relu2", qk_norm="unit", norm_last=True, norm_weights=False),

@@ -134,7 +134,7 @@ class StepShape:
         return Operation("norms", 1, "", self.vector_bytes, 0)
 
     def _cache(self, past: int, tokens: int, *, prompt: bool = False) -> Iterator[Operation]:
-        per_entry = self.cost.attention_flops_per_entry
+        cost = self.cost
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries within its window.
             seen = layer.visible_by_all(past + 1, tokens)
@@ -145,7 +145,7 @@ class StepShape:
                 layer.count - layer.late * prompt,
                 f"{read} x {2 * self.kv_heads} x {self.head_dim}",
                 layer.bytes_per_token * read,
-                per_entry * seen,
+                cost.entry_flops(layer) * seen,
             )
         for layer in self.kv:
             shape = f"{tokens} x {2 * self.kv_heads} x {self.head_dim}"

@@ -133,7 +133,7 @@ def layers_kv(model: nn.Module, make_parts: Callable[[], list[CachePart]]) -> li
 
 def _chosen(model: nn.Module, kv: list[LayerKV]) -> list[LayerKV]:
     """Return the K/V with the rows that an indexer chooses: DeepSeek V3.2 and GLM 5 keep two caches a layer, the first
-    for attention, the second with the indexer's keys, all of which it reads.
+    for attention, the second with the indexer's keys, all of which it reads once there are more.
     """
     indexers = [
         module
@@ -143,7 +143,11 @@ def _chosen(model: nn.Module, kv: list[LayerKV]) -> list[LayerKV]:
     if 2 * len(indexers) != len(kv):
         return kv
     pairs = zip(indexers, kv[::2], kv[1::2], strict=True)
-    return [part for indexer, rows, keys in pairs for part in (replace(rows, chosen=indexer.index_topk), keys)]
+    return [
+        part
+        for indexer, rows, keys in pairs
+        for part in (replace(rows, chosen=indexer.index_topk), replace(keys, unread=indexer.index_topk))
+    ]
 
 
 def _of_keys(part: CachePart) -> list[LayerKV] | None:

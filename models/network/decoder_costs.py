@@ -104,26 +104,26 @@ def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
             layer.window or 0,
             kv.row_bytes(*config.stored_heads(layer)),
             layer.chunked,
-            layer.indexer.chosen if layer.indexer is not None else 0,
+            *((layer.indexer.chosen, layer.indexer.block) if layer.indexer is not None else (0, 1)),
             i == last,
         )
         for i, layer in attending
     )
-    groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:4])]
+    groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:-1])]
     return [
         *(
-            LayerKV(len(late), row, window or None, sum(late), chunked, chosen or None)
-            for (window, row, chunked, chosen), late in groups
+            LayerKV(len(late), row, window or None, sum(late), chunked, chosen or None, block)
+            for (window, row, chunked, chosen, block), late in groups
         ),
         *_index_keys(config, kv),
     ]
 
 
 def _index_keys(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
-    """Return the traffic of indexers' keys, all of which a step reads."""
+    """Return the traffic of indexers' keys: a step reads all, once there are more than may be chosen."""
     indexers = [layer.own_indexer for layer in config.layers if layer.own_indexer is not None]
     if not indexers:
         return []
     sizes = indexers[0]  # all are alike
     flops = attention_flops_per_entry(sizes.heads, sizes.head_dim) // 2  # no values
-    return [LayerKV(len(indexers), kv.row_bytes(1, sizes.head_dim // 2), flops=flops)]
+    return [LayerKV(len(indexers), kv.row_bytes(1, sizes.head_dim // 2), unread=sizes.chosen, flops=flops)]

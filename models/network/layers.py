@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig, MixerConfig, RopeConfig
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertsConfig,
+    IndexerConfig,
+    LayerConfig,
+    MixerConfig,
+    RopeConfig,
+)
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.parameters import Parameters
@@ -17,6 +24,7 @@ from headrace.models.network.tensors import (
     attention_gate,
     expert_stacks,
     feed_forward,
+    indexer,
     mixer_gates,
     mixer_inputs,
     mixer_output,
@@ -26,6 +34,7 @@ from headrace.models.network.tensors import (
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import (
     AttentionSpec,
+    BlockChooser,
     BoundedSilu,
     BranchNorms,
     Curve,
@@ -326,7 +335,7 @@ def _xielu(parameters: Parameters, at: str) -> Xielu:
 def _projections(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> tuple[list[Weight], Weight | None, Weight]:
-    """Return the projections into attention, its gate, if any, and the projection out of it."""
+    """Return the projections into attention and into an indexer, its gate, if any, and the projection out of it."""
     *inputs, output = attention(config, layer)
     gate = None
     if config.family.gates == "joined":
@@ -334,6 +343,7 @@ def _projections(
     for tensor in attention_gate(config, layer):
         gate = parameters.tensor(prefix, tensor)
     qkv = parameters.fused(prefix, inputs, qkv_order(config, rope))
+    qkv += [parameters.tensor(prefix, tensor) for tensor in indexer(config, layer)]
     return qkv, gate, parameters.tensor(prefix, output)
 
 
@@ -364,8 +374,11 @@ def _attention(
     if config.sinks:
         sinks = parameters.vector(f"{prefix}.sinks", heads)
     chosen = None
+    chooser = None
     if layer.indexer is not None:
         chosen = layer.indexer.chosen
+        if config.latent is None:
+            chooser = _chooser(config, parameters, prefix, layer.indexer, rope)
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
@@ -385,7 +398,29 @@ def _attention(
         chunked=layer.chunked,
         unit_norms=config.family.qk_norm == "unit" or (config.family.qk_norm == "turned_unit" and rope is not None),
         chosen=chosen,
+        chooser=chooser,
     )
+
+
+def _chooser(
+    config: DecoderConfig, parameters: Parameters, prefix: str, sizes: IndexerConfig, rope: Rope | None
+) -> BlockChooser:
+    q_norm, k_norm = (
+        parameters.vector(f"{prefix}.index_{part}_norm.weight", sizes.head_dim, config.norm_weight_offset)
+        for part in ("q", "k")
+    )
+    heads = AttentionSpec(
+        heads=sizes.heads,
+        kv_heads=1,
+        head_dim=sizes.head_dim,
+        scale=1.0,
+        rope=rope,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        norm_eps=config.norm_eps,
+        projects="qk",
+    )
+    return BlockChooser(heads, sizes.block, sizes.local)
 
 
 def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:

@@ -26,7 +26,7 @@ def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat
     if long_rope(config) is not None:
         reason = "LongRoPE turns keys anew as a sequence grows"
     elif any(layer.indexer for layer in config.layers):
-        reason = "an indexer chooses single entries, which packed blocks do not have"
+        reason = "an indexer chooses entries, which attention copies, and packed ones are read in place"
     elif environment.exact():
         reason = "HEADRACE_EXACT asks for float32 throughout"
     elif not ops.supports_packed(config.head_dim):

@@ -240,10 +240,21 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     kv_heads = layer.kv_heads  # 0: as in the other layers
     if kv_heads:
         kv_heads = len(kv_range(heads, config.heads, kv_heads))
+    indexer = layer.indexer
+    if indexer is not None and config.latent is None:  # it has a head for each K/V head
+        indexer = replace(indexer, heads=len(kv_range(heads, config.heads, indexer.heads)))
     query_heads = layer.heads
     if query_heads:
         query_heads = len(query_range(heads, config.heads, query_heads))
-    return replace(layer, experts=experts, mixer=mixer, heads=query_heads, kv_heads=kv_heads, inner=own(layer.inner))
+    return replace(
+        layer,
+        experts=experts,
+        mixer=mixer,
+        heads=query_heads,
+        kv_heads=kv_heads,
+        inner=own(layer.inner),
+        indexer=indexer,
+    )
 
 
 def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:

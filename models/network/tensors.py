@@ -187,14 +187,20 @@ def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
 
 
 def indexer(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
-    """Return the projections to an indexer's queries, to their weights and to its keys, if the layer has one."""
+    """Return the projections to an indexer's queries and keys, if the layer has one; over latents, to weights, too."""
     sizes = layer.own_indexer
-    if sizes is None or config.latent is None:
+    if sizes is None:
         return []
-    at = "self_attn.indexer"
     width = config.hidden_size
+    queries = sizes.heads * sizes.head_dim
+    if config.latent is None:
+        return [
+            Tensor("self_attn.index_q_proj", queries, width, rows_by="kv_heads"),
+            Tensor("self_attn.index_k_proj", sizes.head_dim, width, before_append=True),
+        ]
+    at = "self_attn.indexer"
     return [
-        Tensor(f"{at}.wq_b", sizes.heads * sizes.head_dim, config.latent.queries),
+        Tensor(f"{at}.wq_b", queries, config.latent.queries),
         Tensor(f"{at}.weights_proj", sizes.heads, width),
         Tensor(f"{at}.wk", sizes.head_dim, width, before_append=True),
     ]
@@ -409,6 +415,8 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     if config.sinks:
         heads = config.query_heads(layer)
         vectors.append(Vector(f"{at}.sinks", heads, (("heads", heads),)))
+    if layer.own_indexer is not None:
+        vectors += [Vector(f"{at}.index_{part}_norm.weight", layer.own_indexer.head_dim) for part in units]
     return vectors
 
 

@@ -58,7 +58,8 @@ class Shape:
     others: int = 0  # weights that layers of other kinds have beyond these sizes
     looked_up: int = 0  # weights in tables per layer, of which a token reads a row
     kv: tuple[tuple[int, int, int, int], ...] = ()  # (layers, K/V heads, width, window or 0), unless all are equal
-    chosen: int = 0  # positions that an indexer leaves to attention, of the first row of `kv`; 0: all
+    chosen: int = 0  # positions that an indexer leaves to attention, of `kv`'s first row; its keys: the last; 0: all
+    block: int = 1  # positions that it chooses together
 
     @property
     def parameters(self) -> int:
@@ -81,7 +82,10 @@ class Shape:
 
         rows = self.kv or ((self.layers, self.kv_heads, self.head_dim, 0),)
         kv = [LayerKV(count, KV.row_bytes(heads, width), window or None) for count, heads, width, window in rows]
-        return [replace(kv[0], chosen=self.chosen or None), *kv[1:]]
+        if self.chosen:
+            kv[0] = replace(kv[0], chosen=self.chosen, block=self.block)
+            kv[-1] = replace(kv[-1], unread=self.chosen)
+        return kv
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -23,6 +23,7 @@ from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
+from headrace.runtime.ops.block_sparse import attend_blocks
 from headrace.runtime.ops.indexed import Choice, attend_indexed
 from headrace.runtime.ops.passes import grouped
 
@@ -123,6 +124,9 @@ class SlotCache(ReusableCache):
             if index is not None:
                 indexer_kv = (keys[index], values[index])
             layer_kv = (keys[layer], values[layer])
+            if spec.chooser is not None:
+                assert indexer_kv is not None
+                return attend_blocks(self._ops, qkv, layer_kv, indexer_kv, self.length, spec, self.phase)
             return attend_indexed(self._ops, qkv, layer_kv, indexer_kv, self._choices, self.length, spec, self.phase)
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(

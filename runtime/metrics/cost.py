@@ -23,8 +23,11 @@ class LayerKV:
     """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to.
 
     late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
-    chunked: queries see the positions since the last multiple of `window`. chosen: most positions that an indexer
-    leaves to attention in a step; all stay in the cache, and several successive queries read all.
+    chunked: queries see the positions since the last multiple of `window`.
+    chosen: most positions that an indexer leaves to attention in a step; all stay in the cache, and several successive
+    queries read all.
+    block: positions that it chooses together, the newest ones always.
+    unread: positions up to which a step reads none: an indexer reads its keys where it leaves out others.
     """
 
     count: int
@@ -33,6 +36,8 @@ class LayerKV:
     late: int = 0
     chunked: bool = False
     chosen: int | None = None
+    block: int = 1
+    unread: int = 0
     flops: int | None = None  # per visible position in one layer, if not `StepCost.attention_flops_per_entry`
 
     def nbytes(self, entries: int) -> int:
@@ -43,13 +48,17 @@ class LayerKV:
         """Return the number of `entries` positions that the query at the last one sees."""
         if self.chunked and self.window is not None and entries:
             return (entries - 1) % self.window + 1
-        if self.chosen is not None:
-            return visible(entries, self.chosen)
+        if entries <= self.unread:
+            return 0
+        if self.chosen is not None and entries > self.chosen:
+            return self.chosen - self.block + (entries - 1) % self.block + 1  # the newest block is not full
         return visible(entries, self.window)
 
     def read_by_all(self, entries: int, rows: int) -> int:
         """Return the number of positions that successive queries read, the first at the last of `entries` positions."""
         all_entries = entries - 1 + rows
+        if self.unread:
+            return self.visible(all_entries)
         if self.chosen is not None and rows > 1:
             return all_entries
         return min(all_entries, self.visible(entries) + rows - 1)
@@ -58,6 +67,9 @@ class LayerKV:
         """Return the sum of `visible` over successive queries, the first at the last of `entries` positions."""
         if self.chosen is not None and rows == 1:
             return self.visible(entries)
+        if self.unread:
+            idle = min(rows, max(0, self.unread + 1 - entries))  # first queries, which see no more
+            return visible_by_all(entries + idle, rows - idle, None)
         if self.window is None or not self.chunked:
             return visible_by_all(entries, rows, self.window)
         # Queries from the first position on, less those before the first of these.
@@ -125,15 +137,16 @@ class StepCost:
         rows: successive tokens of one sequence, with draft tokens.
         """
         return rows * self.weight_flops + sum(
-            layer.count * self._entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv
+            layer.count * self.entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv
         )
 
     def prompt_flops(self, past: int, rows: int) -> int:
         """Return the FLOPs of `rows` tokens of a prompt, which choose none: as far as they append K/V."""
-        late = sum(layer.late * self._entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv)
+        late = sum(layer.late * self.entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv)
         return self.step_flops(past, rows) - rows * self.late_flops - late
 
-    def _entry_flops(self, layer: LayerKV) -> int:
+    def entry_flops(self, layer: LayerKV) -> int:
+        """Return the FLOPs of one visible position in one layer."""
         if layer.flops is not None:
             return layer.flops
         return self.attention_flops_per_entry

@@ -26,7 +26,15 @@ from headrace.runtime.ops.layer_weights import (
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
-from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
+from headrace.runtime.ops.weights import (
+    AttentionSpec,
+    BlockChooser,
+    Mixture,
+    Projections,
+    Rope,
+    SampleRule,
+    Weight,
+)
 
 
 def _differing() -> str:
@@ -40,6 +48,7 @@ metal.checks[:] = [_differing]
 __all__ = [
     "BLOCK",
     "AttentionSpec",
+    "BlockChooser",
     "BoundedSilu",
     "BranchNorms",
     "Curve",

@@ -55,34 +55,35 @@ def attend_indexed(
     assert chosen is not None
     device = mx.default_device().type
     queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
-    _append(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
+    append_halves(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
     # The first rows see no more entries than may be chosen: they attend to all of them, without scores.
     seeing_all = min(length, max(0, chosen - offset))
     if index_keys is not None:
         index_queries, weights, new_keys = of_indexer
         index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
-        _append(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
+        append_halves(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
         index_bytes = 4 * weights.shape[-1] * (offset + length)
         copy_bytes = 4 * chosen * new_entries.shape[-1]
-        parts = _parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
+        parts = in_parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
         choices.clear()
         if parts:
             blocks = -(-(offset + length) // BLOCK)
-            keys = ops.prepare(Weight(_joined(index_keys, slice(blocks * BLOCK))), queries.dtype, exact=True)
+            keys = ops.prepare(Weight(joined_halves(index_keys, slice(blocks * BLOCK))), queries.dtype, exact=True)
         for part in parts:
             scores = _scores(ops, index_queries[0, :, part], weights[0, part], keys)
-            choices.append(Choice(part, _largest(scores, offset + part.start, chosen)))
+            last = offset + mx.arange(part.start, part.stop)
+            choices.append(Choice(part, largest(scores, last, chosen)))
 
     outs: list[mx.array] = []
     score_bytes = 4 * spec.heads * min(chosen, offset + length)
-    for part in _parts(0, seeing_all, SCORES[device] // score_bytes):
+    for part in in_parts(0, seeing_all, SCORES[device] // score_bytes):
         mx.eval(outs)  # of the part before: MLX would allocate the scores and copies of all parts together
-        seen = _joined(entries, slice(offset + part.stop))[None, None]
+        seen = joined_halves(entries, slice(offset + part.stop))[None, None]
         mask = None if part.stop - part.start == 1 else "causal"
         outs.append(ops.attend_heads(queries[:, :, part], seen, seen, spec.scale, mask, None, phase))
     for part, positions in choices:
         mx.eval(outs)
-        read = _joined(entries, positions)[:, None]  # (rows, 1, k, D)
+        read = joined_halves(entries, positions)[:, None]  # (rows, 1, k, D)
         alone = queries[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
         out = ops.attend_heads(alone, read, read, spec.scale, None, None, "decode")
         outs.append(out.transpose(2, 1, 0, 3))
@@ -101,23 +102,23 @@ def _scores(ops: "Ops", queries: mx.array, weights: mx.array, keys: Weight) -> m
     return (weights[:, None, None] @ products).reshape(rows, -1)
 
 
-def _largest(scores: mx.array, first: int, count: int) -> mx.array:
-    """Return the positions of the `count` largest of visible scores, ascending, (rows, count).
+def largest(scores: mx.array, last: mx.array, count: int) -> mx.array:
+    """Return the indices of the `count` largest of visible scores, ascending, (rows, ..., count).
 
-    scores (rows, entries): of the queries at positions from `first` on.
+    scores (rows, ..., entries). last (rows,): index of the last score that a row sees, `count` or more.
     """
-    rows, size = scores.shape
-    positions = mx.arange(size)
-    is_visible = positions <= (first + mx.arange(rows))[:, None]
+    size = scores.shape[-1]
+    indices = mx.arange(size)
+    is_visible = indices <= last.reshape(-1, *(1,) * (scores.ndim - 1))
     scores = mx.where(is_visible, scores, -mx.inf)
     # The value of the last chosen entry. Of entries with this value the first ones are taken, as many as are left.
-    least = mx.partition(scores, size - count, axis=-1)[:, size - count, None]
+    least = mx.partition(scores, size - count, axis=-1)[..., size - count, None]
     is_above = scores > least
     is_equal = scores == least
     room = count - is_above.sum(axis=-1, keepdims=True)
     is_chosen = is_above | (is_equal & (mx.cumsum(is_equal.astype(mx.int32), axis=-1) <= room))
-    # The last position stands for those that are not chosen: scores that are no numbers choose too few.
-    return mx.sort(mx.where(is_chosen, positions, size - 1), axis=-1)[:, :count]
+    # The last index stands for those that are not chosen: scores that are no numbers choose too few.
+    return mx.sort(mx.where(is_chosen, indices, size - 1), axis=-1)[..., :count]
 
 
 def _heads(x: mx.array, heads: int) -> mx.array:
@@ -132,19 +133,19 @@ def _rotated(ops: "Ops", x: mx.array, offset: int, spec: AttentionSpec) -> mx.ar
     return ops.rotate_heads(x, spec.rope, offset)
 
 
-def _append(halves: Halves, rows: mx.array, offset: int) -> None:
+def append_halves(halves: Halves, rows: mx.array, offset: int) -> None:
     """Write rows (1, 1, T, D) at positions from `offset` on."""
     end = offset + rows.shape[2]
     for half, part in zip(halves, mx.split(rows, 2, axis=-1), strict=True):
         half[:, :, offset:end] = part.astype(half.dtype)
 
 
-def _joined(halves: Halves, positions: slice | mx.array) -> mx.array:
+def joined_halves(halves: Halves, positions: slice | mx.array) -> mx.array:
     """Return the entries at positions (...), whole: (..., D)."""
     return mx.concatenate([half[0, 0, positions] for half in halves], axis=-1)
 
 
-def _parts(first: int, last: int, size: int) -> list[slice]:
+def in_parts(first: int, last: int, size: int) -> list[slice]:
     """Return [first, last) in parts of at most `size`, or 1."""
     size = max(1, size)
     return [slice(begin, min(begin + size, last)) for begin in range(first, last, size)]

@@ -91,7 +91,8 @@ class LayerWeights:
 
     attention: AttentionSpec | None
     input_norm: mx.array | None
-    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E), or the projections into the mixer
+    # Together ((H + 2 Hkv) * D, E), then those into a chooser's queries and keys; or the projections into the mixer.
+    qkv: list[Weight]
     output: Weight | None  # (E, H * D)
     attention_post_norm: mx.array | None
     mlp_norm: mx.array | None
@@ -120,6 +121,9 @@ class LayerWeights:
         vectors += [self.input_norm_bias, self.mlp_norm_bias]
         if self.attention is not None:
             vectors += [self.attention.q_norm, self.attention.k_norm, self.attention.sinks]
+            chooser = self.attention.chooser
+            if chooser is not None:
+                vectors += [chooser.heads.q_norm, chooser.heads.k_norm]
         for part in (self.mixer, self.mixture, self.latent):
             if part is not None:
                 vectors += part.vectors

@@ -81,6 +81,14 @@ class Rope:
     amplitude: float = 1.0
 
 
+class BlockChooser(NamedTuple):
+    """An indexer that chooses whole blocks of entries for each K/V head; see `runtime.ops.block_sparse`."""
+
+    heads: "AttentionSpec"  # of its queries, one for each K/V head, and of its keys, which all share
+    block: int  # entries
+    local: int  # blocks that are always chosen, a query's own the last of them; 1 or more
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
@@ -115,6 +123,7 @@ class AttentionSpec:
     chunked: bool = False
     unit_norms: bool = False
     chosen: int | None = None  # entries that a query attends to, at most, by `runtime.ops.indexed`; None: all
+    chooser: BlockChooser | None = None  # of these entries, by whole blocks; None: one by one
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the query at `position` sees."""

@@ -1,4 +1,4 @@
-"""Sparse attention (DeepSeek V3.2, GLM 5) over several blocks: passes of any rows, cached prefixes, K/V on disk."""
+"""Sparse attention (DeepSeek V3.2, GLM 5, MiniMax M3) over several blocks: passes, cached prefixes, K/V on disk."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ PROMPT = [(7 * i * i + 3 * i + i // 5) % VOCAB for i in range(BLOCK + 42)]
 OTHER = [(5 * i * i + i + 1) % VOCAB for i in range(50)]
 
 
-@pytest.fixture(scope="module", params=["deepseek-v32", "glm5"])
+@pytest.fixture(scope="module", params=["deepseek-v32", "glm5", "minimax-m3", "minimax-m3-flat"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mlx_lm_model(tmp_path_factory.mktemp(request.param), config_of(request.param))
 
@@ -167,13 +167,71 @@ def test_a_prefix_in_memory_and_on_disk_is_that_of_a_cold_prompt(network: Decode
     assert mx.array_equal(run(network, restarted, [(loaded, PROMPT[BLOCK:])])[-1], wanted)
 
 
-def test_an_entry_is_stored_once_with_its_index_key(network: Decoder) -> None:
+def test_a_latent_is_stored_once_with_its_index_key(network: Decoder) -> None:
     shape = network.kv_shape
-    assert network.config.latent is not None
+    if network.config.latent is None:
+        pytest.skip("not of latents")
     size = network.config.latent.head_dim + 32
     assert shape.bytes_per_token == 2 * size * shape.format.dtype.size == network.cost.kv_bytes_per_token
     read = network.cost.kv_bytes_read(BLOCK) - network.cost.kv_bytes_read(BLOCK - 1)
     assert read == 2 * 32 * shape.format.dtype.size  # of the index keys alone
+
+
+class Counting:
+    """Stock operations that count the bytes of K/V and of index keys that attention reads."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(reference, name)
+
+    def attend(self, qkv: Any, keys: mx.array, values: mx.array, offset: int, spec: Any, *rest: Any) -> Any:
+        self.nbytes += (offset + 1) * (keys[:, :, :1].nbytes + values[:, :, :1].nbytes)
+        return reference.attend(qkv, keys, values, offset, spec, *rest)
+
+    def attend_heads(self, q: Any, keys: mx.array, values: mx.array, scale: float, mask: Any, *rest: Any) -> mx.array:
+        seen = keys.shape[2]
+        if isinstance(mask, mx.array):
+            seen = int(mask.sum().item())
+        self.nbytes += seen * keys[:, :, :1].nbytes
+        if values is not keys:
+            self.nbytes += seen * values[:, :, :1].nbytes
+        return reference.attend_heads(q, keys, values, scale, mask, *rest)
+
+    def prepare(self, weight: Any, dtype: mx.Dtype, *, exact: bool = False) -> Any:
+        self.nbytes += weight.nbytes  # index keys
+        return reference.prepare(weight, dtype, exact=exact)
+
+
+def test_a_step_reads_what_it_attends_to(directory: Path) -> None:
+    network = load_decoder(directory, reference)
+    for past in (3, 11, 12, 13, 14, 15, 16, BLOCK - 1, BLOCK):
+        counting = Counting()
+        watched = network.with_ops(counting)  # type: ignore[arg-type]
+        kv = backend(watched)
+        cache = kv.acquire(())
+        run(watched, kv, [(cache, PROMPT[:past])])
+        counting.nbytes = 0
+        run(watched, kv, [(cache, [1])], "decode")
+        missing = -(past + 1) % BLOCK  # index keys are read in whole blocks
+        [*_, index_keys] = network.cost.kv
+        padding = missing * index_keys.count * index_keys.bytes_per_token * (index_keys.nbytes(past + 1) > 0)
+        assert counting.nbytes - padding == network.cost.kv_bytes_read(past), past
+
+
+def test_the_newest_block_is_read_as_far_as_it_is_full(network: Decoder) -> None:
+    if network.config.latent is not None:
+        pytest.skip("entries are chosen one by one")
+    [*entries, index_keys] = network.cost.kv
+    [sparse] = [layers for layers in entries if layers.chosen]
+    size = sparse.block
+    assert sparse.chosen == 12
+    counts = [sparse.visible(12 + more) for more in range(size + 2)]
+    assert counts == [12, *range(12 - size + 1, 13), 12 - size + 1]
+    assert (index_keys.visible(12), index_keys.visible(13)) == (0, 13)
 
 
 def test_packed_kv_are_refused(network: Decoder) -> None:

@@ -179,7 +179,7 @@ _IGNORED = {
     ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),
     *((kind, "index_n_heads") for kind in ("deepseek_v32", "glm_moe_dsa")),  # of few, equal scores of 0
-    ("glm_moe_dsa", "rope_scaling"),  # it reads `rope_parameters`
+    *((kind, "rope_scaling") for kind in ("glm_moe_dsa", "minimax_m3_vl")),  # they read `rope_parameters`
     ("glm4_moe_lite", "tie_word_embeddings"),
     ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
     ("solar_open", "tie_word_embeddings"),

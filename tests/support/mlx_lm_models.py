@@ -58,6 +58,16 @@ _MINIMAX = {
     "model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 0,
     "rotary_dim": 16, "use_qk_norm": True,
 }  # fmt: skip
+_MINIMAX_M3 = {
+    "model_type": "minimax_m3", "num_hidden_layers": 3, "num_attention_heads": 8, "num_local_experts": 6,
+    "num_experts_per_tok": 2, "intermediate_size": 48, "dense_intermediate_size": 96, "shared_intermediate_size": 32,
+    "routed_scaling_factor": 1.7, "moe_layer_freq": [0, 1, 1], "partial_rotary_factor": 0.5,
+    "sparse_attention_config": {
+        "use_sparse_attention": True, "sparse_index_dim": 16, "sparse_num_index_heads": 2, "sparse_topk_blocks": 3,
+        "sparse_block_size": 4, "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1],
+    },
+}  # fmt: skip
 _QWEN35 = {
     "model_type": "qwen3_5", "num_hidden_layers": 4, "full_attention_interval": 2, "linear_num_value_heads": 4,
     "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
@@ -282,6 +292,15 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "mimo": {"model_type": "mimo", "head_dim": 16},
     "minimax": _MINIMAX,
+    "minimax-m3": {"model_type": "minimax_m3_vl", "text_config": _MINIMAX_M3},
+    "minimax-m3-flat": {  # as transformers saves it; a block is no part of one of K/V
+        "model_type": "minimax_m3_vl", "text_config": {
+            **_MINIMAX_M3, "model_type": "minimax_m3_vl_text", "sparse_attention_config": None, "moe_layer_freq": None,
+            "mlp_layer_types": ["dense", "sparse", "dense"], "use_qk_norm": False, "use_gemma_norm": False,
+            "layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"], "index_n_heads": 2,
+            "index_head_dim": 32, "index_block_size": 3, "index_topk_blocks": 4, "index_local_blocks": 2,
+        },
+    },
     "dots1": _DOTS,
     "dots1-groups": {**_DOTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
     "glm4-lite": _GLM_LITE,

@@ -103,7 +103,7 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
     job = job_of(written(name, tmp_path), environment=_EXACT)
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1.2]), wanted) == 0
-    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
+    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 2e-6
 
 
 @pytest.mark.sampled
@@ -128,7 +128,7 @@ def test_norms_that_span_ranks_equal_those_of_one_machine(
 # mlx-lm's classes, and the ways in which they cannot be divided.
 _CLASSES = {
     "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline",
-    "kimi_k3": "", "minimax_m3_vl": "", "deepseek_v41": "",
+    "kimi_k3": "", "deepseek_v41": "",
     "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
     "lfm2": "tensor pipeline", "plamo2": "tensor pipeline",
 }  # fmt: skip

@@ -197,7 +197,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "use_qk_norm": True, "use_gemma_norm": True, "rms_norm_eps": 1e-6, "vocab_size": 200064,
             "tie_word_embeddings": False, "sparse_attention_config": {
                 "sparse_index_dim": 128, "sparse_num_index_heads": 4, "sparse_topk_blocks": 16,
-                "sparse_block_size": 128,
+                "sparse_block_size": 128, "sparse_attention_freq": [0] * 3 + [1] * 57,
             },
         },
     },

@@ -45,6 +45,19 @@ def test_all_positions_stay_that_an_indexer_chooses_from() -> None:
     assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)  # a chunk reads all
 
 
+def test_index_keys_are_read_where_positions_are_left_out() -> None:
+    layer = LayerKV(2, 10, unread=4)
+    assert (layer.nbytes(4), layer.nbytes(5), layer.held_bytes(4)) == (0, 100, 80)
+    assert (layer.visible_by_all(3, 2), layer.read_by_all(3, 2)) == (0, 0)
+    assert (layer.visible_by_all(3, 4), layer.read_by_all(3, 4)) == (5 + 6, 6)
+    assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)
+
+
+def test_the_newest_of_the_chosen_blocks_is_not_full() -> None:
+    layer = LayerKV(1, 10, chosen=8, block=4)
+    assert [layer.visible(entries) for entries in (7, 8, 9, 11, 12, 13)] == [7, 8, 5, 7, 8, 5]
+
+
 @given(POSITIVE, POSITIVE, POSITIVE, POSITIVE)
 def test_the_longer_of_reading_and_computing_is_the_limit(
     nbytes: float, flops: float, bytes_per_second: float, flops_per_second: float

@@ -1,0 +1,108 @@
+"""Block-sparse attention: an indexer chooses the blocks of entries that a query attends to (MiniMax M3).
+
+Every token has one index key. The indexer has a query head for each K/V head, which chooses for all query heads of that
+one. The score of a block is the largest product of the index query with the block's visible keys. A query attends to
+the last `BlockChooser.local` blocks, its own included, and to those with the largest scores, `AttentionSpec.chosen`
+entries in all, as far as it sees them. It attends to all entries if it sees no more blocks than that.
+
+T = new tokens, H = query heads, Hkv = K/V heads, D = head size, J = size of an index key, k = chosen entries.
+"""
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from headrace.runtime.ops.attention import SCORES, placed_heads
+from headrace.runtime.ops.indexed import Halves, append_halves, in_parts, joined_halves, largest
+from headrace.runtime.ops.passes import BLOCK, Phase
+from headrace.runtime.ops.weights import AttentionSpec, BlockChooser, Projections, Weight
+
+if TYPE_CHECKING:
+    from headrace.runtime.ops import Ops
+
+KeysValues = tuple[mx.array, mx.array]
+"""Keys and values of all entries, (1, Hkv, capacity, D) each."""
+
+
+def attend_blocks(
+    ops: "Ops",
+    rows: Projections,
+    entries: KeysValues,
+    index_keys: Halves,
+    offset: int,
+    spec: AttentionSpec,
+    phase: Phase,
+) -> mx.array:
+    """Normalize, rotate, append, and attend causally over the chosen blocks -> (1, T, H * D).
+
+    rows: q, k and v as one array or three, then index queries (1, T, Hkv * J) and index keys (1, T, J), of positions
+    [offset, offset + T).
+    entries, index_keys: those of the positions before, with room for T more; written in place.
+    """
+    *qkv, index_queries, new_index_keys = rows
+    chooser = spec.chooser
+    chosen = spec.chosen
+    assert chooser is not None
+    assert chosen is not None
+    q, k, v = placed_heads(qkv, offset, spec)  # (1, H, T, D) and (1, Hkv, T, D)
+    assert k is not None
+    assert v is not None
+    length = q.shape[2]
+    end = offset + length
+    for stored, new in zip(entries, (k, v), strict=True):
+        stored[:, :, offset:end] = new.astype(stored.dtype)
+    index_q, index_k, _ = placed_heads([index_queries, new_index_keys], offset, chooser.heads)
+    assert index_k is not None
+    append_halves(index_keys, index_k, offset)
+
+    outs: list[mx.array] = []
+    limit = SCORES[mx.default_device().type]
+    # The first rows see no more entries than may be chosen: they attend to all of them, without scores.
+    seeing_all = min(length, max(0, chosen - offset))
+    score_bytes = 4 * spec.heads * min(chosen, end)
+    for part in in_parts(0, seeing_all, limit // score_bytes):
+        mx.eval(outs)  # of the part before: MLX would allocate the scores and copies of all parts together
+        keys, values = (stored[:, :, : offset + part.stop] for stored in entries)
+        mask = None if part.stop - part.start == 1 else "causal"
+        outs.append(ops.attend_heads(q[:, :, part], keys, values, spec.scale, mask, spec.sinks, phase))
+    index_bytes = 4 * spec.kv_heads * end
+    copy_bytes = 2 * chosen * spec.kv_heads * spec.head_dim * entries[0].itemsize
+    parts = in_parts(seeing_all, length, limit // max(index_bytes, copy_bytes))
+    if parts:
+        seen = joined_halves(index_keys, slice(-(-end // BLOCK) * BLOCK))
+        prepared_keys = ops.prepare(Weight(seen), mx.float32, exact=True)
+    for part in parts:
+        mx.eval(outs)
+        positions = mx.arange(offset + part.start, offset + part.stop)  # of the queries
+        scores = _block_scores(ops, index_q[0, :, part], prepared_keys, positions, chooser)
+        blocks = largest(scores, positions // chooser.block, chosen // chooser.block)  # (rows, Hkv, blocks)
+        of_entries = blocks[..., None] * chooser.block + mx.arange(chooser.block)
+        of_entries = of_entries.flatten(-2)  # (rows, Hkv, k)
+        # The last block is the query's own, of which it sees a part.
+        is_visible = (of_entries[:, :1] <= positions[:, None, None])[:, :, None]  # (rows, 1, 1, k)
+        of_entries = mx.minimum(of_entries, end - 1)
+        head = mx.arange(spec.kv_heads)[:, None]
+        keys, values = (stored[0][head, of_entries] for stored in entries)  # (rows, Hkv, k, D)
+        alone = q[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
+        out = ops.attend_heads(alone, keys, values, spec.scale, is_visible, spec.sinks, phase)
+        outs.append(out.transpose(2, 1, 0, 3))
+    out = mx.concatenate(outs, axis=2)  # (1, H, T, D)
+    return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
+
+
+def _block_scores(ops: "Ops", queries: mx.array, keys: Weight, positions: mx.array, chooser: BlockChooser) -> mx.array:
+    """Return the scores of blocks (rows, Hkv, blocks), infinite for local ones.
+
+    queries (Hkv, rows, J), keys (entries, J), positions (rows,) of the queries.
+    """
+    heads, rows, size = queries.shape
+    stacked = mx.contiguous(queries.swapaxes(0, 1)).reshape(1, rows * heads, size).astype(mx.float32)
+    scores = ops.linear(stacked, keys).reshape(rows, heads, -1)  # (rows, Hkv, entries)
+    scores = mx.where(mx.arange(scores.shape[-1]) <= positions[:, None, None], scores, -mx.inf)
+    missing = -scores.shape[-1] % chooser.block
+    scores = mx.pad(scores, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
+    scores = scores.reshape(rows, heads, -1, chooser.block).max(axis=-1)
+    own = (positions // chooser.block)[:, None, None]
+    block = mx.arange(scores.shape[-1])
+    is_local = (block <= own) & (block > own - chooser.local)
+    return mx.where(is_local, mx.inf, scores)
