@@ -21,44 +21,17 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 # One norm for attention and feed-forward, which have the same input
-_ONE = NormNames("input_layernorm", None, "input_layernorm")
-_COHERE = Family(_ONE, interleaved=True, norm="layer", parallel=True)
+_SHARED_NORM = NormNames("input_layernorm", None, "input_layernorm")
+# A feed-forward without a gate
 _UNGATED = ("mlp.up_proj", "mlp.down_proj")
+# Values of `hidden_act` that are one function here
 _GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")
 
 
-def _cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    values = fields.values
-    qk_norm: Literal["layer"] | None = "layer" if values.get("use_qk_norm") else None
-    family = replace(decoder.family, norm_bias=bool(values.get("layer_norm_bias")), qk_norm=qk_norm)
-    return replace(decoder, family=family, logit_scale=fields.positive("logit_scale", default=0.0625))
-
-
-def _stablelm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    family = decoder.family if _norms_of_heads(fields) else replace(decoder.family, qk_norm=None)
-    if fields.values.get("use_parallel_residual"):
-        family = replace(family, norms=_ONE, parallel=True)
-    return replace(decoder, family=family)
-
-
-def _norms_of_heads(fields: Fields) -> bool:
-    return bool(fields.values.get("qk_layernorm"))
-
-
-# GPT-NeoX and GPT-J
-def _neox_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rotation, by the family's own names or by those of transformers 5."""
-    values = fields.values
-    theta = values.get("rotary_emb_base", values.get("rope_theta"))
-    stated = Fields({"share": values.get("rotary_pct", values.get("partial_rotary_factor"))})
-    share = stated.positive("share", default=0.25)
-    rope = full_rope(Fields({**values, "rope_theta": theta}), architecture, share=share)
-    return rope, rope
-
-
-def _neox(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    parallel = bool(fields.values.get("use_parallel_residual", True))
-    return replace(decoder, family=replace(decoder.family, parallel=parallel))
+def _inner_size(fields: Fields) -> int:
+    """Return the width of feed-forwards: four times the model's, unless the config states it."""
+    default = fields.count("intermediate_size", default=4 * fields.count("hidden_size"))
+    return fields.count("n_inner", default=default)
 
 
 def equal_heads(config: Config) -> None:
@@ -70,72 +43,31 @@ def equal_heads(config: Config) -> None:
         config["head_dim"] = width // max(heads, 1)
 
 
-def _gptj_keys(config: Config) -> None:
-    """Add the usual names of sizes."""
-    names = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
-    state_usual_names(config, names)
-    equal_heads(config)
+# Command R and A
+_COHERE = Family(_SHARED_NORM, interleaved=True, norm="layer", parallel=True)
 
 
-def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
-    dims = head_size(fields)
-    turned = fields.count("rotary_dim", default=64) if fields.values.get("rotary_dim", 64) else dims
-    rope = RopeConfig(1e4, share=turned / dims)
-    return rope, rope
-
-
-# GPT-2 and StarCoder 1
-def _starcoder_keys(config: Config) -> None:
-    """Add the usual names of sizes. Queries of all heads have one K/V head, unless the config says otherwise."""
-    _gptj_keys(config)
-    if config.get("multi_query") is not False:
-        config["num_key_value_heads"] = 1
-
-
-def _placed(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    return replace(decoder, positions=fields.count("n_positions"))
-
-
-def _with_turned_weights(arrays: "dict[str, mx.array]", fields: Fields, _whole_norms: bool) -> "dict[str, mx.array]":
-    """Return the arrays with matrices as outputs by inputs. GPT-2's own checkpoints have them the other way.
-
-    The square one does not show it, but that into the feed-forward does.
-    """
-    into = arrays.get("model.layers.0.mlp.up_proj.weight")
-    if into is None or into.shape[0] != fields.count("hidden_size"):
-        return arrays
-    return {name: array.swapaxes(0, 1) if name.endswith("_proj.weight") else array for name, array in arrays.items()}
-
-
-# Falcon
-def _falcon_keys(config: Config) -> None:
-    """Add the usual names of sizes. Keys and values have one head, unless there is a newer layer's count."""
-    newer = config.get("new_decoder_architecture")
-    multi_query = config.get("multi_query", True)
-    heads = config.get("num_attention_heads")
-    if newer:
-        config["num_key_value_heads"] = config.get("num_kv_heads") or heads
-    else:
-        config["num_key_value_heads"] = 1 if multi_query else heads
-    if config.get("ffn_hidden_size") is not None:
-        config["intermediate_size"] = config["ffn_hidden_size"]
-
-
-def _has_two_norms(fields: Fields) -> bool:
+def _complete_cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add norms of queries and keys, biases of norms, and the factor of the logits."""
     values = fields.values
-    return bool(values.get("new_decoder_architecture")) and values.get("num_ln_in_parallel_attn") != 1
+    qk_norm: Literal["layer"] | None = "layer" if values.get("use_qk_norm") else None
+    family = replace(decoder.family, norm_bias=bool(values.get("layer_norm_bias")), qk_norm=qk_norm)
+    return replace(decoder, family=family, logit_scale=fields.positive("logit_scale", default=0.0625))
 
 
-def _falcon(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    norms = NormNames() if _has_two_norms(fields) else _ONE
-    return replace(decoder, family=replace(decoder.family, norms=norms))
+# Phi-2 and StableLM
+def _has_qk_norms(fields: Fields) -> bool:
+    return bool(fields.values.get("qk_layernorm"))
 
 
-def _falcon_runs(fields: Fields) -> bool:
-    """Return False for ALiBi, and for older layers with one half after the other."""
-    values = fields.values
-    parallel = bool(values.get("new_decoder_architecture") or values.get("parallel_attn", True))
-    return parallel and not values.get("alibi")
+def _complete_stablelm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Remove the norms of queries and keys, or make attention and feed-forward parallel, as the config states."""
+    family = decoder.family
+    if not _has_qk_norms(fields):
+        family = replace(family, qk_norm=None)
+    if fields.values.get("use_parallel_residual"):
+        family = replace(family, norms=_SHARED_NORM, parallel=True)
+    return replace(decoder, family=family)
 
 
 # Phi MoE
@@ -143,7 +75,8 @@ def _phimoe_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfi
     """Return the rotation, with the stated amplitude of both of LongRoPE's variants."""
     rope = full_rope(fields, architecture, older_names=("su",))
     if rope.scaling is not None:
-        rope = RopeConfig(rope.theta, rope.kind, {**rope.scaling, "attention_factor": rope.scaling.get("long_mscale")})
+        scaling = {**rope.scaling, "attention_factor": rope.scaling.get("long_mscale")}
+        rope = RopeConfig(rope.theta, rope.kind, scaling)
     return rope, rope
 
 
@@ -154,15 +87,14 @@ def _phimoe_runs(fields: Fields) -> bool:
 
 
 def _phimoe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike."""
     counts = count_experts(fields, "num_local_experts")
     band = fields.positive("router_jitter_noise", default=0.01)
-    return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=False, band=band)] * layers
+    experts = ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=False, band=band)
+    return [experts] * layers
 
 
-def _four_times(fields: Fields) -> int:
-    return fields.count("n_inner", default=fields.count("intermediate_size", default=4 * fields.count("hidden_size")))
-
-
+# GPT-NeoX
 _NEOX_NAMES = (
     ("model.embed_in.", "model.embed_tokens."),
     ("model.embed_out.", "lm_head."),
@@ -173,6 +105,25 @@ _NEOX_NAMES = (
     (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
     (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
 )
+
+
+def _neox_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, by the family's own names or by those of transformers 5."""
+    values = fields.values
+    theta = values.get("rotary_emb_base", values.get("rope_theta"))
+    rotated = Fields({"share": values.get("rotary_pct", values.get("partial_rotary_factor"))})
+    share = rotated.positive("share", default=0.25)
+    rope = full_rope(Fields({**values, "rope_theta": theta}), architecture, share=share)
+    return rope, rope  # of full and of sliding layers
+
+
+def _complete_neox(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """State whether attention and feed-forward have the same input."""
+    parallel = bool(fields.values.get("use_parallel_residual", True))
+    return replace(decoder, family=replace(decoder.family, parallel=parallel))
+
+
+# Falcon
 _FALCON_NAMES = (
     ("model.word_embeddings.", "model.embed_tokens."),
     ("model.h.", "model.layers."),
@@ -184,6 +135,38 @@ _FALCON_NAMES = (
     (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
     (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
 )
+
+
+def _falcon_keys(config: Config) -> None:
+    """Add the usual names of sizes. Older layers have one K/V head, unless the config says otherwise."""
+    heads = config.get("num_attention_heads")
+    if config.get("new_decoder_architecture"):
+        config["num_key_value_heads"] = config.get("num_kv_heads") or heads
+    elif config.get("multi_query", True):
+        config["num_key_value_heads"] = 1
+    else:
+        config["num_key_value_heads"] = heads
+    if config.get("ffn_hidden_size") is not None:
+        config["intermediate_size"] = config["ffn_hidden_size"]
+
+
+def _complete_falcon(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Choose the norms: newer layers have one for attention and one for the feed-forward."""
+    values = fields.values
+    norms = _SHARED_NORM
+    if values.get("new_decoder_architecture") and values.get("num_ln_in_parallel_attn") != 1:
+        norms = NormNames()
+    return replace(decoder, family=replace(decoder.family, norms=norms))
+
+
+def _falcon_runs(fields: Fields) -> bool:
+    """Return False for ALiBi, and for older layers with one half after the other."""
+    values = fields.values
+    parallel = bool(values.get("new_decoder_architecture") or values.get("parallel_attn", True))
+    return parallel and not values.get("alibi")
+
+
+# GPT-J
 _GPTJ_NAMES = (
     ("model.h.", "model.layers."),
     ("model.wte.", "model.embed_tokens."),
@@ -194,6 +177,26 @@ _GPTJ_NAMES = (
     (".mlp.fc_in.", ".mlp.up_proj."),
     (".mlp.fc_out.", ".mlp.down_proj."),
 )
+
+
+def _gptj_keys(config: Config) -> None:
+    """Add the usual names of sizes."""
+    names = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+    state_usual_names(config, names)
+    equal_heads(config)
+
+
+def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation of the first `rotary_dim` dimensions of a head; of all for 0 or null."""
+    dims = head_size(fields)
+    rotated = dims
+    if fields.values.get("rotary_dim", 64):
+        rotated = fields.count("rotary_dim", default=64)
+    rope = RopeConfig(1e4, share=rotated / dims)
+    return rope, rope
+
+
+# GPT-2 and StarCoder 1
 _GPT2_NAMES = (
     ("model.h.", "model.layers."),
     ("model.wte.", "model.embed_tokens."),
@@ -208,6 +211,28 @@ _GPT2_NAMES = (
 )
 _GPT2_ONLY = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
+
+def _starcoder_keys(config: Config) -> None:
+    """Add the usual names of sizes. Queries of all heads have one K/V head, unless the config says otherwise."""
+    _gptj_keys(config)
+    if config.get("multi_query") is not False:
+        config["num_key_value_heads"] = 1
+
+
+def _add_positions(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """State the rows of the table of position embeddings."""
+    return replace(decoder, positions=fields.count("n_positions"))
+
+
+def _transpose_gpt2_weights(arrays: "dict[str, mx.array]", fields: Fields, _whole_norms: bool) -> "dict[str, mx.array]":
+    """Return the arrays with matrices as (outputs, inputs). GPT-2's own checkpoints have (inputs, outputs)."""
+    # The layout is told by the shape of this matrix, which is not square as that of attention's output.
+    up_projection = arrays.get("model.layers.0.mlp.up_proj.weight")
+    if up_projection is None or up_projection.shape[0] != fields.count("hidden_size"):
+        return arrays
+    return {name: array.swapaxes(0, 1) if name.endswith("_proj.weight") else array for name, array in arrays.items()}
+
+
 ROWS = (
     Architecture(
         "cohere",
@@ -217,7 +242,7 @@ ROWS = (
         eps="layer_norm_eps",
         only={"tie_word_embeddings": True},
         theta=8e6,
-        complete=_cohere,
+        complete=_complete_cohere,
     ),
     Architecture(
         "cohere2",
@@ -230,11 +255,11 @@ ROWS = (
         sliding="period",
         period=4,
         position_free="full",
-        complete=_cohere,
+        complete=_complete_cohere,
     ),
     Architecture(
         "phi",
-        Family(_ONE, "tanh_gelu", norm="layer", norm_bias=True, parallel=True),
+        Family(_SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True),
         defaults={"partial_rotary_factor": 0.5},
         tensor_names=(
             (".self_attn.dense.", ".self_attn.o_proj."),
@@ -245,7 +270,7 @@ ROWS = (
         eps="layer_norm_eps",
         activations=_GELU,
         rotated=0.4,
-        runs=lambda fields: not _norms_of_heads(fields),
+        runs=lambda fields: not _has_qk_norms(fields),
         biases={},
         biased=(*ATTENTION, *_UNGATED, "lm_head"),
     ),
@@ -269,7 +294,7 @@ ROWS = (
         eps="layer_norm_eps",
         rotated=0.25,
         biases={"use_qkv_bias": QKV},
-        complete=_stablelm,
+        complete=_complete_stablelm,
     ),
     Architecture(
         "phimoe",
@@ -301,10 +326,10 @@ ROWS = (
         activations=_GELU,
         rotated=0.25,
         ropes=_neox_ropes,
-        inner_size=_four_times,
+        inner_size=_inner_size,
         biases={},
         biased=("self_attn.qkv_proj", "self_attn.o_proj", *_UNGATED),
-        complete=_neox,
+        complete=_complete_neox,
     ),
     Architecture(
         "falcon",
@@ -317,14 +342,14 @@ ROWS = (
         eps="layer_norm_epsilon",
         activations=("gelu",),
         activation_key="activation",
-        inner_size=_four_times,
+        inner_size=_inner_size,
         runs=_falcon_runs,
         biases={"bias": ("self_attn.qkv_proj", "self_attn.o_proj", *_UNGATED)},
-        complete=_falcon,
+        complete=_complete_falcon,
     ),
     Architecture(
         "gptj",
-        Family(_ONE, "tanh_gelu", norm="layer", norm_bias=True, parallel=True, interleaved=True),
+        Family(_SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True, interleaved=True),
         defaults={"layer_norm_epsilon": 1e-5, "vocab_size": 50400},
         add_keys=_gptj_keys,
         tensor_names=_GPTJ_NAMES,
@@ -335,7 +360,7 @@ ROWS = (
         activation_key="activation_function",
         rotated=1.0,
         ropes=_gptj_ropes,
-        inner_size=_four_times,
+        inner_size=_inner_size,
         biases={},
         biased=(*_UNGATED, "lm_head"),
     ),
@@ -347,17 +372,17 @@ ROWS = (
         add_keys=_gptj_keys,
         tensor_names=_GPT2_NAMES,
         is_unread=lambda name, _config: name.endswith((".attn.bias", ".masked_bias")),
-        multiply=_with_turned_weights,
+        multiply=_transpose_gpt2_weights,
         tied=True,
         eps="layer_norm_epsilon",
         activations=("gelu_new", *_GELU),
         activation_key="activation_function",
         only={"tie_word_embeddings": True, **_GPT2_ONLY},
         rotates=lambda _fields: False,
-        inner_size=_four_times,
+        inner_size=_inner_size,
         biases={},
         biased=(*ATTENTION, *_UNGATED),
-        complete=_placed,
+        complete=_add_positions,
     ),
     Architecture(
         "gpt_bigcode",
@@ -372,9 +397,9 @@ ROWS = (
         activation_key="activation_function",
         only=_GPT2_ONLY,
         rotates=lambda _fields: False,
-        inner_size=_four_times,
+        inner_size=_inner_size,
         biases={},
         biased=(*ATTENTION, *_UNGATED),
-        complete=_placed,
+        complete=_add_positions,
     ),
 )

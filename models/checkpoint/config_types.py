@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from headrace.runtime.errors import CheckpointError
 
-# Integers of at least one, or for some families a list with one for each layer.
+# Integers of at least one. Some families have a list with one for each layer.
 _COUNTS = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
     "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_positions", "n_ctx", "n_group", "topk_group",
@@ -17,9 +17,9 @@ _COUNTS = (
 )  # fmt: skip
 # Layer counts. Bounded, since a decoder takes memory for each layer before it finds that weights are missing.
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-MOST_LAYERS = 1_000
+MAX_LAYERS = 1_000
 # Integers of at least zero.
-_NUMBERS_OF = (
+_ZERO_OR_MORE = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
     "n_shared_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "sliding_window",
     "first_k_dense_replace", "max_window_layers", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
@@ -57,91 +57,123 @@ _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "lin
 
 def check_types(config: Mapping[str, object]) -> None:
     """Raise CheckpointError for the first known key with another type or an impossible value."""
-    for keys, holds, what in _RULES:
+    for keys, is_valid, expected in _RULES:
         for key in keys:
-            _check(config, key, holds, what)
+            _check(config, key, is_valid, expected)
     for key in _SECTIONS:
         _check(config, key, lambda value: isinstance(value, Mapping), "an object")
     for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(key), Mapping):
+        rope = config.get(key)
+        if isinstance(rope, Mapping):
             _check_rope(key, rope)
-    if isinstance(text := config.get("text_config"), Mapping):
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
         check_types(text)
 
 
 def _check_rope(name: str, section: Mapping[str, object]) -> None:
-    kinds = [section[kind] for kind in _LAYER_KINDS if kind in section]
+    """Check a rope section, or the sections for each kind of layer within it."""
+    kinds = [kind for kind in _LAYER_KINDS if kind in section]
+    for kind in kinds:
+        rope = section[kind]
+        if not isinstance(rope, Mapping | None):
+            raise CheckpointError(f"config.json: {name} has {rope!r:.60} for a kind of layer, not an object")
+        _check_rope(name, rope or {})
     if kinds:
-        for kind in kinds:
-            if not isinstance(kind, Mapping | None):
-                raise CheckpointError(f"config.json: {name} has {kind!r:.60} for a kind of layer, not an object")
-            _check_rope(name, kind or {})
         return
     for key in _ROPE_POSITIVE:
-        _check(section, key, _each(_positive), "a positive number", name)
+        _check(section, key, _or_list(_is_positive), "a positive number", name)
     for key in _SHARES:
-        _check(section, key, _each(_share), "above 0 and at most 1", name)
-    _check(section, "original_max_position_embeddings", _count, "a positive integer", name)
+        _check(section, key, _or_list(_is_share), "above 0 and at most 1", name)
+    _check(section, "original_max_position_embeddings", _is_count, "a positive integer", name)
     stated = [section[key] for key in ("rope_type", "type") if key in section]
-    if section and not any(isinstance(kind, str) for kind in stated) and (stated or "rope_theta" not in section):
+    types = [rope_type for rope_type in stated if isinstance(rope_type, str)]
+    rope_type = "default"
+    if types:
+        rope_type = types[0]
+    elif section and (stated or "rope_theta" not in section):
         raise CheckpointError(f"config.json: {name} has no type")
-    kind = next((kind for kind in stated if isinstance(kind, str)), "default")
-    for key in _ROPE_NEEDS.get(kind, ()):
+    for key in _ROPE_NEEDS.get(rope_type, ()):
         if section.get(key) is None:
-            raise CheckpointError(f"config.json: {name} of type {kind!r:.20} has no {key}")
+            raise CheckpointError(f"config.json: {name} of type {rope_type!r:.20} has no {key}")
 
 
 def _check(
-    config: Mapping[str, object], key: str, holds: Callable[[object], bool], what: str, section: str | None = None
+    config: Mapping[str, object],
+    key: str,
+    is_valid: Callable[[object], bool],
+    expected: str,
+    section: str | None = None,
 ) -> None:
+    """Raise CheckpointError for a value that is neither missing, null nor valid.
+
+    config: the object that has the key.
+    expected: valid values in words, for the error.
+    section: name of the object, for the error; None: config.json itself.
+    """
     value = config.get(key)
-    if value is not None and not holds(value):
+    if value is not None and not is_valid(value):
         name = f"{section}.{key}" if section else key
-        raise CheckpointError(f"config.json: {name} must be {what}, not {value!r:.60}")
+        raise CheckpointError(f"config.json: {name} must be {expected}, not {value!r:.60}")
 
 
-def _whole(value: object) -> TypeGuard[float]:
-    return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1 and abs(value) < 2**31
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: object) -> TypeGuard[float]:
-    return _whole(value) and value >= 1
+def _is_whole(value: object) -> TypeGuard[float]:
+    return _is_number(value) and value == value // 1 and abs(value) < 2**31  # 8.0 is, NaN and infinity are not
 
 
-def _number_of(value: object) -> bool:
-    return _whole(value) and value >= 0
+def _is_count(value: object) -> TypeGuard[float]:
+    return _is_whole(value) and value >= 1
 
 
-def _positive(value: object) -> TypeGuard[float]:
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1e30
+def _is_zero_or_more(value: object) -> bool:
+    return _is_whole(value) and value >= 0
 
 
-def _share(value: object) -> bool:
-    return _positive(value) and value <= 1
+def _is_positive(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 < value < 1e30
 
 
-def _flag(value: object) -> bool:
+def _is_share(value: object) -> bool:
+    return _is_positive(value) and value <= 1
+
+
+def _is_flag(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, int) and value in (0, 1))
 
 
-def _each(holds: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Accept lists of such values too."""
-
-    def holds_each(value: object) -> bool:
-        return all(entry is None or holds(entry) for entry in value) if isinstance(value, list) else holds(value)
-
-    return holds_each
+def _is_list_of_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+def _or_list(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return a check that accepts a valid value, and a list of valid values and nulls."""
+
+    def is_valid_or_list(value: object) -> bool:
+        if isinstance(value, list):
+            return all(entry is None or is_valid(entry) for entry in value)
+        return is_valid(value)
+
+    return is_valid_or_list
+
+
+# Keys, check of a value, valid values in words.
 _RULES: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (
     (("model_type",), lambda value: isinstance(value, str), "a name"),
-    (_COUNTS, _each(_count), "a positive integer"),
-    (_LAYERS, lambda value: _count(value) and value <= MOST_LAYERS, f"from 1 to {MOST_LAYERS:,}"),
-    (_NUMBERS_OF, _each(_number_of), "a whole number"),
-    (_POSITIVE, _each(_positive), "a positive number"),
-    (_SHARES, _each(_share), "above 0 and at most 1"),
-    (("attn_temperature_tuning",), lambda value: _flag(value) or _number_of(value), "true, false or a whole number"),
-    (_FLAGS, _flag, "true or false"),
+    (_COUNTS, _or_list(_is_count), "a positive integer"),
+    (_LAYERS, lambda value: _is_count(value) and value <= MAX_LAYERS, f"from 1 to {MAX_LAYERS:,}"),
+    (_ZERO_OR_MORE, _or_list(_is_zero_or_more), "a whole number"),
+    (_POSITIVE, _or_list(_is_positive), "a positive number"),
+    (_SHARES, _or_list(_is_share), "above 0 and at most 1"),
+    (
+        ("attn_temperature_tuning",),
+        lambda value: _is_flag(value) or _is_zero_or_more(value),
+        "true, false or a whole number",
+    ),
+    (_FLAGS, _is_flag, "true or false"),
     (_LISTS, lambda value: isinstance(value, list), "a list"),
-    (_KINDS, lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value), "a list of names"),
+    (_KINDS, _is_list_of_names, "a list of names"),
 )

@@ -17,7 +17,7 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import FLOATS
+from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
@@ -41,32 +41,39 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Projections with one format."""
+    """Projections with one format.
+
+    name: of the matrix that they are in the network.
+    shapes: rows and columns by module.
+    layer: None: outside of layers, as embedding table and head.
+    """
 
     name: str
     shapes: Mapping[str, tuple[int, int]]
-    """Rows and columns by module."""
     layer: int | None
-    """None: outside of layers, as embedding table and head."""
 
     @property
     def weights(self) -> int:
+        """Number of weights."""
         return sum(prod(shape) for shape in self.shapes.values())
 
     def nbytes(self, groups: Groups) -> int:
+        """Return the bytes of the part in a format."""
         return sum(stored_bytes(prod(shape), groups) for shape in self.shapes.values())
 
     @property
     def formats(self) -> list[Groups]:
-        """Return the formats whose groups divide all rows."""
-        columns = [shape[1] for shape in self.shapes.values()]
-        return [groups for groups in FORMATS if all(width % groups.group_size == 0 for width in columns)]
+        """The formats whose groups divide all rows."""
+        widths = [columns for _, columns in self.shapes.values()]
+        return [groups for groups in FORMATS if all(width % groups.group_size == 0 for width in widths)]
 
     @property
     def probe(self) -> Groups:
-        """Return the format in which the part's effect on the logits is measured."""
-        fitting = self.formats
-        return next(groups for groups in (Groups(3, 64), Groups(3, 32)) if groups in fitting)
+        """The format in which the part's effect on the logits is measured."""
+        large_groups = Groups(3, 64)
+        if large_groups in self.formats:
+            return large_groups
+        return Groups(3, 32)
 
 
 def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
@@ -79,40 +86,48 @@ def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
             f"{name} is quantized already; rounding its weights again would add to the error of the first time",
             "give the original checkpoint, in float16 or bfloat16",
         )
+    uniform_hint = f"`headrace pull {name} --quantize 4` quantizes all matrices alike"
     config = own_decoder(checkpoint)
+    if config is None:
+        raise UnsupportedModelError(
+            f"{name}: headrace does not choose bits for its architecture",
+            "mlx_lm.convert -q does it for mlx-lm's models",
+        )
+    if any(layer.experts is not None for layer in config.layers):
+        raise UnsupportedModelError(f"{name}: headrace does not choose bits for mixtures of experts", uniform_hint)
     text = text_part(checkpoint)
-    if config is None or any(layer.experts is not None for layer in config.layers):
-        kind = "mixtures of experts"
-        hint = f"`headrace pull {name} --quantize 4` quantizes all matrices alike"
-        if config is None:
-            kind = "its architecture"
-            hint = "mlx_lm.convert -q does it for mlx-lm's models"
-        raise UnsupportedModelError(f"{name}: headrace does not choose bits for {kind}", hint)
-    matrices: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for tensor, info in text.tensors.items():
-        module, _, kind = tensor.rpartition(".")
-        if kind != "weight" or len(info.shape) != 2 or info.dtype not in FLOATS or info.shape[1] % min(GROUP_SIZES):
+        module, _, leaf = tensor.rpartition(".")
+        if leaf != "weight" or not _is_quantizable(info):
             continue
         if text.stored[tensor] != tensor:
             raise UnsupportedModelError(
                 f"{name}: its tensors have other names in MLX, such as {tensor} for {text.stored[tensor]}",
-                f"`headrace pull {name} --quantize 4` quantizes all matrices alike",
+                uniform_hint,
             )
-        matrices[module] = (info.shape[0], info.shape[1])
-    return _joined(matrices, config)
+        rows, columns = info.shape
+        shapes[module] = (rows, columns)
+    return _group_by_product(shapes, config)
 
 
-def _joined(matrices: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[Part]:
-    """Return the matrices in parts: those of one product together."""
-    products: dict[str, str] = {}
+def _is_quantizable(info: TensorInfo) -> bool:
+    """Return whether a tensor is a matrix of floats whose rows have whole groups."""
+    return len(info.shape) == 2 and info.dtype in FLOATS and info.shape[1] % min(GROUP_SIZES) == 0
+
+
+def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[Part]:
+    """Return the matrices in parts: together those that are multiplied at once. shapes: of all matrices, by module."""
+    products: dict[str, str] = {}  # module -> name of its part
     for index, layer in enumerate(config.layers):
         for tensor in layer_tensors(config, layer):
             for module in (tensor.name, tensor.whole):
                 products[f"model.layers.{index}.{module}"] = f"model.layers.{index}.{tensor.product}"
-    shapes: dict[str, dict[str, tuple[int, int]]] = {}
-    for module, shape in matrices.items():
-        shapes.setdefault(products.get(module, module), {})[module] = shape
-    parts = [Part(name, modules, _layer_of(name)) for name, modules in shapes.items()]
+    shapes_by_part: dict[str, dict[str, tuple[int, int]]] = {}
+    for module, shape in shapes.items():
+        part_name = products.get(module, module)
+        shapes_by_part.setdefault(part_name, {})[module] = shape
+    parts = [Part(name, modules, _layer_of(name)) for name, modules in shapes_by_part.items()]
     return sorted(parts, key=lambda part: (-1 if part.layer is None else part.layer, part.name))
 
 
@@ -124,16 +139,20 @@ def _layer_of(name: str) -> int | None:
 
 
 def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.array | None) -> Decoder:
-    """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice."""
+    """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice.
 
-    def rounding(arrays: dict[str, object]) -> dict[str, object]:
-        matrices = {name: loaded(arrays[name]) for name in (f"{module}.weight" for module in part.shapes)}
-        return arrays | {
-            name: dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
-            for name, matrix in matrices.items()
-        }
+    importance: of the part's columns; None: all are alike.
+    """
 
-    parameters = Parameters(checkpoint, decoder.ops, decoder.dtype, take=rounding)
+    def round_part(arrays: dict[str, object]) -> dict[str, object]:
+        rounded_arrays = dict(arrays)
+        for module in part.shapes:
+            name = f"{module}.weight"
+            matrix = loaded(arrays[name])
+            rounded_arrays[name] = dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
+        return rounded_arrays
+
+    parameters = Parameters(checkpoint, decoder.ops, decoder.dtype, take=round_part)
     return decoder.with_part(parameters, part.layer)
 
 
@@ -153,20 +172,28 @@ def write_mixed(
 ) -> None:
     """Write the checkpoint with each part in its format. Memory: the output of one shard.
 
-    importances: of columns, by part.
+    parts: with the format of each.
+    importances: of columns, by part; columns of other parts are alike.
+    target: an existing folder.
+    progress: gets the bytes of the checkpoint that are done.
     """
-    counts = {module: importances.get(part.name) for part, _ in parts for module in part.shapes}
-    formats = {module: groups for part, groups in parts for module in part.shapes}
+    formats: dict[str, Groups] = {}
+    importance_by_module: dict[str, mx.array | None] = {}
+    for part, groups in parts:
+        for module in part.shapes:
+            formats[module] = groups
+            importance_by_module[module] = importances.get(part.name)
+    text = text_part(checkpoint)
+    stored = set(text.stored.values())  # of the text part: others, such as a vision part's, are left out
+    total = sum(info.nbytes for info in text.tensors.values())
     done = 0
-    total = sum(info.nbytes for info in text_part(checkpoint).tensors.values())
-    stored = set(text_part(checkpoint).stored.values())
     for number, arrays in enumerate(shard_arrays(checkpoint)):
         written: dict[str, mx.array] = {}
         for name in sorted(stored & arrays.keys()):
             module = name.removesuffix(".weight")
-            array = arrays.pop(name)
+            array = arrays.pop(name)  # not kept, so that its memory is free after rounding
             if module in formats:
-                written |= _tensors(module, rounded(array, formats[module], counts[module]))
+                written |= _tensors(module, rounded(array, formats[module], importance_by_module[module]))
             else:
                 written[name] = array
             done += checkpoint.tensors[name].nbytes

@@ -255,7 +255,7 @@ class Decoder:
         elif scale != 1.0:
             x = x * scale
         if self._inputs is not None:
-            x = mx.concatenate([x, self._inputs.of(self._ops, tokens, x)], axis=-1)
+            x = mx.concatenate([x, self._inputs.compute(self._ops, tokens, x)], axis=-1)
         return x
 
     def _look_up(self, tokens: mx.array) -> mx.array:

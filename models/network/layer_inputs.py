@@ -1,6 +1,9 @@
 """Inputs of single layers (Gemma 4): rows of a table by token, added to a projection of the token's embedding.
 
-P = size of a layer's input, L = layers.
+    input = (table[token] * sqrt(P) + rms_norm(projection(x) / sqrt(E))) / sqrt(2)
+
+P = size of a layer's input, L = layers, E = size of hidden states. A step multiplies by none of the constant factors:
+they are part of weights and of the norm's epsilon.
 """
 
 import mlx.core as mx
@@ -12,32 +15,35 @@ from headrace.runtime.ops import LayerInput, Ops
 
 
 class LayerInputs:
-    """Weights of all layers' inputs. arrays: those that every step reads, all but the table."""
+    """Weights of all layers' inputs."""
 
     def __init__(self, config: DecoderConfig, parameters: Parameters) -> None:
         self._size = config.input_size
         width = config.hidden_size
-        wide = len(config.layers) * self._size
-        self.table = parameters.matrix("model.embed_tokens_per_layer", config.input_vocab, wide)
-        self.projection = parameters.matrix("model.per_layer_model_projection", wide, width)
-        # The projection is scaled before its norm, which only its epsilon shows; both parts are halved in variance.
+        all_sizes = len(config.layers) * self._size
+        self.table = parameters.matrix("model.embed_tokens_per_layer", config.input_vocab, all_sizes)
+        self.projection = parameters.matrix("model.per_layer_model_projection", all_sizes, width)
+        self._row_scale = (self._size / 2) ** 0.5  # sqrt(P) / sqrt(2)
         self._norm = parameters.vector("model.per_layer_projection_norm.weight", self._size) * 0.5**0.5
+        # y / sqrt(E) has the mean square of y divided by E: its norm is that of y with an epsilon E times as large.
         self._eps = config.norm_eps * width
 
     @property
     def arrays(self) -> list[mx.array]:
+        """All but the table, of which a step reads single rows."""
         return [*self.projection.arrays, self._norm]
 
-    def of(self, ops: Ops, tokens: mx.array, x: mx.array) -> mx.array:
+    def compute(self, ops: Ops, tokens: mx.array, x: mx.array) -> mx.array:
         """Return the inputs of all layers, one after the other: tokens (B, T), x (B, T, E) -> (B, T, L * P)."""
-        rows = ops.embed(tokens, self.table, x.dtype) * (self._size / 2) ** 0.5
-        projected = ops.linear(x, self.projection).reshape(*tokens.shape, -1, self._size)
-        both: mx.array = rows + ops.rms_norm(projected, self._norm, self._eps).reshape(rows.shape)
-        return both
+        rows = ops.embed(tokens, self.table, x.dtype) * self._row_scale  # (B, T, L * P)
+        projected = ops.linear(x, self.projection).reshape(*tokens.shape, -1, self._size)  # (B, T, L, P)
+        normed = ops.rms_norm(projected, self._norm, self._eps)
+        inputs: mx.array = rows + normed.reshape(rows.shape)
+        return inputs
 
 
 def read_input(config: DecoderConfig, parameters: Parameters, prefix: str) -> LayerInput:
-    """Return a layer's weights for its own input."""
+    """Return a layer's weights for its own input. prefix: of the layer's tensors."""
     gate, projection = layer_input(config)
     return LayerInput(
         gate=parameters.tensor(prefix, gate),

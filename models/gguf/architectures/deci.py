@@ -1,4 +1,9 @@
-"""DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place."""
+"""DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place.
+
+The class reads the sizes from `block_configs`, with an entry for attention and one for the feed-forward of each layer.
+Tensors are in groups with a size in their names: "attention 8" has 8 K/V heads, "mlp 256" a width of 256. "linear" is
+the matrix in place of attention.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -15,62 +20,91 @@ _FFN_STEP = 256
 """The class rounds feed-forward widths up to a multiple of it."""
 
 
-def _deci(metadata: Metadata, _file: Contents, config: Config) -> Entries:
-    """Return the sizes of each layer."""
+def _block_configs(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes of each layer, as entries of the config."""
     count = layers_of(metadata)
     heads = config["num_attention_heads"]
-    queries = metadata.per_layer("{arch}.attention.head_count", count)
-    keys = metadata.per_layer("{arch}.attention.head_count_kv", count, heads)
-    inner = metadata.per_layer("{arch}.feed_forward_length", count, maximum=WIDTH)
+    heads_by_layer = metadata.per_layer("{arch}.attention.head_count", count)
+    kv_heads_by_layer = metadata.per_layer("{arch}.attention.head_count_kv", count, heads)
+    width_by_layer = metadata.per_layer("{arch}.feed_forward_length", count, maximum=WIDTH)
     return {
         "block_configs": [
             {
                 "attention": _attention(heads, layer_heads, kv_heads, width),
                 "ffn": _feed_forward(width, config["hidden_size"]),
             }
-            for layer_heads, kv_heads, width in zip(queries, keys, inner, strict=True)
+            for layer_heads, kv_heads, width in zip(heads_by_layer, kv_heads_by_layer, width_by_layer, strict=True)
         ],
     }
 
 
-def _attention(heads: int, queries: int, keys: int, inner: int) -> Entries:
-    if queries not in (0, heads) or (queries and not inner):  # llama.cpp drops attention without a feed-forward
-        raise UnsupportedModelError(f"a layer of DeciLM with {queries} heads and width {inner} is not supported")
-    if keys and heads % keys:
-        raise CheckpointError(f"{heads} attention heads cannot share {keys} key/value heads")
+def _attention(heads: int, layer_heads: int, kv_heads: int, width: int) -> Entries:
+    """Return the entry for a layer's attention.
+
+    heads: of the model's attention.
+    layer_heads: the same, or 0 for a layer without attention.
+    kv_heads: K/V heads of the layer; 0: one matrix in place of attention.
+    width: of the layer's feed-forward; 0: it has none.
+    """
+    is_dropped = layer_heads > 0 and width == 0  # llama.cpp drops attention without a feed-forward
+    if is_dropped or layer_heads not in (0, heads):
+        raise UnsupportedModelError(f"a layer of DeciLM with {layer_heads} heads and width {width} is not supported")
+    if kv_heads and heads % kv_heads:
+        raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
+    heads_per_group = None
+    if layer_heads and kv_heads:
+        heads_per_group = heads // kv_heads
     return {
-        "no_op": queries == 0,
-        "replace_with_linear": queries > 0 and keys == 0,
-        "n_heads_in_group": heads // keys if queries and keys else None,
+        "no_op": layer_heads == 0,
+        "replace_with_linear": layer_heads > 0 and kv_heads == 0,
+        "n_heads_in_group": heads_per_group,
     }
 
 
-def _feed_forward(inner: int, hidden: int) -> Entries:
-    if inner % _FFN_STEP:
-        raise UnsupportedModelError(f"a DeciLM with feed-forwards of {inner} is not supported")
-    # The class takes two thirds of this multiple of the model's width, rounded up: half a step less is safe.
-    multiple = 1.5 * (inner - _FFN_STEP // 2) / hidden
-    return {"no_op": inner == 0, "replace_with_linear": False, "ffn_mult": multiple if inner else None}
+def _feed_forward(width: int, hidden_size: int) -> Entries:
+    """Return the entry for a layer's feed-forward. width: 0 if the layer has none."""
+    if width % _FFN_STEP:
+        raise UnsupportedModelError(f"a DeciLM with feed-forwards of {width} is not supported")
+    multiple = _multiple(width, hidden_size) if width else None
+    return {"no_op": width == 0, "replace_with_linear": False, "ffn_mult": multiple}
 
 
-def _kinds(config: Config) -> list[tuple[str, ...]]:
-    kinds = []
+def _multiple(width: int, hidden_size: int) -> float:
+    """Return the multiple of the model's width from which the class computes that of a feed-forward.
+
+    The class takes two thirds of it and rounds up to a step. Half a step less is safe from errors of floats.
+    """
+    return 1.5 * (width - _FFN_STEP // 2) / hidden_size
+
+
+def _width(multiple: float, hidden_size: int) -> int:
+    """Return the width of a feed-forward; the inverse of `_multiple`."""
+    return round(multiple * hidden_size / 1.5) + _FFN_STEP // 2
+
+
+def _group_names(config: Config) -> list[tuple[str, ...]]:
+    """Return the names of the groups of tensors that each layer has."""
+    layers: list[tuple[str, ...]] = []
     for block in config["block_configs"]:
-        attends = block["attention"]
-        feeds = block["ffn"]
-        inner = round(feeds["ffn_mult"] * config["hidden_size"] / 1.5) + _FFN_STEP // 2 if feeds["ffn_mult"] else 0
-        group = attends["n_heads_in_group"]
-        first = f"attention {config['num_attention_heads'] // group}" if group else "linear"
-        kinds.append((*(() if attends["no_op"] else (first,)), *((f"mlp {inner}",) if inner else ())))
-    return kinds
+        names: list[str] = []
+        heads_per_group = block["attention"]["n_heads_in_group"]
+        if heads_per_group:
+            names.append(f"attention {config['num_attention_heads'] // heads_per_group}")
+        elif block["attention"]["replace_with_linear"]:
+            names.append("linear")
+        multiple = block["ffn"]["ffn_mult"]
+        if multiple:
+            names.append(f"mlp {_width(multiple, config['hidden_size'])}")
+        layers.append(tuple(names))
+    return layers
 
 
 class _Groups(dict[str, Parts]):
-    """Tensors of a layer's half by its kind and size: "attention 8" has so many K/V heads, "mlp 256" such a width."""
+    """Tensors of a group by its name. A group of a size is made when it is looked up."""
 
-    def __missing__(self, kind: str) -> Parts:
-        name, _, size = kind.partition(" ")
-        if name == "mlp":
+    def __missing__(self, name: str) -> Parts:
+        kind, _, size = name.partition(" ")
+        if kind == "mlp":
             return {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=size)}
         projections = attention(permuted=True)
         shape = f"{size}*head hidden"
@@ -86,8 +120,17 @@ def _permuted_keys(kv_heads: int, config: Config) -> Order:
 _LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": Part("self_attn.linear", "hidden hidden")}
 ROWS = {
     "deci": Architecture(
-        "DeciLMForCausalLM", "nemotron-nas", _Groups(linear=_LINEAR), tables(), keys=(), entries=_deci,
-        constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None}, head_counts=True,
-        scales_rope=True, config_tensors=(ROPE_FACTORS,), whole_heads=True, kinds=_kinds,
+        model_class="DeciLMForCausalLM",
+        model_type="nemotron-nas",
+        groups=_Groups(linear=_LINEAR),
+        tables=tables(),
+        keys=(),
+        entries=_block_configs,
+        constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+        head_counts=True,
+        scales_rope=True,
+        config_tensors=(ROPE_FACTORS,),
+        whole_heads=True,
+        kinds=_group_names,
     ),
-}  # fmt: skip
+}
