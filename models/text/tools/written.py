@@ -26,11 +26,14 @@ NAMES = ("probe_tool_x", "probe_tool_y")
 KEYS = ("probe_key_x", "probe_key_y")
 VALUES = ("probe_value_x", "probe_value_y")
 IDS = ("a1b2c3d4e", "f5g6h7i8j")
-_NAME = r"[A-Za-z0-9_.:/-]{1,128}?"
-_MAX_NAME = 128
+_NAME = r"[A-Za-z0-9_.:/-]{1,128}?"  # of a tool, as a regular expression
+_MAX_NAME = 128  # characters
 _SPECIAL = "<probe>\n&"  # a value that XML cannot have as it is
 _CDATA_BEGIN = "<![CDATA["
 _CDATA_END = "]]>"
+# Parts of markup that differ from call to call: identifiers and numbers of calls.
+_VARIABLE = re.compile(f"{IDS[0]}|{IDS[1]}|[0-9]+")
+_VARIABLE_OR_SPACE = re.compile(f"{_VARIABLE.pattern}|\\s+")
 
 _SAMPLES: Mapping[str, object] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
 
@@ -152,7 +155,12 @@ def _from_bracket(text: str) -> str:
 
 
 class Written(ToolForm):
-    """Calls in a learned form. tools: by name."""
+    """Calls in a learned form.
+
+    marks: returns a text with the characters that stand for control tokens in an answer's text.
+    tools: by name.
+    markup: as the template writes it.
+    """
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Markup) -> None:
         self.markup: Markup = markup
@@ -175,15 +183,16 @@ class Written(ToolForm):
             # Each call has an end of its own, so the end of one may be the beginning of the separator.
             self._separates_by_end = markup.separator.startswith(markup.end.rstrip())
             begins.append(self._separator)
-        self._longest = sum(map(len, markup.texts)) + _MAX_NAME
-        # After a name come the arguments: without the condition, a name would end before an empty `middle`.
-        self._parameters: re.Pattern[str] | None = None
+        self._max_head = sum(map(len, markup.texts)) + _MAX_NAME  # characters: longer texts are no incomplete head
+        # `_name`: a tool's name and the text after it. After these come the arguments: without that condition, a name
+        # would end before an empty `middle`.
+        self._parameters: re.Pattern[str] | None = None  # None: arguments are JSON
         if markup.key_begin is None:
-            self._head = f"({_NAME}){self._middle}(?=\\s*{{)"
-            self.head = re.compile(f"(?:{'|'.join(begins)}){self._head}")
+            self._name = f"({_NAME}){self._middle}(?=\\s*{{)"
+            self.head = re.compile(f"(?:{'|'.join(begins)}){self._name}")
         else:
             after_name = [_pattern(marks(markup.key_begin)), self._end, *begins[1:]]
-            self._head = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
+            self._name = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
             self._parameters = self._parameter_pattern(marks)
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
@@ -196,13 +205,13 @@ class Written(ToolForm):
         return re.compile(f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        calls: list[ToolCall] = []
-        head = self._match(self._begin + self._head, text, 0)
+        head = self._match(self._begin + self._name, text, 0)
         if head is None:
-            return no_call(len(self.begins[0]), final=final or len(text) >= self._longest)
+            return no_call(len(self.begins[0]), final=final or len(text) >= self._max_head)
         if head[1] not in self._tools:
             return Reading(head.end())
-        position = 0
+        calls: list[ToolCall] = []
+        position = 0  # after the last call's arguments
         while head is not None:
             arguments = self._arguments(text, head, final=final)
             if arguments is None:
@@ -211,37 +220,38 @@ class Written(ToolForm):
             calls.append(call)
             head = self._next_head(text, position)
         if head is not None and not final:
-            return None  # within the arguments of a call
-        end = None
-        if calls:
-            end = self._match(self._end, text, position)
-        if end is not None and (final or not self._may_go_on(text[position:])):
-            return Reading(end.end(), tuple(calls))
-        if not final and len(text) - position < self._longest:
-            return None
-        if calls and self._may_end_with(text[position:]):
+            return None  # the arguments of a call are incomplete
+        if not calls:
+            return Reading(len(self.begins[0]))
+        rest = text[position:]
+        end = self._match(self._end, rest, 0)
+        if end is not None and (final or not self._may_become_head(rest)):
+            return Reading(position + end.end(), tuple(calls))
+        if not final and len(rest) < self._max_head:
+            return None  # the end or the next head may be incomplete
+        if self._is_beginning_of_end(rest):
             return Reading(len(text), tuple(calls))
-        return Reading(position or len(self.begins[0]), tuple(calls))
-
-    def _may_end_with(self, rest: str) -> bool:
-        """Return whether a text after a call is a beginning of the end, as in an answer that was cut there."""
-        end = "".join(self._marks(self.markup.end).split())
-        return end.startswith("".join(rest.split()))
+        return Reading(position, tuple(calls))
 
     def _next_head(self, text: str, position: int) -> re.Match[str] | None:
         """Return the head of another call after the arguments of one."""
         if self._separator is None:
             return None
-        return self._match(self._separator + self._head, text, position)
+        return self._match(self._separator + self._name, text, position)
+
+    def _may_become_head(self, rest: str) -> bool:
+        """Return whether the text after a call, which begins like the end, may become the head of another call."""
+        if not self._separates_by_end or len(rest) >= self._max_head:
+            return False
+        return self._match(f"{self._end}\\s*$", rest, 0) is not None
+
+    def _is_beginning_of_end(self, rest: str) -> bool:
+        """Return whether a text after a call is a beginning of the end, as in an answer that was cut there."""
+        end = "".join(self._marks(self.markup.end).split())
+        return end.startswith("".join(rest.split()))
 
     def _match(self, pattern: str, text: str, position: int) -> re.Match[str] | None:
         return re.compile(pattern).match(text, position)
-
-    def _may_go_on(self, rest: str) -> bool:
-        """Return whether the text after a call, which begins like the end, may become the head of another call."""
-        if not self._separates_by_end:
-            return False
-        return len(rest) < self._longest and self._match(f"{self._end}\\s*$", rest, 0) is not None
 
     def _arguments(self, text: str, head: re.Match[str], *, final: bool) -> tuple[ToolCall, int] | None:
         """Return the call and the place after its arguments; None while they are incomplete."""
@@ -319,10 +329,6 @@ def _successive(pattern: re.Pattern[str], text: str, position: int) -> Iterator[
     while match is not None:
         yield match
         match = pattern.match(text, match.end())
-
-
-_VARIABLE = re.compile(f"{IDS[0]}|{IDS[1]}|[0-9]+")
-_VARIABLE_OR_SPACE = re.compile(f"{_VARIABLE.pattern}|\\s+")
 
 
 def _pattern(text: str, *, any_type: bool = True) -> str:
