@@ -15,62 +15,75 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.ops.kv_format import kv_format
 
-_PEERS = {"f16": "f16", "q8": "q8_0"}  # llama.cpp's names of the formats it is compared in
+_LLAMA_CPP_NAMES = {"f16": "f16", "q8": "q8_0"}  # of the formats in which it is compared
 
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
-    """Raise UsageError for unknown formats, `auto` among others, and formats that a peer lacks."""
+    """Raise UsageError for unknown formats, `auto` among others, and formats that a peer lacks.
+
+    formats: names as in --kv, at least one.
+    peers: names as in --vs.
+    """
     for name in formats:
-        kv_choice(name)
+        kv_choice(name)  # raises for an unknown one
     if "auto" in formats and len(formats) > 1:
         raise UsageError("--kv auto chooses one format: leave the others out")
     if peers and len(formats) > 1:
         raise UsageError("--vs needs one K/V format")
+    kv = formats[0]
     for peer in peers:
-        if formats[0] != "f16" and (peer == "mlx-lm" or formats[0] not in _PEERS):
+        peer_formats = ("f16",) if peer == "mlx-lm" else tuple(_LLAMA_CPP_NAMES)
+        if kv not in peer_formats:
             raise UsageError(
-                f"{peer} has no comparable K/V format {formats[0]}",
+                f"{peer} has no comparable K/V format {kv}",
                 "use f16, or q8 with llama.cpp (its q8_0)",
             )
 
 
 def peer_kv_type(kv: str) -> str:
     """Return llama.cpp's name of our K/V format."""
-    return _PEERS[kv]
+    return _LLAMA_CPP_NAMES[kv]
 
 
 def in_formats(model: LoadedModel, formats: Sequence[str]) -> list[LoadedModel]:
     """Return the loaded model once per format, named after it. Raises UsageError for a format it cannot have."""
     if len(formats) < 2:
         return [model]
-    return [
-        replace(model, name=f"{model.name} {name}", network=with_kv(model.network, kind), kv=kind)
-        for name, kind in zip(formats, map(kv_format, formats), strict=True)
-    ]
+    models: list[LoadedModel] = []
+    for name in formats:
+        kv = kv_format(name)
+        models.append(replace(model, name=f"{model.name} {name}", network=with_kv(model.network, kv), kv=kv))
+    return models
 
 
 def check_memory(models: Sequence[LoadedModel], tokens: int) -> None:
-    """Raise NotEnoughMemoryError unless a cache of `tokens` fits for each of `models`, whose shared weights are
-    loaded.
+    """Raise NotEnoughMemoryError unless caches fit.
+
+    models: one loaded model in several formats; a cache for each is needed. One format was checked as it was loaded.
+    tokens: entries of a cache.
     """
-    free = memory.budget()
+    budget = memory.budget()
+    if budget is None or len(models) < 2:
+        return
     weights = models[0].network.cost.weight_bytes
-    if free is not None and len(models) > 1:
-        caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
-        overhead = working_memory(shape_to_run(models[0].checkpoint))
-        memory.check_fits(weights, caches, overhead, replace(free, free=free.free + weights), tokens)
+    caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
+    overhead = working_memory(shape_to_run(models[0].checkpoint))
+    # `check_fits` counts the weights, which are in memory already: so they count as free, too.
+    limit = replace(budget, free=budget.free + weights)
+    memory.check_fits(weights, caches, overhead, limit, tokens)
 
 
 def kv_ratios(results: Sequence[Result], models: Sequence[LoadedModel]) -> list[KVRatio]:
     """Return the speed of every further format over the first one's, with 95 % intervals."""
-    entries = {(entry.model, _test(entry)): entry for entry in results if entry.engine == "headrace"}
-    rows = []
+    own_results = [entry for entry in results if entry.engine == "headrace"]
+    base = models[0].name
+    base_by_test = {_test(entry): entry for entry in own_results if entry.model == base}
+    rows: list[KVRatio] = []
     for model in models[1:]:
-        for entry in results:
-            first = entries.get((models[0].name, _test(entry)))
-            if entry.engine != "headrace" or entry.model != model.name or first is None:
-                continue
-            rows.append(KVRatio(entry.test, entry.depth, model.name, models[0].name, *paired_ratio(entry, first)))
+        for entry in own_results:
+            base_entry = base_by_test.get(_test(entry))
+            if entry.model == model.name and base_entry is not None:
+                rows.append(KVRatio(entry.test, entry.depth, model.name, base, *paired_ratio(entry, base_entry)))
     return rows
 
 

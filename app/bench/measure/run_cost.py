@@ -35,26 +35,45 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> R
     """
     if not isinstance(network, Decoder):
         return None
+    step_s = {drafts: median(times) for drafts, times in _step_times(network, depth, rounds).items()}
+    plain_s = step_s[0]
+    rows: list[DraftCost] = []
+    for drafts in DRAFT_LENGTHS:
+        cost = step_s[drafts] / plain_s
+        rows.append(DraftCost(drafts, step_s[drafts] * 1e3, cost, break_even(cost, drafts)))
+    return RunCosts(depth, rounds, plain_s * 1e3, rows)
+
+
+def _step_times(network: Decoder, depth: int, rounds: int) -> dict[int, list[float]]:
+    """Return the seconds of a step in each round, by its number of draft tokens: 0 for plain steps.
+
+    depth: cached tokens before the first step.
+    """
     draw = random.Random(0)
     greedy = select().greedy
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
-    limit = depth + (rounds + 1) * (_STEPS + 1) + DRAFT_LENGTHS[-1] + 8
-    kv = network.kv_backend(KVOptions(limit))
+    max_entries = depth + (rounds + 1) * (_STEPS + 1) + DRAFT_LENGTHS[-1] + 8
+    kv = network.kv_backend(KVOptions(max_entries))
     cache = kv.acquire([0])
-    for _ in prefill(network, kv, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
+
+    def random_tokens(count: int) -> list[int]:
+        return [draw.randrange(network.vocab_size) for _ in range(count)]
+
+    for _ in prefill(network, kv, cache, random_tokens(depth)):
         pass
     times: dict[int, list[float]] = {drafts: [] for drafts in (0, *DRAFT_LENGTHS)}
-    for turn in range(rounds + 1):  # the first round warms up
-        ready = [time.perf_counter() for _ in run_ahead(network, kv, cache, sampler, mx.array([1]), _STEPS + 1)]
-        times[0].append(median([b - a for a, b in pairwise(ready)]))
-        for drafts in DRAFT_LENGTHS[:: 1 if turn % 2 else -1]:  # there and back: drift affects all lengths alike
-            tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(drafts + 1)], mx.uint32)
+    for turn in range(rounds + 1):
+        steps = run_ahead(network, kv, cache, sampler, mx.array([1]), _STEPS + 1)
+        ends = [time.perf_counter() for _ in steps]
+        times[0].append(median([end - start for start, end in pairwise(ends)]))
+        # Forwards and backwards in turn: drift of the machine affects all lengths alike.
+        lengths = DRAFT_LENGTHS if turn % 2 else DRAFT_LENGTHS[::-1]
+        for drafts in lengths:
+            rows = drafts + 1  # the last token, then the draft tokens
+            tokens = mx.array(random_tokens(rows), mx.uint32)
             began = time.perf_counter()
-            decode_step(network, one_pass(kv, cache, drafts + 1, "decode"), greedy, tokens, drafts + 1).tolist()
+            decode_step(network, one_pass(kv, cache, rows, "decode"), greedy, tokens, rows).tolist()
             times[drafts].append(time.perf_counter() - began)
             cache.rollback()
     cache.close()
-    medians = {drafts: median(values[1:]) for drafts, values in times.items()}
-    costs = {drafts: medians[drafts] / medians[0] for drafts in DRAFT_LENGTHS}
-    rows = [DraftCost(drafts, medians[drafts] * 1e3, cost, break_even(cost, drafts)) for drafts, cost in costs.items()]
-    return RunCosts(depth, rounds, medians[0] * 1e3, rows)
+    return {drafts: measured[1:] for drafts, measured in times.items()}  # the first round warms up

@@ -19,31 +19,38 @@ from typing import Any
 KV_TYPES = {"f16": 1, "q8_0": 8}  # ggml's type numbers
 BATCH = 2048  # llama.cpp's default batch, in tokens
 UBATCH = 512  # and micro-batch
-GUESSES = (2, 10)  # draft lengths of prompt lookup decoding: its documentation's for CPUs, and its default
+DRAFT_LENGTHS = (2, 10)  # of prompt lookup decoding: its documentation's for CPUs, and its default
 
 
 class Tuned:
-    """A model with and without flash attention; each test uses the one that was faster in tuning."""
+    """A model with and without flash attention; each test uses the one that was faster in tuning.
+
+    library: the module `llama_cpp`.
+    path: of the GGUF file.
+    context: tokens of a sequence at most.
+    threads: for prompts and decoding.
+    kv: name of the K/V's type, in `KV_TYPES`.
+    """
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: str) -> None:
         self._library = library
         self._kv = kv
         flashes = (True, False) if kv == "f16" else (True,)
-        self._ways = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
-        self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}
-        self._best: dict[tuple[int, int, int, int], LlamaCpp] = {}
+        self._models = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
+        self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}  # by model and number of sequences
+        self._fastest: dict[tuple[int, int, int, int], LlamaCpp] = {}  # by test
         self._open_lookup = partial(Lookup, library, path, context, threads, KV_TYPES[kv], flashes)
         self._lookup: Lookup | None = None
 
     def setup(self) -> dict[str, Any]:
         """Return the contexts' own settings; memory mapping is llama.cpp's default."""
         library = self._library
-        ctx = self._ways[0].ctx
+        ctx = self._models[0].ctx
         return {
-            "threads": min(library.llama_n_threads(way.ctx) for way in self._ways),
-            "threads_batch": min(library.llama_n_threads_batch(way.ctx) for way in self._ways),
+            "threads": min(library.llama_n_threads(model.ctx) for model in self._models),
+            "threads_batch": min(library.llama_n_threads_batch(model.ctx) for model in self._models),
             "settings": {
-                "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
+                "flash_attention": "on or off, the faster for each test" if len(self._models) > 1 else "on",
                 "batch": library.llama_n_batch(ctx),
                 "ubatch": library.llama_n_ubatch(ctx),
                 "kv_type": self._kv,
@@ -52,26 +59,34 @@ class Tuned:
         }
 
     def measure(self, prompt: int, generate: int, depth: int, batch: int = 1, tune: bool = False) -> dict[str, Any]:
-        test = (prompt, generate, depth, batch)
-        if tune:
-            results = []
-            seconds = []
-            for way in self._ways:
-                self._run(way, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
-                result = self._run(way, *test)
-                seconds.append(result["prefill_s"] * bool(prompt) + sum(result["latencies_s"]))
-                results.append(result)
-            fastest = seconds.index(min(seconds))
-            self._best[test] = self._ways[fastest]
-            return results[fastest]
-        return self._run(self._best.get(test, self._ways[0]), *test)
+        """Return the times of one test; see `LlamaCpp.measure`.
 
-    def _run(self, way: "LlamaCpp", prompt: int, generate: int, depth: int, batch: int) -> dict[str, Any]:
+        batch: sequences that decode at once; with several, no prompt is measured.
+        tune: measure with and without flash attention, and keep to the faster of them.
+        """
+        test = (prompt, generate, depth, batch)
+        if not tune:
+            return self._run(self._fastest.get(test, self._models[0]), *test)
+        results = []
+        seconds = []
+        for model in self._models:
+            self._run(model, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
+            result = self._run(model, *test)
+            measured_s = sum(result["latencies_s"])
+            if prompt:
+                measured_s += result["prefill_s"]
+            seconds.append(measured_s)
+            results.append(result)
+        fastest = seconds.index(min(seconds))
+        self._fastest[test] = self._models[fastest]
+        return results[fastest]
+
+    def _run(self, model: "LlamaCpp", prompt: int, generate: int, depth: int, batch: int) -> dict[str, Any]:
         if batch == 1:
-            return way.measure(prompt, generate, depth)
-        if (way, batch) not in self._parallel:
-            self._parallel[way, batch] = Parallel(self._library, way, batch)
-        return self._parallel[way, batch].measure(generate, depth)
+            return model.measure(prompt, generate, depth)
+        if (model, batch) not in self._parallel:
+            self._parallel[model, batch] = Parallel(self._library, model, batch)
+        return self._parallel[model, batch].measure(generate, depth)
 
     def answer(self, tokens: list[int], generate: int, stop: list[int], **how: Any) -> dict[str, Any]:
         """Return clock readings of a whole answer with prompt lookup decoding; see `Lookup.measure`."""
@@ -81,7 +96,12 @@ class Tuned:
 
 
 class Lookup:
-    """Workloads, each with the draft length and attention that were fastest in tuning."""
+    """Workloads, each with the draft length and attention that were fastest in tuning.
+
+    library, path, context, threads: see `Tuned`.
+    kv: ggml's number of the K/V's type.
+    flashes: whether to use flash attention; both are tuned.
+    """
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, flashes: tuple[bool, ...]) -> None:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -94,20 +114,34 @@ class Lookup:
             )
             for flash in flashes
         ]  # fmt: skip
-        lookups = [LlamaPromptLookupDecoding(num_pred_tokens=guesses) for guesses in GUESSES]
-        self._ways = [(model, lookup) for model in models for lookup in lookups]
-        self._best: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        lookups = [LlamaPromptLookupDecoding(num_pred_tokens=length) for length in DRAFT_LENGTHS]
+        self._variants = [(model, lookup) for model in models for lookup in lookups]
+        self._fastest: dict[tuple[int, ...], tuple[Any, Any]] = {}  # by test
 
     def measure(
         self, tokens: list[int], generate: int, stop: frozenset[int], temperature: float = 0.0, tune: bool = False
     ) -> dict[str, Any]:
-        """Return clock readings of the answer's tokens, up to `generate` of them or one of `stop`."""
+        """Return clock readings of the answer's tokens.
+
+        tokens: the prompt.
+        generate: tokens at most.
+        stop: tokens that end the answer.
+        temperature: 0 is greedy.
+        tune: measure all variants, and keep to the fastest.
+        """
         test = (*tokens, round(temperature))
         if not tune:
-            return self._run(*self._best.get(test, self._ways[0]), tokens, generate, stop, temperature)
-        results = [(way, self._run(*way, tokens, generate, stop, temperature)) for way in self._ways]
-        self._best[test], fastest = min(results, key=lambda result: sum(result[1]["latencies_s"]))
-        return fastest
+            model, lookup = self._fastest.get(test, self._variants[0])
+            return self._run(model, lookup, tokens, generate, stop, temperature)
+        results = []
+        seconds = []
+        for model, lookup in self._variants:
+            result = self._run(model, lookup, tokens, generate, stop, temperature)
+            seconds.append(sum(result["latencies_s"]))
+            results.append(result)
+        fastest = seconds.index(min(seconds))
+        self._fastest[test] = self._variants[fastest]
+        return results[fastest]
 
     def _run(
         self, model: Any, lookup: Any, tokens: list[int], generate: int, stop: frozenset[int], temperature: float
@@ -128,7 +162,12 @@ class Lookup:
 
 
 class LlamaCpp:
-    """One context and one sequence. The cache holds a prefix of one random text, shared by all depths."""
+    """One context and one sequence. The cache has a prefix of one random text, for all depths.
+
+    library, path, context, threads: see `Tuned`.
+    kv: ggml's number of the K/V's type.
+    flash: use flash attention.
+    """
 
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, *, flash: bool) -> None:
         self._library = library
@@ -141,21 +180,21 @@ class LlamaCpp:
         self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
         library.llama_sampler_chain_add(self._sampler, library.llama_sampler_init_greedy())
         self._draw = random.Random(1)
-        self._base = self._tokens(context)
-        self._filled = 0
+        self._base = self._random_tokens(context)
+        self._num_cached = 0
 
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
         """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
         library = self._library
         ctx = self.ctx
         self._fill(depth)
-        fed = self._tokens(prompt or 1)
+        tokens = self._random_tokens(max(1, prompt))
         library.llama_perf_context_reset(ctx)
         began = time.perf_counter()
-        self._feed(fed)
+        self._feed(tokens)
         token = self._choose()
         arrivals = [time.perf_counter()]
-        for _ in range((generate or 1) - 1):
+        for _ in range(generate - 1):
             self._feed([token])
             token = self._choose()
             arrivals.append(time.perf_counter())
@@ -172,15 +211,15 @@ class LlamaCpp:
             "own_tokens_per_second": own_speed,
         }
 
-    def _tokens(self, count: int) -> list[int]:
+    def _random_tokens(self, count: int) -> list[int]:
         return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
 
     def _fill(self, depth: int) -> None:
         """Leave exactly the first `depth` tokens of the random text in the cache."""
-        self._filled = kept(self._library, self._memory, 0, min(self._filled, depth))
-        if self._filled < depth:
-            self._feed(self._base[self._filled : depth])
-            self._filled = depth
+        self._num_cached = trim_sequence(self._library, self._memory, 0, min(self._num_cached, depth))
+        if self._num_cached < depth:
+            self._feed(self._base[self._num_cached : depth])
+            self._num_cached = depth
         self._library.llama_synchronize(self.ctx)
 
     def _feed(self, tokens: list[int]) -> None:
@@ -195,8 +234,11 @@ class LlamaCpp:
         return int(self._library.llama_sampler_sample(self._sampler, self.ctx, -1))
 
 
-def kept(library: Any, memory: Any, sequence: int, length: int) -> int:
-    """Remove the entries past `length` of a sequence, and return how many stay: 0 with recurrent state."""
+def trim_sequence(library: Any, memory: Any, sequence: int, length: int) -> int:
+    """Remove the entries past `length` of a sequence, and return how many stay: 0 with recurrent state.
+
+    memory: of a context. sequence: its number there.
+    """
     if library.llama_memory_seq_rm(memory, sequence, length, -1):
         return length
     library.llama_memory_seq_rm(memory, sequence, -1, -1)
@@ -206,9 +248,9 @@ def kept(library: Any, memory: Any, sequence: int, length: int) -> int:
 class Parallel:
     """Several sequences that decode together, with another context's model and settings."""
 
-    def __init__(self, library: Any, way: LlamaCpp, sequences: int) -> None:
+    def __init__(self, library: Any, model: LlamaCpp, sequences: int) -> None:
         self._library = library
-        self._llama = way._llama
+        self._llama = model._llama
         params = type(self._llama.context_params).from_buffer_copy(self._llama.context_params)
         params.n_seq_max = sequences
         params.n_ctx = sequences * self._llama.n_ctx()
@@ -217,16 +259,16 @@ class Parallel:
         if not self._ctx:
             raise RuntimeError(f"no context for {sequences} sequences")
         self._memory = library.llama_get_memory(self._ctx)
-        self._sampler = way._sampler
+        self._sampler = model._sampler
         self._batch = library.llama_batch_init(max(BATCH, sequences), 0, 1)
         self._draw = random.Random(2)
-        self._base = [self._tokens(self._llama.n_ctx()) for _ in range(sequences)]
-        self._filled = 0
+        self._bases = [self._random_tokens(self._llama.n_ctx()) for _ in range(sequences)]
+        self._num_cached = 0
 
     def measure(self, generate: int, depth: int) -> dict[str, Any]:
         """Return times of `generate` tokens per sequence after `depth` cached tokens and one fed."""
         self._fill(depth)
-        chosen = self._step(self._tokens(len(self._base)), depth)
+        chosen = self._step(self._random_tokens(len(self._bases)), depth)
         arrivals = [time.perf_counter()]
         for position in range(depth + 1, depth + generate):
             chosen = self._step(chosen, position)
@@ -238,16 +280,18 @@ class Parallel:
             "own_tokens_per_second": None,
         }
 
-    def _tokens(self, count: int) -> list[int]:
+    def _random_tokens(self, count: int) -> list[int]:
         return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
 
     def _fill(self, depth: int) -> None:
-        filled = min(self._filled, depth)
-        for sequence, base in enumerate(self._base):
-            for start in range(kept(self._library, self._memory, sequence, filled), depth, BATCH):
+        """Leave exactly the first `depth` tokens of its random text in the cache of each sequence."""
+        length = min(self._num_cached, depth)
+        for sequence, base in enumerate(self._bases):
+            num_cached = trim_sequence(self._library, self._memory, sequence, length)
+            for start in range(num_cached, depth, BATCH):
                 chunk = base[start : min(depth, start + BATCH)]
-                self._decode([(token, start + at, sequence) for at, token in enumerate(chunk)])
-        self._filled = depth
+                self._decode([(token, position, sequence) for position, token in enumerate(chunk, start)])
+        self._num_cached = depth
         self._library.llama_synchronize(self._ctx)
 
     def _step(self, tokens: list[int], position: int) -> list[int]:

@@ -43,18 +43,26 @@ class MlxLm:
         return {"threads": None, "threads_batch": None, "settings": settings}
 
     def measure(self, prompt: int, generate: int, depth: int, batch: int = 1) -> dict[str, object]:
-        """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
+        """Return the times of one test.
+
+        prompt: tokens fed after `depth` cached ones; 0: one token.
+        generate: tokens chosen then; 0: one token.
+        depth: tokens in the cache.
+        batch: sequences that decode at once; with several, no prompt is measured.
+        """
         if batch > 1:
-            return self._together(generate, depth, batch)
+            return self._measure_batch(generate, depth, batch)
+        num_fed = max(1, prompt)
+        num_chosen = max(1, generate)
         cache = self._cache_at(depth)
         arrivals: list[float] = []
         last: Any = None
         began = time.perf_counter()
-        for response in self._stream(prompt or 1, generate or 1, cache):
+        for response in self._stream(num_fed, num_chosen, cache):
             arrivals.append(time.perf_counter())
             last = response
         self._caches[depth] = cache
-        arrivals = arrivals[: generate or 1]  # its last response repeats the last token
+        arrivals = arrivals[:num_chosen]  # its last response repeats the last token
         own_speed = None
         if generate and not prompt:
             # mlx-lm divides all tokens by the time after the first; these are intervals.
@@ -68,14 +76,15 @@ class MlxLm:
             "own_tokens_per_second": own_speed,
         }
 
-    def _together(self, generate: int, depth: int, batch: int) -> dict[str, object]:
+    def _measure_batch(self, generate: int, depth: int, batch: int) -> dict[str, object]:
         """Return times of `generate` tokens per sequence, from when all `batch` sequences decode."""
         from mlx_lm.generate import BatchGenerator
 
         caches = self._batch_caches(depth, batch)
         prompts = [[self._draw.randrange(self._vocabulary)] for _ in caches]
-        ahead = generate + 2 * batch  # bound on the first one's tokens before the last one decodes
-        generator = BatchGenerator(self._model, max_tokens=ahead, completion_batch_size=batch)
+        # The first sequence decodes before the last one is prefilled: it must not end by its length meanwhile.
+        max_tokens = generate + 2 * batch
+        generator = BatchGenerator(self._model, max_tokens=max_tokens, completion_batch_size=batch)
         arrivals: list[float] = []
         try:
             generator.insert(prompts, caches=caches)
@@ -95,21 +104,22 @@ class MlxLm:
         }
 
     def _batch_caches(self, depth: int, batch: int) -> list[Any]:
-        """Return a cache per sequence with `depth` tokens of its own; the generator copies them."""
+        """Return a cache per sequence, each with `depth` other tokens; the generator copies them."""
         from mlx_lm.models.cache import make_prompt_cache
 
         if not depth:
             return [make_prompt_cache(self._model) for _ in range(batch)]
         bases = self._bases.setdefault(depth, [])
         while len(bases) < batch:
-            bases.append(self._filled(depth))
+            bases.append(self._filled_cache(depth))
         return bases[:batch]
 
-    def _stream(self, prompt: int, generate: int, cache: Any) -> Any:
+    def _stream(self, num_fed: int, num_chosen: int, cache: Any) -> Any:
+        """Return mlx-lm's responses to random tokens, one for each token that it chooses."""
         from mlx_lm import stream_generate
 
-        tokens = [self._draw.randrange(self._vocabulary) for _ in range(prompt)]
-        return stream_generate(self._model, self._tokenizer, tokens, max_tokens=generate, prompt_cache=cache)
+        tokens = [self._draw.randrange(self._vocabulary) for _ in range(num_fed)]
+        return stream_generate(self._model, self._tokenizer, tokens, max_tokens=num_chosen, prompt_cache=cache)
 
     def _cache_at(self, depth: int) -> Any:
         """Return a cache with `depth` tokens, the previous one if it can be trimmed."""
@@ -119,9 +129,9 @@ class MlxLm:
         if cache is not None and depth and can_trim_prompt_cache(cache) and cache[0].offset >= depth:
             trim_prompt_cache(cache, cache[0].offset - depth)
             return cache
-        return self._filled(depth)
+        return self._filled_cache(depth)
 
-    def _filled(self, depth: int) -> Any:
+    def _filled_cache(self, depth: int) -> Any:
         """Return a new cache with `depth` random tokens."""
         from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
