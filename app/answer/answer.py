@@ -29,11 +29,15 @@ TextEvent = Part | Failed
 class Prompt:
     """A prompt as token ids.
 
-    opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
-    chat: it was made by the chat template. tools: those that the model may call. begun: text of the answer that the
-    prompt ends with, behind any thinking. has_kinds: thinking is told apart from content; else all text is content.
+    opening: text of the answer that the chat template wrote.
+    thinking: the prompt ends within a thinking section.
+    chat: it was made by the chat template.
+    begun: text of the answer that the prompt ends with, after any thinking.
+    tools: those that the model may call.
+    has_kinds: thinking is told apart from content; else all text is content.
     started: when the request was submitted, on the monotonic clock; by default when the prompt is made.
-    waited_s, tokenize_s: from then until tokenizing began, and the time that took.
+    waited_s: from then until tokenizing began.
+    tokenize_s: time that tokenizing took.
     """
 
     ids: Sequence[int]

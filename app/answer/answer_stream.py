@@ -17,7 +17,12 @@ class AnswerStream:
     """
 
     def __init__(self, opened: OpenAnswer, engine: EngineThread, model: object, schema: object = None) -> None:
-        """model: kept alive, since it frees the engine when it is dropped. schema: the caller's."""
+        """opened: the answer, which the engine's thread generates.
+
+        engine: that thread.
+        model: kept alive, since it frees the engine when it is dropped.
+        schema: the caller's, for `parsed`.
+        """
         self._opened = opened
         self._engine = engine
         self._model = model
@@ -44,9 +49,10 @@ class AnswerStream:
         except BaseException:  # KeyboardInterrupt
             self._interrupt()
             raise
-        if (read := self._read(part)) is None:
+        checked = self._check(part)
+        if checked is None:
             raise StopIteration
-        return read
+        return checked
 
     def __aiter__(self) -> "AnswerStream":
         return self
@@ -61,9 +67,10 @@ class AnswerStream:
         except BaseException:  # CancelledError; GeneratorExit, if the loop of the task was closed
             self._interrupt()
             raise
-        if (read := self._read(part)) is None:
+        checked = self._check(part)
+        if checked is None:
             raise StopAsyncIteration
-        return read
+        return checked
 
     def __enter__(self) -> "AnswerStream":
         return self
@@ -108,9 +115,9 @@ class AnswerStream:
         self._is_interrupted = True
         self.close()
 
-    def _read(self, part: AnswerPart | None) -> TextChunk | Completed | None:
+    def _check(self, part: AnswerPart | None) -> TextChunk | Completed | None:
         """Return a part for the caller, None after the end. Raises the answer's error."""
-        if self._engine.is_paused:
+        if self._engine.is_paused:  # it waited for parts to be read
             self._engine.wake()
         if isinstance(part, HeadraceError):
             raise part

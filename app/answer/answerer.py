@@ -58,7 +58,7 @@ class Answerer:
         own_processes: Sequence[int] = (),
         mbu: Callable[[Summary], float | None] = lambda _: None,
     ) -> None:
-        """draft: a draft model's network. own_processes, mbu: see `Answer`. The others are `Engine`'s."""
+        """draft: a draft model's network. own_processes, mbu: see `Answer`. All others: see `Engine`."""
         self.model = model
         self.chat_prompt = ChatPrompt(model.tokenizer)
         self.engine = Engine(
@@ -91,14 +91,17 @@ class Answerer:
         started = time.monotonic()
         if isinstance(prompt, str):
             ids = self.chat_prompt.continued(prompt)
-            opening = ""
-        else:
-            ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
-            opening = self.chat_prompt.opening(ids)
-        seconds = time.monotonic() - started
-        chat = not isinstance(prompt, str)
+            return Prompt(ids, started=started, tokenize_s=time.monotonic() - started)
+        ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
+        opening = self.chat_prompt.opening(ids)
         return Prompt(
-            ids, opening, bool(opening), chat, tools=tools if chat else None, started=started, tokenize_s=seconds
+            ids,
+            opening=opening,
+            thinking=bool(opening),
+            chat=True,
+            tools=tools,
+            started=started,
+            tokenize_s=time.monotonic() - started,
         )
 
     def prepare(
@@ -117,9 +120,12 @@ class Answerer:
         options = options.resolved(self._recommended)
         if options.seed is None:
             options = replace(options, seed=random_seed())
-        tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
-        form = self._form_of(tools) if tools is not None else None
-        grammar, unchecked = self._grammar(prompt, options, form)
+        tools = None
+        form = None
+        if prompt.tools is not None and prompt.tools.callable:
+            tools = prompt.tools
+            form = self._form_of(tools)
+        grammar, unchecked = self._grammar(prompt, options, tools, form)
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
@@ -131,10 +137,18 @@ class Answerer:
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
             grammar=grammar,
         )
-        certain = grammar is not None
-        calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=certain) if form else None
+        calls = None
+        if form is not None:
+            is_certain = grammar is not None
+            calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=is_certain)
         answer = Answer(
-            prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, calls, self._mbu
+            prompt,
+            request,
+            self.model.tokenizer,
+            stop=options.stop or (),
+            own_processes=self._own_processes,
+            tools=calls,
+            mbu=self._mbu,
         )
         answer.unchecked_tools = unchecked
         return answer
@@ -166,7 +180,7 @@ class Answerer:
         events: list[tuple[Answer, TextEvent]] = []
         for sequence, event in delivered:
             answer = self._running.get(sequence)
-            if answer is None:  # failed in its text before
+            if answer is None:  # it failed in its text; the engine ends it with this step
                 continue
             try:
                 part: TextEvent = answer.take(event)
@@ -212,31 +226,41 @@ class Answerer:
         return form_of(self.model.tokenizer, tools)
 
     def _grammar(
-        self, prompt: Prompt, options: AnswerOptions, form: "FormOfTools | None"
+        self, prompt: Prompt, options: AnswerOptions, tools: ToolUse | None, form: "FormOfTools | None"
     ) -> tuple[Grammar | None, dict[str, str]]:
-        """Return the compiled grammar of an answer, behind the thinking that its prompt leads to.
+        """Return the compiled grammar of an answer, after the thinking that its prompt leads to; None without any.
 
         With it, the tools whose calls it does not check, and the reasons.
+
+        options: may have the grammar or the schema of a text.
+        tools: that the model may call; None: none.
+        form: of their calls.
         """
         source = options.grammar_source()
         calls = None
-        unchecked = dict[str, str]()
-        if form is not None and prompt.tools is not None and not prompt.begun:
-            calls, unchecked = self._grammars.call_rules(prompt.tools, form.form)
+        unchecked: dict[str, str] = {}
+        if tools is not None and form is not None and not prompt.begun:
+            calls, unchecked = self._grammars.call_rules(tools, form.form)
         if source is None and calls is None:
             return None, unchecked
-        if source is not None and prompt.tools is not None and calls is None and prompt.tools.callable:
+        if source is not None and tools is not None and calls is None:
             raise UsageError("this model's tool calls look like text: a schema excludes tools")
-        thinks: Thinks = "open" if prompt.thinking else "no"
-        if thinks == "no" and prompt.chat and not prompt.begun and self.chat_prompt.may_think(options.thinking):
-            has_budget = isinstance(options.thinking, int) and not isinstance(options.thinking, bool)
-            thinks = "once" if has_budget else "may"
         try:
-            return self._grammars.compile(source, thinks, prompt.begun, calls), unchecked
+            return self._grammars.compile(source, self._thinks(prompt, options), prompt.begun, calls), unchecked
         except UsageError as error:
-            if source is not None or calls is None or calls.forced or prompt.tools is None:
+            if source is not None or tools is None or calls is None or calls.forced:
                 raise
-            return None, dict.fromkeys(prompt.tools.tools, str(error))  # too many for a grammar; calls are still read
+            # The tools are too many for a grammar. Their calls are read, but nothing guarantees the arguments.
+            return None, dict.fromkeys(tools.tools, str(error))
+
+    def _thinks(self, prompt: Prompt, options: AnswerOptions) -> "Thinks":
+        """Return which thinking precedes the text or calls of an answer."""
+        if prompt.thinking:
+            return "open"
+        if not prompt.chat or prompt.begun or not self.chat_prompt.may_think(options.thinking):
+            return "no"
+        has_budget = isinstance(options.thinking, int) and not isinstance(options.thinking, bool)
+        return "once" if has_budget else "may"
 
     def _speculation(self, choice: str | None) -> Speculation:
         if self._drafted and choice != "off":

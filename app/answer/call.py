@@ -9,7 +9,7 @@ from headrace.models.text.tools.use import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
+_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}  # levels of models, by efforts without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,18 @@ class Call:
     """A request for answers: to a conversation, or to texts that are continued as they are.
 
     model: name that it asks for; None: any.
-    prompts: texts to continue, in place of `messages`. suffix: text after the gap that they leave.
+    messages: the conversation.
+    prompts: texts to continue, in place of `messages`.
+    suffix: text after the gap that they leave.
+    options: those that it states.
     count: answers to each prompt.
+    stream: events while the answers are generated.
     include_usage: a last chunk of a stream has the usage.
     logprobs: best tokens reported with each token; None: off.
-    effort, budget: hints of a client about thinking, which models without thinking ignore.
+    effort: a client's hint about thinking, of `EFFORTS`, which models without thinking ignore.
+    budget: a further hint: thinking on or off, or tokens at most.
     continue_text: beginning of the answer.
+    tools: that the model may call.
     explain: report the prompt as the model gets it, and why its prefix was cached or not.
     steps: a stream has the figures of its steps.
     echo: fields of the request that its response repeats.
@@ -57,7 +63,8 @@ class Call:
     def thinking(self, default: Thinking | None, *, thinks: bool, has_levels: bool) -> Thinking | None:
         """Return the option that a client's hints mean for a model.
 
-        default: where the request says nothing. thinks, has_levels: see `ChatPrompt`.
+        default: for a request without options or hints of thinking.
+        thinks, has_levels: see `ChatPrompt`.
         """
         chosen = self.options.thinking
         if chosen is not None or self.prompts:
@@ -68,4 +75,6 @@ class Call:
             return _LEVELS.get(self.effort, self.effort)
         if self.budget is not None and (thinks or self.budget is False):
             return self.budget
-        return True if self.effort is not None and thinks else default
+        if self.effort is not None and thinks:
+            return True
+        return default

@@ -11,7 +11,7 @@ T = TypeVar("T")
 Body = Mapping[str, object]
 MAX_STOPS = 64
 MAX_BIASES = 4096
-_LEAST_TOP_P = 1e-6
+_SMALLEST_TOP_P = 1e-6  # keeps the best token alone
 
 
 def read(body: Body, name: str, kind: ValueType[T]) -> T | None:
@@ -27,7 +27,10 @@ def flag(body: Body, name: str) -> bool:
 
 def mapping(body: Body, name: str) -> Body:
     """Return an object, empty if it is missing."""
-    return {} if body.get(name) is None else object_named(name, body[name])
+    value = body.get(name)
+    if value is None:
+        return {}
+    return object_named(name, value)
 
 
 def object_named(name: str, value: object) -> dict[str, Any]:
@@ -59,24 +62,10 @@ def refuse(body: Body, names: Collection[str], neutral: Mapping[str, float] | No
 
     neutral: other values that change nothing, by field.
     """
-    for name in body:
-        if name in names and body[name] and body[name] != (neutral or {}).get(name):
+    for name, value in body.items():
+        is_neutral = neutral is not None and value == neutral.get(name)
+        if name in names and value and not is_neutral:
             raise UsageError(f"{name} is not supported")
-
-
-def _meant(option: str, value: object) -> object:
-    """Return an option's value as headrace knows it; None for unset.
-
-    Negative seeds are random and negative lengths unlimited for llama.cpp, -1 keeps all tokens for vLLM's top_k. A
-    top_p of 0 keeps the best token alone.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    if (option == "seed" and value < 0) or (option == "max_tokens" and value == -1):
-        return None
-    if option == "top_k" and value == -1:
-        return 0
-    return _LEAST_TOP_P if option == "top_p" and value == 0 else value
 
 
 def answer_options(
@@ -84,14 +73,31 @@ def answer_options(
 ) -> AnswerOptions:
     """Return the answer options among the fields.
 
-    aliases: other names of options. more: options from other fields, in place of those by name. Values of other
-    servers' clients mean here the same as there (`_meant`). Raises UsageError for a value out of range.
+    aliases: options by the other names that fields have for them.
+    more: options from other fields, in place of those by name.
+
+    Special values of other servers mean the same here (`_translate`). Raises UsageError for a value out of range.
     """
     aliases = aliases or {}
-    given = {name: _meant(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
+    given = {name: _translate(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
     options = AnswerOptions.read(given | dict(more or {}), aliases=aliases)
     if len(options.stop or ()) > MAX_STOPS:
         raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")
     if len(options.logit_bias or ()) > MAX_BIASES:
         raise UsageError(f"logit_bias has more than {MAX_BIASES} tokens")
     return options
+
+
+def _translate(option: str, value: object) -> object:
+    """Return the value that headrace has for another server's special value; None: unset."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if option == "seed" and value < 0:  # llama.cpp: any seed
+        return None
+    if option == "max_tokens" and value == -1:  # llama.cpp: no limit
+        return None
+    if option == "top_k" and value == -1:  # vLLM: all tokens
+        return 0
+    if option == "top_p" and value == 0:  # the best token alone
+        return _SMALLEST_TOP_P
+    return value

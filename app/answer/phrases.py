@@ -8,7 +8,8 @@ from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.metrics.units import counted, format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
-_FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))  # and the value that is off
+# Options, each with the value that changes nothing.
+_FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))
 _SOURCES: Mapping[SamplingSource, str] = {
     "options": "as asked",
     "session": "of the conversation",
@@ -20,8 +21,10 @@ _SOURCES: Mapping[SamplingSource, str] = {
 
 def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None) -> list[str]:
     """Return token count, speed and time to first text in words for everybody."""
-    parts = phrases(tokens, tokens_per_second, None, None)
-    return parts if ttft_s is None else [*parts, f"first token after {ttft_s:.2f} s"]
+    parts = phrases(tokens, tokens_per_second, ttft_s=None, mbu=None)
+    if ttft_s is not None:
+        parts.append(f"first token after {ttft_s:.2f} s")
+    return parts
 
 
 def mbu_text(mbu: float | None, *, busy: bool) -> str:
@@ -38,6 +41,9 @@ def phrases(
 ) -> list[str]:
     """Return the figures at the end of an answer, most important first; None is left out.
 
+    tokens: of the answer.
+    tokens_per_second: decode speed.
+    ttft_s: seconds to the first text.
     mbu, busy: see `mbu_text`.
     """
     parts = [counted(tokens, "token")]
@@ -65,16 +71,19 @@ def sampling_in_effect(values: Mapping[str, object], *, short: bool = False) -> 
 
 def sampling_text(values: Mapping[str, object], *, short: bool = False) -> str:
     """Return sampling in one line: `temperature 0.7 · min_p 0.05`; `short`: `temp 0.7`."""
-    temperature = f"temperature {values.get('temperature', 0.0):g}"
+    value = values.get("temperature", 0.0)
     if short:
-        return temperature.replace("erature", "")
-    if not values.get("temperature"):
+        return f"temp {value:g}"
+    temperature = f"temperature {value:g}"
+    if not value:  # greedy: the filters change nothing
         return temperature
-    parts = [f"{name} {values[name]:g}" for name, off in _FILTERS if values.get(name, off) != off]
-    return " · ".join([temperature, *parts])
+    filters = [f"{name} {values[name]:g}" for name, off in _FILTERS if values.get(name, off) != off]
+    return " · ".join([temperature, *filters])
 
 
 def sampling_phrase(params: SamplingParams, source: SamplingSource) -> str:
     """Return sampling and its origin: `temperature 0.2 · top_p 0.9 (recommended for the model), seed 7`."""
-    seed = "" if params.greedy or params.seed is None else f", seed {params.seed}"
-    return f"{sampling_text(asdict(params))} ({_SOURCES[source]}){seed}"
+    phrase = f"{sampling_text(asdict(params))} ({_SOURCES[source]})"
+    if params.greedy or params.seed is None:
+        return phrase
+    return f"{phrase}, seed {params.seed}"

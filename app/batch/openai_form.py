@@ -51,7 +51,7 @@ def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Ca
     body = {key: value for key, value in object_named("body", given.get("body")).items() if value is not None}
     refuse_unknown(body, _FIELDS[form] - _NOT_HERE | _IGNORED, " in body")
     for key, value in _FIXED.items():
-        if key in body and (body[key] != value or type(body[key]) is not type(value)):
+        if key in body and (body[key] != value or type(body[key]) is not type(value)):  # True is equal to 1
             raise UsageError(f"{key} can only be {shown(value)}, not {shown(body[key])}")
     if _CONTENT[form] not in body:
         raise UsageError(f"a body for this url needs {_CONTENT[form]}")
@@ -73,7 +73,14 @@ def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Ca
 def response(
     digest: str, name: str | int | None, status: int, body: Mapping[str, object], error: Mapping[str, object] | None
 ) -> dict[str, object]:
-    """Return a line of the output in this form."""
+    """Return a line of the output in this form.
+
+    digest: of the request.
+    name: `custom_id` of the request's line.
+    status: as of an HTTP response.
+    body: of the response.
+    error: None for a response of status 200.
+    """
     return {
         "id": f"{PREFIX}{digest}",
         "custom_id": name,
