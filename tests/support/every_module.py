@@ -108,7 +108,6 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "hybrid_layer_pattern": [0, 1, 0, 1], "moe_layer_freq": [0, 1, 1, 1],
     },
     "minicpm3": {"rope_scaling": _LONG},
-    "minimax_m3_vl": {"moe_layer_freq": [0, 1, 1, 1]},
     "muse_glimmer": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "plamo": {"num_attention_heads": 8},
     "nanbeige": {"num_loops": 2},
@@ -147,6 +146,7 @@ _TEXT_OF = {
 }  # fmt: skip
 _OF_FAMILIES = {
     "ernie4_5_moe": "ernie4_5-moe", "gemma4_text": "gemma4", "laguna": "laguna", "llama4": "llama4",
+    "minimax_m3_vl": "minimax-m3",
     "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5-moe", "qwen3_vl_moe": "qwen3-vl-moe", "solar_open": "solar-open",
 }  # fmt: skip
 LEFT_OUT = {
