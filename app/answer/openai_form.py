@@ -58,9 +58,9 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
         continue_text = str(last["content"])
     more = format_options(body)
     if isinstance(body.get("thinking"), dict):
-        more["thinking"] = None  # a switch, no option
+        more["thinking"] = None  # no option: `_thinking_switch` reads it
     return Call(
-        **_of_both(body),
+        **_shared_fields(body),
         messages=messages,
         continue_text=continue_text,
         options=answer_options(body, _ALIASES, more),
@@ -75,13 +75,13 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
 def read_completion(body: Body) -> Call:
     """Return the call of a completion: texts that are continued. Raises UsageError that names the field."""
     refuse(body, REFUSED - {"best_of"} | {"tools"}, _NEUTRAL)
-    if body.get("best_of") not in (None, 1, body.get("n", 1)):
+    if body.get("best_of") not in (None, 1, body.get("n", 1)):  # clients send it with the value of `n`
         raise UsageError("best_of is not supported")
     options = answer_options(body, _ALIASES, format_options(body))
     if options.thinking is not None:
         raise UsageError("thinking needs a conversation, not a text to continue")
     call = Call(
-        **_of_both(body),
+        **_shared_fields(body),
         prompts=_prompts(body.get("prompt")),
         suffix=read(body, "suffix", Text()) or None,
         options=options,
@@ -92,7 +92,8 @@ def read_completion(body: Body) -> Call:
     return call
 
 
-def _of_both(body: Body) -> dict[str, Any]:
+def _shared_fields(body: Body) -> dict[str, Any]:
+    """Return the fields of a `Call` that both kinds of bodies have."""
     return {
         "model": read(body, "model", Text()),
         "count": read(body, "n", Whole(1, MAX_CHOICES)) or 1,
@@ -110,12 +111,17 @@ def _prompts(value: object) -> list[str]:
 
 
 def _thinking_switch(body: Body) -> bool | None:
-    """Return the switch of thinking: vLLM's template variables, or DeepSeek's and Anthropic's object."""
+    """Return the switch of thinking: DeepSeek's and Anthropic's object, or vLLM's template variables."""
+    switch = body.get("thinking")
     variables = mapping(body, "chat_template_kwargs")
-    switch = next((flag(variables, name) for name in ("enable_thinking", "thinking") if name in variables), None)
-    if isinstance(given := body.get("thinking"), dict):
-        return read(given, "type", OneOf(("enabled", "disabled", "auto", "adaptive"))) != "disabled"
-    return switch
+    variable = None
+    for name in ("enable_thinking", "thinking"):
+        if name in variables:
+            variable = flag(variables, name)
+            break
+    if isinstance(switch, dict):
+        return read(switch, "type", OneOf(("enabled", "disabled", "auto", "adaptive"))) != "disabled"
+    return variable
 
 
 def chat_choice(
@@ -129,8 +135,10 @@ def chat_choice(
 ) -> dict[str, object]:
     """Return one choice of a chat completion.
 
+    index: of the choice.
     end: of its answer.
     content: its text without thinking.
+    thinking: its thinking, "" without.
     calls: of tools, as `written_call` makes them.
     reports: log probabilities of its tokens; None: they were not asked for.
     """
@@ -138,7 +146,8 @@ def chat_choice(
     if thinking:
         message["reasoning_content"] = thinking
     if calls:
-        message |= {"content": content or None, "tool_calls": calls}
+        message["content"] = content or None
+        message["tool_calls"] = calls
     return {
         "index": index,
         "message": message,
@@ -151,7 +160,7 @@ def chat_choice(
 def text_choice(
     index: int, end: Finished, text: str, reports: Sequence[TokenReport] | None = None
 ) -> dict[str, object]:
-    """Return one choice of a completion. end, reports: as of `chat_choice`."""
+    """Return one choice of a completion. index, end, reports: see `chat_choice`."""
     return {
         "index": index,
         "text": text,
@@ -162,7 +171,13 @@ def text_choice(
 
 
 def written_call(identifier: str, name: str, arguments: str, custom: frozenset[str]) -> dict[str, object]:
-    """Return a call of a tool. custom: names of tools that take one text."""
+    """Return a call of a tool as a document.
+
+    identifier: of the call.
+    name: of the tool.
+    arguments: JSON text.
+    custom: names of tools that take one text.
+    """
     if name in custom:
         return {"id": identifier, "type": "custom", "custom": {"name": name, "input": custom_input(arguments)}}
     return tool_call(identifier, name, arguments)

@@ -26,7 +26,8 @@ class StepFigures:
     step_s: latency of a step.
     tokens: output tokens of a step, all sequences.
     sequences: sequences in a step.
-    proposed, accepted: draft tokens of all steps.
+    proposed: draft tokens of all steps.
+    accepted: those of them that were accepted.
     memory_gb_s: memory bandwidth read beside the steps.
     peak_gb_s: measured peak of the memory bandwidth.
     step_flops: FLOPs of a step.
@@ -51,25 +52,31 @@ class StepFigures:
     @property
     def mbu(self) -> MBU:
         """MBU of the steps, also of slowed ones."""
-        achieved = self.step_bytes / self.step_s / 1e9 if self.step_s else None
-        return mbu(achieved, self.memory_gb_s, self.peak_gb_s)
+        achieved_gb_s = None
+        if self.step_s:
+            achieved_gb_s = self.step_bytes / self.step_s / 1e9
+        return mbu(achieved_gb_s, self.memory_gb_s, self.peak_gb_s)
 
     @property
     def rate(self) -> float | None:
         """Tokens per second."""
-        return self.tokens / self.step_s if self.step_s and self.step_s > 0 else None
+        if self.step_s is None or self.step_s <= 0:
+            return None
+        return self.tokens / self.step_s
 
     @property
     def reading_s(self) -> float | None:
         """Least seconds to read and write a step's bytes."""
-        base = self.mbu.base_gb_s
-        return self.step_bytes / (base * 1e9) if base and base > 0 else None
+        base_gb_s = self.mbu.base_gb_s
+        if base_gb_s is None or base_gb_s <= 0:
+            return None
+        return self.step_bytes / (base_gb_s * 1e9)
 
     @property
     def limit(self) -> StepLimit | None:
         """The limit of a step by memory and arithmetic; None without a bandwidth."""
         base_gb_s = self.mbu.base_gb_s
-        if not base_gb_s or base_gb_s <= 0:
+        if base_gb_s is None or base_gb_s <= 0:
             return None
         flops_per_second = self.compute_flops
         if flops_per_second and self.step_s and self.step_s > 0:  # the steps may exceed the measured FLOP/s
@@ -79,41 +86,53 @@ class StepFigures:
     @property
     def least_s(self) -> float | None:
         """Least seconds of a step."""
-        return None if self.limit is None else self.limit.seconds
+        if self.limit is None:
+            return None
+        return self.limit.seconds
+
+    @property
+    def is_arithmetic_bound(self) -> bool:
+        """True if arithmetic limits the step, and not memory."""
+        return self.limit is not None and self.limit.roof == "arithmetic"
 
     @property
     def roofline_rate(self) -> float | None:
         """Most tokens per second by both limits."""
-        return self.tokens / self.least_s if self.least_s else None
+        if not self.least_s:
+            return None
+        return self.tokens / self.least_s
 
     @property
     def share(self) -> float | None:
         """Part of a step that its limit explains, above 1 for a step faster than the limit."""
-        return self.least_s / self.step_s if self.least_s is not None and self.step_s and self.step_s > 0 else None
+        if self.least_s is None or self.step_s is None or self.step_s <= 0:
+            return None
+        return self.least_s / self.step_s
 
 
-def sentence(of: StepFigures) -> str:
+def sentence(figures: StepFigures) -> str:
     """Return what a step reads, the limit that follows, and the speed."""
-    if of.step_bytes < 1:
-        speed = of.rate
-        return "No model is loaded." if speed is None else f"{three_digits(speed)} tok/s; a step's bytes are unknown."
-    return " ".join([_bytes(of), _limit(of), _speed(of)])
+    if figures.step_bytes >= 1:
+        return " ".join([_bytes_sentence(figures), _limit_sentence(figures), _speed_sentence(figures)])
+    if figures.rate is None:
+        return "No model is loaded."
+    return f"{three_digits(figures.rate)} tok/s; a step's bytes are unknown."
 
 
-def cause(of: StepFigures) -> str:
+def cause(figures: StepFigures) -> str:
     """Return in one short line why steps are not faster; "" before their time is known."""
-    if of.slowed_by:
-        short = of.slowed_by.partition(" (")[0]
+    if figures.slowed_by:
+        short = figures.slowed_by.partition(" (")[0]
         return f"{short[0].upper()}{short[1:]}."
-    if of.share is None or of.least_s is None or of.step_s is None:
+    if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""
-    arithmetic = of.limit is not None and of.limit.roof == "arithmetic"
-    if of.share > 1:
+    if figures.share > 1:
         return "Above the limit: some bytes came from a cache."
-    if of.share >= _ALL:
-        return "All of a step is computing." if arithmetic else "All of a step is reading."
-    rest = format_seconds(of.step_s - of.least_s)
-    return f"{rest} of a step is not {'computing' if arithmetic else 'reading'}."
+    work = "computing" if figures.is_arithmetic_bound else "reading"
+    if figures.share >= _ALL:
+        return f"All of a step is {work}."
+    rest = format_seconds(figures.step_s - figures.least_s)
+    return f"{rest} of a step is not {work}."
 
 
 OTHERS = "other programs used the CPU"
@@ -124,9 +143,13 @@ def cpu_phrase(use: "CPUUse", verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
     from headrace.runtime.machine.load import Load  # it imports sensors, which no first frame has
 
-    busiest = sanitise(use.busiest)[:_NAME] if isinstance(use, Load) else ""
-    mostly = f" (mostly {busiest})" if busiest else ""
-    return f"{other_cores(use.other_cpus, use.cpus, verb)}{mostly}"
+    phrase = other_cores(use.other_cpus, use.cpus, verb)
+    busiest = ""
+    if isinstance(use, Load):
+        busiest = sanitise(use.busiest)[:_NAME]
+    if busiest:
+        phrase += f" (mostly {busiest})"
+    return phrase
 
 
 def other_cores(other_cpus: float, cores: int | None, verb: str) -> str:
@@ -135,41 +158,49 @@ def other_cores(other_cpus: float, cores: int | None, verb: str) -> str:
     return f"other programs {verb} {other_cpus:.1f}{total} cores"
 
 
-def _bytes(of: StepFigures) -> str:
-    size = format_bytes(round(of.step_bytes)) + (f" on rank 0 of {of.ranks}" if of.ranks > 1 else "")
-    if of.sequences <= 1 and not of.proposed:
+def _bytes_sentence(figures: StepFigures) -> str:
+    size = format_bytes(round(figures.step_bytes))
+    if figures.ranks > 1:
+        size += f" on rank 0 of {figures.ranks}"
+    if figures.sequences <= 1 and not figures.proposed:
         return f"Each token reads {size}."
-    gives = f"{of.tokens:.1f} token" if of.tokens == 1 else f"{of.tokens:.1f} tokens"
-    rows = f" for {of.sequences:.3g} sequences" if of.sequences > 1 else ""
-    drafts = f": {percent(of.accepted / of.proposed)} of draft tokens were accepted" if of.proposed else ""
-    return f"Each step reads {size} and gives {gives}{rows}{drafts}."
+    phrase = f"Each step reads {size} and gives {figures.tokens:.1f} token"
+    if figures.tokens != 1:
+        phrase += "s"
+    if figures.sequences > 1:
+        phrase += f" for {figures.sequences:.3g} sequences"
+    if figures.proposed:
+        phrase += f": {percent(figures.accepted / figures.proposed)} of draft tokens were accepted"
+    return f"{phrase}."
 
 
-def _limit(of: StepFigures) -> str:
-    roofline_rate = of.roofline_rate
-    base = of.mbu.base_gb_s
-    if base is None or roofline_rate is None:
+def _limit_sentence(figures: StepFigures) -> str:
+    base_gb_s = figures.mbu.base_gb_s
+    if base_gb_s is None or figures.roofline_rate is None:
         return "This machine's memory bandwidth is not measured yet."
-    if of.limit is not None and of.limit.roof == "arithmetic":
-        flops = three_digits(of.step_flops / 1e9)
-        speed = three_digits((of.compute_flops or 0.0) / 1e9)
-        computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
-        return f"{computes}, so at most {three_digits(roofline_rate)} tok/s."
-    reads = "now reads" if of.mbu.measured_beside else "reads up to"
-    return f"This machine {reads} {three_digits(base)} GB/s, so at most {three_digits(roofline_rate)} tok/s."
+    at_most = f"so at most {three_digits(figures.roofline_rate)} tok/s."
+    if figures.is_arithmetic_bound:
+        gflop = three_digits(figures.step_flops / 1e9)
+        gflop_s = three_digits((figures.compute_flops or 0.0) / 1e9)
+        return f"Its {gflop} GFLOP take longer than its bytes, at {gflop_s} GFLOP/s, {at_most}"
+    reads = "now reads" if figures.mbu.measured_beside else "reads up to"
+    return f"This machine {reads} {three_digits(base_gb_s)} GB/s, {at_most}"
 
 
-def _speed(of: StepFigures) -> str:
-    if of.rate is None or of.step_s is None:
+def _speed_sentence(figures: StepFigures) -> str:
+    if figures.rate is None or figures.step_s is None:
         return "No speed yet: it needs two steps."
-    get = f"You get {three_digits(of.rate)}"
-    because = f", in part because {of.slowed_by}" if of.slowed_by else ""
-    if of.least_s is None or of.share is None:
+    get = f"You get {three_digits(figures.rate)}"
+    because = ""
+    if figures.slowed_by:
+        because = f", in part because {figures.slowed_by}"
+    if figures.least_s is None or figures.share is None:
         return f"{get} tok/s{because}."
-    if of.share > 1 and three_digits(of.rate) != three_digits(of.roofline_rate or 0.0):
+    is_shown_as_limit = three_digits(figures.rate) == three_digits(figures.roofline_rate or 0.0)
+    if figures.share > 1 and not is_shown_as_limit:
         return f"{get}, above that: some bytes came from a cache, or memory was slower when it was measured."
-    spent = "computing" if of.limit is not None and of.limit.roof == "arithmetic" else "reading"
-    if of.share >= _ALL:
-        return f"{get}: nearly all of a step is {spent}."
-    rest = format_seconds(of.step_s - of.least_s)
-    return f"{get}: {rest} of each {format_seconds(of.step_s)} step is not {spent}{because}."
+    work = "computing" if figures.is_arithmetic_bound else "reading"
+    if figures.share >= _ALL:
+        return f"{get}: nearly all of a step is {work}."
+    rest = format_seconds(figures.step_s - figures.least_s)
+    return f"{get}: {rest} of each {format_seconds(figures.step_s)} step is not {work}{because}."

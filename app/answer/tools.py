@@ -30,17 +30,18 @@ def tool_fields(body: Body) -> dict[str, Any]:
             case "function" | None:
                 tools.append(_nested(tool))
             case "custom":
-                tools.append(_of_custom(tool))
+                tools.append(_function_of_custom(tool))
                 custom.add(str(_custom(tool).get("name")))
             case "namespace":
-                space = str(tool.get("name"))
+                namespace = str(tool.get("name"))
                 for function in items(tool, "tools", MAX_TOOLS):
-                    tool_kind(function)
-                    made = _nested(function)
-                    name = str(made["function"].get("name"))
-                    made["function"]["name"] = name_in(space, name)
-                    namespaces[name_in(space, name)] = (space, name)
-                    tools.append(made)
+                    tool_kind(function)  # raises for one that is no object
+                    nested = _nested(function)
+                    name = str(nested["function"].get("name"))
+                    whole_name = name_in(namespace, name)
+                    nested["function"]["name"] = whole_name
+                    namespaces[whole_name] = (namespace, name)
+                    tools.append(nested)
     tools, choice = _allowed(tools, body.get("tool_choice"))
     if isinstance(choice, dict) and choice.get("type") == "custom":
         choice = {"type": "function", "name": _custom(choice).get("name")}
@@ -82,10 +83,13 @@ def custom_input(arguments: str) -> str:
         value = json.loads(arguments)
     except ValueError:
         return arguments
-    return str(value.get(_INPUT, "")) if isinstance(value, dict) else arguments
+    if not isinstance(value, dict):
+        return arguments
+    return str(value.get(_INPUT, ""))
 
 
 def _choice(choice: object) -> str:
+    """Return auto, none, required or the name of a function. Anthropic's form has types for the first three."""
     match choice:
         case None:
             return "auto"
@@ -109,14 +113,18 @@ def _allowed(tools: list[Any], choice: object) -> tuple[list[Any], object]:
     """
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return tools, choice
-    given = mapping(choice, "allowed_tools") if "allowed_tools" in choice else choice
-    wanted = [tool for tool in items(given, "tools", MAX_TOOLS) if tool_kind(tool) in (None, "function")]
-    names = {str(tool.get("name") or mapping(tool, "function").get("name")) for tool in wanted}
-    functions = (tool for tool in tools if tool_kind(tool) in (None, "function"))
-    left = [tool for tool in functions if str(mapping(tool, "function").get("name")) in names]
-    if given.get("mode") not in ("auto", "required") or len(left) < len(names):
+    allowed: Body = choice
+    if "allowed_tools" in choice:
+        allowed = mapping(choice, "allowed_tools")
+    names = set[str]()
+    for tool in items(allowed, "tools", MAX_TOOLS):
+        if tool_kind(tool) in (None, "function"):
+            names.add(str(tool.get("name") or mapping(tool, "function").get("name")))
+    functions = [tool for tool in tools if tool_kind(tool) in (None, "function")]
+    remaining = [tool for tool in functions if str(mapping(tool, "function").get("name")) in names]
+    if allowed.get("mode") not in ("auto", "required") or len(remaining) < len(names):
         raise UsageError("tool_choice: allowed_tools needs a mode, auto or required, and names of tools")
-    return left, given["mode"]
+    return remaining, allowed["mode"]
 
 
 def tool_kind(tool: object) -> object:
@@ -132,24 +140,31 @@ def _nested(tool: Body) -> dict[str, Any]:
     Keys keep the client's order: templates write definitions as JSON.
     """
     if "function" in tool:
-        function = without_nulls(mapping(tool, "function"))
-        nested = {key: function if key == "function" else tool[key] for key in tool if key in ("type", "function")}
-        return {**nested, "type": "function"}
+        nested = {key: value for key, value in tool.items() if key in ("type", "function")}
+        nested["function"] = without_nulls(mapping(tool, "function"))
+        nested["type"] = "function"
+        return nested
     function = {key: value for key, value in without_nulls(tool).items() if key in _FLAT_FIELDS}
     return {"type": "function", "function": function}
 
 
 def _custom(tool: Body) -> Body:
-    return mapping(tool, "custom") if "custom" in tool else tool
+    """Return the fields of a custom tool: within `custom` in chat completions, at the top in responses."""
+    if "custom" in tool:
+        return mapping(tool, "custom")
+    return tool
 
 
-def _of_custom(tool: Body) -> dict[str, object]:
+def _function_of_custom(tool: Body) -> dict[str, object]:
     """Return a tool that takes a text as a function with one parameter. A grammar of its text is described only."""
     custom = _custom(tool)
-    about = [str(custom.get("description") or "")]
+    descriptions = [str(custom.get("description") or "")]
     grammar = mapping(custom, "format").get("definition")
     if isinstance(grammar, str):
-        about.append(f"The input follows this grammar:\n{grammar}")
-    parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-    function = {"name": custom.get("name"), "description": "\n\n".join(filter(None, about)), "parameters": parameters}
+        descriptions.append(f"The input follows this grammar:\n{grammar}")
+    function = {
+        "name": custom.get("name"),
+        "description": "\n\n".join(filter(None, descriptions)),
+        "parameters": {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]},
+    }
     return {"type": "function", "function": function}

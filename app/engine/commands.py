@@ -21,14 +21,16 @@ _UNSET = AnswerOptions()
 class Generate:
     """Answer a conversation, or continue a text; submitted requests are answered in one batch.
 
+    id: of the generation, which its events name.
     messages: `{"role": ..., "content": ...}`, the system message first.
+    options: of the answer; the model's recommendations replace unset ones.
     prompt: a text to continue as it is, instead of messages.
     suffix: the text after the gap that a continued text ends at.
     tools: that the model may call.
+    logprobs: best tokens reported with each token; None: off.
     begun: the answer so far; the deltas continue it.
     drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of ending with
         `ContextFull`.
-    logprobs: best tokens reported with each token; None: off.
     explain: send the prompt as the model gets it.
     submitted: monotonic clock.
     """
@@ -48,8 +50,11 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Count the tokens of a prompt (`TokensCounted`). messages, thinking, tools: as in `Generate`.
+    """Count the tokens of a prompt (`TokensCounted`).
 
+    id: of the count, which its event names.
+    messages, tools: see `Generate`.
+    thinking: see `AnswerOptions`.
     variables: of the chat template.
     """
 
@@ -71,8 +76,11 @@ class Cancel:
 class PrefetchPrompt:
     """Count a prompt (`PromptCounted`), then prefill it into the KV cache (`PrefixCached`) until another command comes.
 
-    messages, thinking: as in `Generate`. count_only: do not prefill. files: texts within the last message to be counted
-    one by one.
+    messages: see `Generate`.
+    thinking: see `AnswerOptions`.
+    id: of the count, which its event names.
+    count_only: do not prefill.
+    files: texts within the last message to be counted one by one.
     """
 
     messages: Sequence[Mapping[str, str]]
