@@ -24,37 +24,47 @@ _MAX_MARGIN = 300.0  # in logarithms, so that it has an exponential
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B over A."""
+    """Speeds of run B over those of run A.
 
-    ratio: float  # of speeds, at equal memory speed
-    low: float  # its 95 % interval
+    ratio: at equal memory speed.
+    low, high: its 95 % interval.
+    p: two-sided, of a ratio of 1.
+    slope: part of a change in memory speed that the speeds follow, 0 to 1.
+    """
+
+    ratio: float
+    low: float
     high: float
-    p: float  # two-sided, of a ratio of 1
-    slope: float  # part of a change in memory speed that the speeds follow, 0 to 1
+    p: float
+    slope: float
 
 
 def difference(a: Pairs, b: Pairs) -> Difference | None:
     """Compare two samples. None for fewer than two repetitions on a side."""
     if len(a) < 2 or len(b) < 2:
         return None
-    # y: logarithms of speeds; x: of memory speeds. Sums of squares and products are within the runs.
-    samples = [([math.log(speed) for speed, _ in side], _centred_memory(side, (*a, *b))) for side in (a, b)]
-    (ya, xa), (yb, xb) = samples
-    sxx = sum(_products(x, x) for _, x in samples)
-    sxy = sum(_products(x, y) for y, x in samples)
-    syy = sum(_products(y, y) for y, _ in samples)
+    # y: logarithms of speeds; x: of memory speeds
+    ya = [math.log(speed) for speed, _ in a]
+    yb = [math.log(speed) for speed, _ in b]
+    xa = _centred_memory(a, (*a, *b))
+    xb = _centred_memory(b, (*a, *b))
+    # Sums of squares and products, within the runs
+    sxx = _products(xa, xa) + _products(xb, xb)
+    sxy = _products(xa, ya) + _products(xb, yb)
+    syy = _products(ya, ya) + _products(yb, yb)
     memory_shift = fmean(xb) - fmean(xa)
     slope = 0.0
     df = len(a) + len(b) - 2
-    variances = 1 / len(a) + 1 / len(b)  # of the shift, in those of one repetition
-    if sxx > 0:
+    relative_variance = 1 / len(a) + 1 / len(b)  # variance of the shift over that of one repetition
+    if sxx > 0:  # memory speeds differ, and the slope takes one degree of freedom
         slope = min(1.0, max(0.0, sxy / sxx))
         df -= 1
-        variances += memory_shift * memory_shift / sxx
+        relative_variance += memory_shift * memory_shift / sxx
     df = max(df, 1)
     shift = fmean(yb) - fmean(ya) - slope * memory_shift
-    residual = max(0.0, syy - 2 * slope * sxy + slope * slope * sxx)
-    error = math.sqrt(residual / df * variances * _inflation([_residuals(x, y, slope) for y, x in samples]))
+    squared_residuals = max(0.0, syy - 2 * slope * sxy + slope * slope * sxx)
+    variance = squared_residuals / df * _inflation([_residuals(xa, ya, slope), _residuals(xb, yb, slope)])
+    error = math.sqrt(variance * relative_variance)
     if error == 0:
         margin = 0.0
         p = 1.0 if shift == 0 else 0.0
@@ -76,12 +86,12 @@ def _inflation(sides: Sequence[Sequence[float]]) -> float:
 
     r is corrected for its bias in short series (Kendall, 1954).
     """
-    squares = sum(e * e for side in sides for e in side)
+    squares = sum(residual * residual for side in sides for residual in side)
     if squares == 0:
         return 1.0
-    raw = sum(a * b for side in sides for a, b in pairwise(side)) / squares
-    count = sum(map(len, sides)) / len(sides)
-    r = min(0.9, max(0.0, raw + (1 + 3 * raw) / count))
+    biased = sum(first * second for side in sides for first, second in pairwise(side)) / squares
+    mean_count = sum(map(len, sides)) / len(sides)
+    r = min(0.9, max(0.0, biased + (1 + 3 * biased) / mean_count))
     return (1 + r) / (1 - r)
 
 
