@@ -268,7 +268,7 @@ class Engine:
         checked = [*self._scheduler.running, *islice(self._scheduler.waiting, CHECKED_WAITING), *self._cancelled]
         self._cancelled.clear()
         for sequence in checked:
-            if sequence.state == "finished":  # before, or just now: a cancelled one may stand in the list twice
+            if sequence.state == "finished":  # before, or just now: a cancelled sequence may be in the list twice
                 continue
             with self.ending.own_errors(sequence, events):
                 if sequence.is_cancelled:
@@ -282,7 +282,8 @@ class Engine:
     def _admit(self) -> list[Delivery]:
         """Admit the queued sequences that there is room for; return events of those with a reused prefix."""
         if self._scheduler.waiting:
-            self.ending.release(self._drafting.recent)  # the blocks of those that ended just now
+            # Blocks of sequences that `_end_due` ended are free for those that are admitted now.
+            self.ending.release(self._drafting.recent)
         self._memory.begin_work(len(self._scheduler))
         admitted = self._scheduler.admit()
         self.kv.evict()
@@ -316,18 +317,24 @@ class Engine:
             events += self._commit(unread)
             unread = None
 
+        # Schedule: a row of each decoding sequence, chunks of prompts, draft tokens where they pay.
         chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
         for chunk in chunks:
             if chunk.chooses:
                 chunk.sequence.force_next()
         self.kv.evict()
+
+        # Run: the device gets the batch before the tokens of the one before are read.
         batch = None
         if chunks:
             batch = start(self.network, self.kv, chunks, unread)
         if decides and batch is not None:
-            batch.drafting_s = self._drafting.spent_s  # its time includes other drafting
+            # The device was idle since the last read: draft networks ran first, then the host built this batch. All
+            # of that is the step's time, but only what came after drafting is the pass's.
+            batch.drafting_s = self._drafting.spent_s
             batch.started = self._clock.read_at + self._drafting.spent_s
 
+        # Commit the batch before, and return its events.
         events += self._commit(unread)
         self._in_flight = batch
         if batch is None:
