@@ -18,6 +18,15 @@ _SOURCES: Mapping[SamplingSource, str] = {
     "default": "none recommended",
 }
 
+ENDINGS: Mapping[str, tuple[str, str]] = {
+    "cancelled": ("■", "stopped"),
+    "length": ("▲", "limit reached"),
+    "died": ("✗", "the engine died"),
+    "failed": ("✗", "failed"),
+    "damaged": ("✗", "damaged on the disk"),
+}
+"""Reasons other than `stop` for which an answer ended: a mark and words."""
+
 
 def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None) -> list[str]:
     """Return token count, speed and time to first text in words for everybody."""

@@ -1,19 +1,19 @@
 """Slash commands: the table of names, arguments and help lines, parsing, and what needs no screen.
 
-Each surface has a function for each command that it offers: `app/tui/screens/chat_actions.py`, with those of
-`message_actions.py` there, and `app/line_chat/loop.py`. Functions here change a conversation and return the line to
-show.
+Functions here change a conversation and return the lines to show. `IN_EVERY_CHAT` has the commands that do the same
+with and without a screen. Each surface has functions for the others: `app/tui/screens/chat_actions.py`, with those of
+`message_actions.py` there, and `app/line_chat/loop.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
-from headrace.app.chat.attachments import parse_message
+from headrace.app.chat.attachments import parse_message, unquoted
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parameters import read_parameter, write_parameter
+from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
 from headrace.app.sessions.records import Message, Role
 from headrace.runtime.errors import UsageError
@@ -183,13 +183,23 @@ _LATER = "from the next answer on"
 
 
 def set_system(conversation: Conversation, text: str) -> str:
-    """Set the system prompt; `none` removes it."""
+    """Set the system prompt; `none` removes it, and no text returns all parameters."""
+    if not text:
+        system = conversation.session.system or "none"
+        return f"system prompt: {system}\n{set_parameter(conversation, '')}"
     conversation.branch.set_system("" if text == "none" else text)
     return f"system prompt set, {_LATER}"
 
 
 def set_parameter(conversation: Conversation, assignment: str) -> str:
-    """Set `NAME VALUE` or `NAME=VALUE`, or return the value of `NAME`. Raises UsageError."""
+    """Set `NAME VALUE` or `NAME=VALUE`, or return the value of `NAME`, or of all parameters. Raises UsageError."""
+    if not assignment:
+        effective = conversation.effective
+        return "\n".join(
+            f"{parameter.name}: {write_parameter(parameter.name, effective) or 'not set'}"
+            f" ({parameter.help}; {parameter.range})"
+            for parameter in PARAMETERS
+        )
     name, _, value = assignment.replace("=", " ", 1).partition(" ")
     if value.strip():
         conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
@@ -224,7 +234,9 @@ def preset_names() -> Sequence[str]:
 
 
 def use_preset(conversation: Conversation, argument: str) -> str:
-    """Apply preset `NAME`, `save NAME` or `delete NAME`. Raises UsageError."""
+    """Apply preset `NAME`, `save NAME` or `delete NAME`, or return all names. Raises UsageError."""
+    if not argument:
+        return f"presets: {', '.join(preset_names()) or 'none; /preset save NAME keeps these settings'}"
     from headrace.app.config.presets import Preset, chosen_preset, delete_preset, load_presets, save_preset
 
     session = conversation.session
@@ -304,3 +316,23 @@ def export_session(conversation: Conversation, session_id: str, name: str) -> st
     if session_id == conversation.session.id:
         conversation.settle()
     return f"wrote {write_export(conversation.store, session_id, name)}"
+
+
+def _rename(conversation: Conversation, title: str) -> str:
+    conversation.branch.rename(title)
+    return ""
+
+
+def _export(conversation: Conversation, name: str) -> str:
+    return export_session(conversation, conversation.session.id, unquoted(name))
+
+
+IN_EVERY_CHAT: Mapping[str, Callable[[Conversation, str], str]] = {
+    "system": set_system,
+    "set": set_parameter,
+    "schema": set_schema,
+    "preset": use_preset,
+    "rename": _rename,
+    "export": _export,
+}
+"""Commands by name that need the conversation and their argument only. Each returns the lines to show."""

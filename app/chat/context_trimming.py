@@ -39,6 +39,11 @@ class ContextQuestion:
     choices: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
 
     @property
+    def answers(self) -> list[tuple[ContextChoice, str, str]]:
+        """The rows of CONTEXT_CHOICES that can work."""
+        return [answer for answer in CONTEXT_CHOICES if answer[0] in self.choices]
+
+    @property
     def text(self) -> str:
         """The question in words."""
         return (

@@ -86,6 +86,13 @@ class Conversation:
         return self.writer.phase
 
     @property
+    def failure(self) -> str | None:
+        """The reason for an engine that died or a model that could not be loaded, without a full stop at its end."""
+        if self.engine.state not in ("dead", "failed"):
+            return None
+        return (self.notice or "the engine is not running").rstrip(".")
+
+    @property
     def context_limit(self) -> int | None:
         """Tokens; None until a model is loaded."""
         return self.engine.card.context_limit if self.engine.card else None
@@ -247,6 +254,12 @@ class Conversation:
         if self.writer.unstored is not None:
             self.writer.settle()
             self.notice = None
+
+    def open(self, session: Session) -> "Conversation":
+        """Close this conversation, and return that of another session. Raises SessionError; see `close`."""
+        self.stop()
+        self.close()
+        return Conversation(self.engine, self.store, session, self.spec)
 
     def close(self) -> None:
         """Keep an answer being written as partial, and delete a session without messages and draft.

@@ -145,25 +145,24 @@ def _line_chat(
     spec: ModelSpec,
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
-    from headrace.app.line_chat.answer_output import MarkdownOutput, PlainOutput
+    from headrace.app.chat.conversation import Conversation
+    from headrace.app.line_chat.answer_output import PlainOutput
     from headrace.app.line_chat.chat import LineChat
     from headrace.app.line_chat.loop import run_line_chat
     from headrace.app.line_chat.terminal import LineTerminal
     from headrace.app.output.progress import drawn_progress
+    from headrace.app.output.rendered_markdown import MarkdownOutput
     from headrace.app.output.terminal import can_redraw
 
     redraws = can_redraw(sys.stdout)
-    lines = LineTerminal(hides_typing=redraws)
-    with lines.interrupts_noted():
+    terminal = LineTerminal(hides_typing=redraws)
+    with terminal.interrupts_noted():
         chat = LineChat(
-            engine(),
-            store,
-            session,
-            lines,
+            Conversation(engine(), store, session, spec),
+            terminal,
             output=MarkdownOutput if redraws else PlainOutput,
             show_thinking=settings.chat.show_thinking,
             progress=drawn_progress,
-            spec=spec,
         )
         try:
             run_line_chat(chat)

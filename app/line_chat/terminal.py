@@ -7,33 +7,18 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
+from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
 
 PROMPT = "> "
+_MORE = ". "  # prompt of a message's further lines
 _TOGETHER_S = 0.03  # between the lines of one paste
 _LONGEST = 4095  # bytes of a line; Linux drops the rest without an error
-
-
-class Lines(Protocol):
-    """A `LineTerminal`, or a scripted one in tests."""
-
-    def read(self, prompt: str) -> str:
-        """Return the next line, or the lines pasted at once. Raises EOFError, KeyboardInterrupt, UsageError."""
-        ...
-
-    def write(self, text: str) -> None:
-        """Append text, which has to be safe to print."""
-        ...
-
-    def interrupted(self) -> bool:
-        """Return whether Ctrl-C came since the last call, outside of `read`."""
-        ...
 
 
 class LineTerminal:
@@ -55,7 +40,21 @@ class LineTerminal:
             self._echo(True)
             signal.signal(signal.SIGINT, previous)
 
+    # -- output ----------------------------------------------------------------------------------------------------
+
+    def write(self, text: str) -> None:
+        """Append text, which has to be safe to print."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """Append sanitised text and a newline."""
+        self.write(f"{sanitise(text)}\n")
+
+    # -- input -----------------------------------------------------------------------------------------------------
+
     def read(self, prompt: str) -> str:
+        """Return the next line, or the lines pasted at once. Raises EOFError, KeyboardInterrupt, UsageError."""
         source = sys.stdin.buffer
         self._reading = True  # from here on, or an interrupt at the prompt could be lost
         try:
@@ -77,14 +76,54 @@ class LineTerminal:
         except UnicodeDecodeError as error:
             raise UsageError(f"the line is not UTF-8 text (byte {error.start})") from None
 
-    def write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    def read_message(self) -> str:
+        """Return the next message or command, of several lines after a backslash and within triple quotes."""
+        text = self.read(PROMPT)
+        while begins_line(text):
+            text = with_new_line(text) + self.read(_MORE)
+        return unquoted_lines(text)
+
+    def read_or_leave(self, prompt: str) -> str | None:
+        """Return the next line; None after Ctrl-C or Ctrl-D. Raises UsageError."""
+        try:
+            return self.read(prompt)
+        except (KeyboardInterrupt, EOFError):
+            self.say("")
+            return None
+
+    def choose(self, question: str, answers: Sequence[tuple[str, str, str]]) -> str | None:
+        """Ask until the key of one of `answers` (name, key, description) is typed. Return its name; None for Ctrl-C."""
+        self.say(question)
+        for _, key, description in answers:
+            self.say(f"{key}: {description}")
+        names = {key: name for name, key, _ in answers}
+        while True:
+            try:
+                typed = self.read_or_leave(f"{' or '.join(names)}? ")
+            except UsageError:
+                continue
+            if typed is None:
+                return None
+            key = typed.strip().lower()
+            if key in names:
+                return names[key]
+
+    def agreed(self, question: str) -> bool:
+        """Ask a question that is answered by yes or no."""
+        return self.choose(question, [("yes", "y", "yes"), ("no", "n", "no")]) == "yes"
+
+    # -- Ctrl-C ----------------------------------------------------------------------------------------------------
 
     def interrupted(self) -> bool:
+        """Return whether Ctrl-C came since the last call, outside of `read`."""
         was = self._interrupted
         self._interrupted = False
         return was
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._reading:
+            raise KeyboardInterrupt
+        self._interrupted = True
 
     def _echo(self, shown: bool) -> None:
         """Let the terminal echo typed text, or not, where typing is to be hidden."""
@@ -93,13 +132,3 @@ class LineTerminal:
         modes = termios.tcgetattr(sys.stdin)
         modes[3] = modes[3] | termios.ECHO if shown else modes[3] & ~termios.ECHO
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
-
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._reading:
-            raise KeyboardInterrupt
-        self._interrupted = True
-
-
-def say(lines: Lines, text: str) -> None:
-    """Append sanitised text and a newline."""
-    lines.write(f"{sanitise(text)}\n")

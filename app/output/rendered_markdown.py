@@ -1,7 +1,10 @@
-"""Markdown of a model as styled lines for a terminal that appends text."""
+"""Markdown of a model as styled lines for a terminal that appends text, whole and of an answer that grows."""
 
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.app.output.markdown_parser import image_text, parser
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 _CODE_THEME = "ansi_dark"  # without a background
+_WIDEST = 120  # cells of a line; longer ones are hard to read
+_GROWING = 2  # last blocks that later text may change
+_PAUSE = 4.0  # times a drawing took, until the next one: long code takes long
 
 
 class RenderedLine(NamedTuple):
@@ -22,6 +28,60 @@ class RenderedLine(NamedTuple):
 
 
 BLANK = RenderedLine("", 0)
+
+
+class MarkdownOutput:
+    """Appends finished blocks, rendered. Below them are the growing ones, drawn again as text comes.
+
+    Of growing blocks that are taller than the window only the last lines are drawn; all are, once they are finished.
+    """
+
+    def __init__(self, append: Callable[[str], None]) -> None:
+        """append: takes text and escape sequences for the terminal."""
+        self._append = append
+        self._source = ""  # of the growing blocks
+        self._drawn: list[RenderedLine] = []  # lines of them on the screen
+        self._has_finished = False  # blocks stand above
+        self._draws_at = 0.0  # earliest time of the next drawing
+
+    def write(self, text: str) -> None:
+        """Add sanitised text."""
+        self._source += text
+        begin = time.perf_counter()
+        if begin < self._draws_at:
+            return
+        blocks = blocks_of(self._source)
+        finished = self._rendered("".join(blocks[:-_GROWING]))
+        if finished:
+            self._source = "".join(blocks[-_GROWING:])
+        self._has_finished = self._has_finished or bool(finished)
+        height = shutil.get_terminal_size().lines
+        self._draw(finished, self._rendered(self._source)[-max(1, height - 2) :])
+        end = time.perf_counter()
+        self._draws_at = end + _PAUSE * (end - begin)
+
+    def end(self) -> None:
+        """Finish all blocks; other output may follow."""
+        self._draw(self._rendered(self._source), [])
+        self._source = ""
+        self._has_finished = False
+        self._draws_at = 0.0
+
+    def _rendered(self, source: str) -> list[RenderedLine]:
+        """Return the lines of blocks, after a blank line if others stand above."""
+        columns = shutil.get_terminal_size().columns
+        lines = rendered_lines(source, max(1, min(columns - 1, _WIDEST)))
+        if lines and self._has_finished:
+            lines.insert(0, BLANK)
+        return lines
+
+    def _draw(self, finished: list[RenderedLine], growing: list[RenderedLine]) -> None:
+        """Replace the growing lines on the screen by finished ones, and draw the growing ones of now."""
+        columns = shutil.get_terminal_size().columns
+        rows = sum(max(1, ceil(line.cells / columns)) for line in self._drawn)  # a narrowed window has wrapped them
+        erased = f"\x1b[{rows}A\r\x1b[J" if rows else ""
+        self._append(erased + "".join(f"{line.text}\n" for line in [*finished, *growing]))
+        self._drawn = growing
 
 
 def rendered_lines(source: str, width: int) -> list[RenderedLine]:

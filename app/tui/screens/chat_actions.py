@@ -1,18 +1,11 @@
 """The chat's slash commands, by name, and the keys on a selected message."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.app.chat.answer_setup import AnswerSetup
-from headrace.app.chat.attachments import unquoted
-from headrace.app.chat.commands import (
-    Invocation,
-    preset_names,
-    set_parameter,
-    set_schema,
-    set_system,
-    use_preset,
-)
+from headrace.app.chat.commands import IN_EVERY_CHAT, Invocation, preset_names
 from headrace.app.sessions.records import Draft, Message
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.message_actions import MessageActions
@@ -31,6 +24,7 @@ class ChatActions:
         self._state = view.state
         self.messages = MessageActions(view)
         self.commands: dict[str, Callable[[str], None]] = {
+            **{name: partial(self._in_every_chat, name) for name in IN_EVERY_CHAT},
             "help": lambda _: self._run("app.show_keys"),
             "stats": lambda _: self._run("app.decode_view"),
             "quit": lambda _: self._run("app.quit"),
@@ -42,12 +36,9 @@ class ChatActions:
             "new": self._new,
             "sessions": lambda _: self._search(""),
             "search": self._search,
-            "rename": self._rename,
-            "export": lambda name: self._state.export_session(self._state.conversation.session.id, unquoted(name)),
             "model": self.switch_model,
             "system": self._system,
             "set": self._set,
-            "schema": lambda text: self._state.notify(set_schema(self._state.conversation, text)),
             "preset": self._preset,
             **self.messages.commands,
             "compare": self._compare,
@@ -82,6 +73,10 @@ class ChatActions:
         elif action in ("branch_back", "branch_on"):
             self.messages.switch_branch(message, -1 if action == "branch_back" else 1)
 
+    def _in_every_chat(self, name: str, argument: str) -> None:
+        if text := IN_EVERY_CHAT[name](self._state.conversation, argument):
+            self._state.notify(text)
+
     def _run(self, action: str) -> None:
         app = self._view.screen.app
         app.call_later(app.run_action, action)
@@ -106,9 +101,6 @@ class ChatActions:
                 self._view.transcript.go_to(*hit)
 
         self._view.screen.app.push_screen(SessionsScreen(self._state, words), opened)
-
-    def _rename(self, title: str) -> None:
-        self._state.conversation.branch.rename(title)
 
     # -- model and settings, from the next answer on -------------------------------------------------------------------
 
@@ -137,14 +129,14 @@ class ChatActions:
 
     def _system(self, text: str) -> None:
         if text:
-            self._state.notify(set_system(self._state.conversation, text))
+            self._in_every_chat("system", text)
         else:
             self._edit_parameters("system")
 
     def _set(self, assignment: str) -> None:
         """Set `NAME VALUE`, show `NAME`, or open the parameters' screen."""
         if assignment:
-            self._state.notify(set_parameter(self._state.conversation, assignment))
+            self._in_every_chat("set", assignment)
         else:
             self._edit_parameters("filter")
 
@@ -157,7 +149,7 @@ class ChatActions:
     def _preset(self, argument: str) -> None:
         """Apply `NAME`, `save NAME` or `delete NAME`; without an argument, let the user pick."""
         if argument:
-            self._state.notify(use_preset(self._state.conversation, argument))
+            self._in_every_chat("preset", argument)
             self._state.presets_changed()
         elif not (names := preset_names()):
             self._state.notify("there are no presets yet; /preset save NAME keeps this session's settings")

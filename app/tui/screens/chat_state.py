@@ -160,10 +160,8 @@ class ChatState:
                 old.branch.set_draft(Draft())
         else:
             self.keep_draft()
-        old.stop()
-        old.close()
+        self.conversation = old.open(session)
         self.awaited = self.fetched = None
-        self.conversation = Conversation(self.engine, self.store, session, old.spec)
         if session.model != was.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
 

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from headrace.app.chat.context_trimming import CONTEXT_CHOICES, ContextChoice
+from headrace.app.chat.context_trimming import ContextChoice
 from headrace.app.chat.conversation import DISK_CHOICES, DiskChoice
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
@@ -196,8 +196,7 @@ def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, th
     question = state.conversation.trimming.question
     if question is None:
         return
-    answers = [answer for answer in CONTEXT_CHOICES if answer[0] in question.choices]
-    screen.app.push_screen(UnaskedChoice("the context is full", question.text, answers, prompt), resolve)
+    screen.app.push_screen(UnaskedChoice("the context is full", question.text, question.answers, prompt), resolve)
 
 
 def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> None:

@@ -36,12 +36,11 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
     awaited: the model that is being fetched while another one is loaded.
     """
     state = conversation.engine.state
-    if state in ("dead", "failed"):
+    if (failure := conversation.failure) is not None:
         if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
             return "", True
-        reason = (conversation.notice or "the engine is not running").rstrip(".")
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "The next message or F8 starts it again"
-        return f"✗ {reason}. {way_out}.", True
+        return f"✗ {failure}. {way_out}.", True
     if state == "loading" and download.active and conversation.messages:
         return f"downloading {conversation.session.model or 'the default model'}: {download.summary()}", False
     if conversation.notice:

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from headrace.app.answer.phrases import mbu_text
+from headrace.app.answer.phrases import ENDINGS, mbu_text
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.engine.events import Event
@@ -231,8 +231,9 @@ class AnswerPane(Vertical):
             return "no question yet" if not side.messages else "no answer", "$quiet"
         if side.answer.finish_reason is None and not side.answer.partial:
             return "✎ edited by hand", "$quiet"
-        endings = {"stop": "✓ done", "length": "▲ limit reached", "died": "✗ the engine died"}
-        return endings.get(side.answer.finish_reason or "", "■ stopped"), "$quiet"
+        if side.answer.finish_reason == "stop":
+            return "✓ done", "$quiet"
+        return " ".join(ENDINGS.get(side.answer.finish_reason or "", ENDINGS["cancelled"])), "$quiet"
 
 
 class ParallelScreen(SingleDismissal, Screen[Draft]):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import plain_phrases, summary_phrases
+from headrace.app.answer.phrases import ENDINGS, plain_phrases, summary_phrases
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message
@@ -29,13 +29,7 @@ _PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before
 _NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # a line in words below such a one
 _BLANK_LINES = re.compile(r"\n{3,}")
 _LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation
-_ENDINGS = {
-    "cancelled": "■ stopped",
-    "length": "▲ limit reached",
-    "died": "✗ the engine died here",
-    "failed": "✗ failed",
-    "damaged": "✗ damaged on the disk",
-}
+_INCOMPLETE = ("■", "incomplete")  # of unknown end
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,7 @@ class Entry:
         if reason is None and not self.message.partial:
             parts.append("edited by hand")  # no model ended it
         elif reason != "stop":
-            parts.append(_ENDINGS.get(reason or "", "■ incomplete"))
+            parts.append(" ".join(ENDINGS.get(reason or "", _INCOMPLETE)))
         return " · ".join([*parts, *self._notes(), *self._costs()])
 
     def _made(self) -> list[str]:

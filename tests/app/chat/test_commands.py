@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headrace.app.chat.commands import COMMANDS
-from headrace.app.line_chat.loop import _ACTIONS
+from headrace.app.line_chat.loop import ACTIONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "chat.md"
 
@@ -12,7 +12,7 @@ def test_the_chats_page_lists_every_slash_command_with_its_help() -> None:
     rows = []
     for command in COMMANDS:
         aliases = ", ".join(f"`/{alias}`" for alias in command.aliases)
-        without_screen = "yes" if command.name in _ACTIONS else ""
+        without_screen = "yes" if command.name in ACTIONS else ""
         cells = [f"`{command.usage}`", command.help, command.key, aliases, without_screen]
         rows.append(f"| {' | '.join(cells)} |")
     table = PAGE.read_text(encoding="utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]

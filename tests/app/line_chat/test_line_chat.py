@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.chat.conversation import Conversation
 from headrace.app.line_chat import chat as line_chat
 from headrace.app.line_chat.chat import LineChat
 from headrace.app.line_chat.loop import run_line_chat
+from headrace.app.line_chat.terminal import LineTerminal
 from headrace.app.sessions.records import Draft
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import FullDiskError
 from tests.app.scripted_engine import Script, ScriptedEngine
 
 
-class ScriptedLines:
+class ScriptedLines(LineTerminal):
     """Lines typed one after the other, then the end of the input. printed: all output."""
 
     def __init__(self, *typed: str | BaseException) -> None:
+        super().__init__()
         self.typed = list(typed)
         self.printed = ""
         self.interrupt_when: Callable[[], bool] = lambda: False
@@ -56,7 +59,8 @@ def chatted(
 ) -> tuple[str, LineChat]:
     """Return what was printed, and the chat after its end."""
     lines = ScriptedLines(*typed)
-    chat = LineChat(engine or ScriptedEngine(), store, store.session(session) if session else store.create(), lines)
+    opened = store.session(session) if session else None
+    chat = LineChat(Conversation(engine or ScriptedEngine(), store, opened), lines)
     run_line_chat(chat)
     return lines.printed, chat
 
@@ -82,7 +86,7 @@ def test_model_text_cannot_drive_the_terminal(store: SessionStore) -> None:
 def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
     lines = ScriptedLines("count", "/continue")
-    chat = LineChat(engine, store, store.create(), lines)
+    chat = LineChat(Conversation(engine, store), lines)
     lines.interrupt_when = lambda: lines.printed.endswith("two ")
     run_line_chat(chat)
     assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %, stopped)\n" in lines.printed
@@ -199,7 +203,7 @@ def test_a_full_context_is_asked_about(store: SessionStore) -> None:
 def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStore) -> None:
     engine = ScriptedEngine()
     lines = ScriptedLines("Hi", "again")
-    chat = LineChat(engine, store, store.create(), lines)
+    chat = LineChat(Conversation(engine, store), lines)
     engine.script(Script(["one", "two"], hold=1))
 
     def die_once() -> bool:
@@ -228,7 +232,7 @@ def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store:
             return line
 
     lines = DyingLines("Hi", "again")
-    chat = LineChat(engine, store, store.create(), lines)
+    chat = LineChat(Conversation(engine, store), lines)
     run_line_chat(chat)
     assert contents(chat) == ["Hi", "Hello, world.", "again", "Hello, world."]
     assert lines.printed.count("killed (SIGKILL)") == 1

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.app.line_chat import answer_output
-from headrace.app.line_chat.answer_output import MarkdownOutput
-from headrace.app.output.rendered_markdown import rendered_lines
+from headrace.app.output import rendered_markdown
+from headrace.app.output.rendered_markdown import MarkdownOutput, rendered_lines
 
 ANSWER = """# Birds
 
@@ -49,7 +48,7 @@ class Screen:
         self.lines: list[str] = []
         self.height = height
 
-    def write(self, text: str) -> None:
+    def append(self, text: str) -> None:
         if (found := _ERASE.match(text)) is not None:
             rows = int(found[1])
             assert rows < self.height, "lines that left the window cannot be erased"
@@ -59,22 +58,16 @@ class Screen:
         assert not text or text.endswith("\n")
         self.lines += text.splitlines()
 
-    def read(self, prompt: str) -> str:
-        raise AssertionError(prompt)
-
-    def interrupted(self) -> bool:
-        return False
-
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_output, "_PAUSE", 0.0)
+    monkeypatch.setattr(rendered_markdown, "_PAUSE", 0.0)
 
 
 def written(answer: str, cuts: list[int], size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(answer_output.shutil, "get_terminal_size", lambda: os.terminal_size(size))
+    monkeypatch.setattr(rendered_markdown.shutil, "get_terminal_size", lambda: os.terminal_size(size))
     screen = Screen(size[1])
-    output = MarkdownOutput(screen)
+    output = MarkdownOutput(screen.append)
     places = sorted({0, *(cut for cut in cuts if cut < len(answer)), len(answer)})
     for start, end in pairwise(places):
         output.write(answer[start:end])
@@ -100,9 +93,9 @@ def test_blocks_are_rendered_and_addresses_are_shown(monkeypatch: pytest.MonkeyP
 
 
 def test_a_second_answer_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_output.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr(rendered_markdown.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
     screen = Screen()
-    output = MarkdownOutput(screen)
+    output = MarkdownOutput(screen.append)
     for answer in ("one\n\ntwo\n\nthree\n\nfour", "", "five"):
         output.write(answer)
         output.end()
