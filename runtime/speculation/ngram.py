@@ -71,13 +71,16 @@ class RecentAnswers:
     """The answers of ended sequences: at least the newest MAX_RECENT / 2 tokens, at most MAX_RECENT."""
 
     def __init__(self) -> None:
-        self._newer, self._older = Suffixes(_RECENT_WIDTH), Suffixes(_RECENT_WIDTH)
+        self._newer = Suffixes(_RECENT_WIDTH)
+        self._older = Suffixes(_RECENT_WIDTH)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add an answer."""
-        tokens = tokens[-MAX_RECENT // 2 + 1 :]
-        if len(self._newer.tokens) + len(tokens) >= MAX_RECENT // 2:
-            self._newer, self._older = Suffixes(_RECENT_WIDTH), self._newer
+        max_tokens = MAX_RECENT // 2
+        tokens = tokens[1 - max_tokens :]  # with END, no more than fit
+        if len(self._newer.tokens) + len(tokens) >= max_tokens:
+            self._older = self._newer
+            self._newer = Suffixes(_RECENT_WIDTH)
         self._newer.append([*tokens, END])
 
     def matches(self, end: Sequence[int]) -> list[Match]:
@@ -89,7 +92,8 @@ class RecentAnswers:
 class NGram:
     """N-gram proposer of one sequence.
 
-    sampled: its tokens are not greedy, which lowers acceptance. recent: answers of other sequences.
+    sampled: its tokens are not greedy, which lowers acceptance.
+    recent: answers of other sequences; None: matches come from the sequence alone.
     """
 
     source = "ngram"
@@ -102,81 +106,86 @@ class NGram:
         self.acceptance = Acceptance(SAMPLED_PRIOR if sampled else GREEDY_PRIOR)
         self._own = Suffixes(_PAIR)
         self._recent = recent
-        self._text: Sequence[int] = ()  # of the match in use
-        self._at = 0  # position of the next draft token in it; 0: no match
-        self._length = 0  # of the match in front of it; 0: it ended one token before
+        # The match in use
+        self._text: Sequence[int] = ()  # the text that it is in
+        self._next = 0  # position of the next draft token there; 0: no match
+        self._length = 0  # tokens of the match before that position; 0: it ended at a token that was replaced
 
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. The first call indexes all tokens; later ones also verify the draft."""
         suffixes = self._own
         new = tokens[len(suffixes.tokens) :]
         suffixes.append(new)
-        if self._at:
+        if self._next:
             for token in new:
                 self._verify(token)
-        if self._at and self._length >= LONGEST:
+        if self._next and self._length >= LONGEST:  # no match is longer
             return
         matches = suffixes.matches(tokens)
-        if self._recent is not None and (not self._at or self._length <= _RESUMED):
+        if self._recent is not None and (not self._next or self._length <= _RESUMED):
             matches += self._recent.matches(tokens)
-        if matches:
-            self._follow(matches)
+        self._follow(matches)
 
     def chances(self, count: int) -> Sequence[float]:
-        if not self._at:
+        if not self._next:
             return ()
-        first = self._length
-        lengths = [*range(first, first + count)]  # of the match in front of each draft token, if all are accepted
-        if not first:  # after an accepted resumption the match is _RESUMED long
+        # Lengths of the match before each draft token, if all before that are accepted
+        lengths = list(range(self._length, self._length + count))
+        if self._length == 0:  # as `_verify` counts after an accepted resumption
             lengths = [0, *range(_RESUMED, _RESUMED + count - 1)]
         return [self.acceptance.chance(length) for length in lengths]
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. Past the end of the sequence the draft repeats itself; past another answer it ends."""
-        at = self._at
+        start = self._next
         text = self._text
-        if not at:
+        if not start:
             return ()
-        draft = list(text[at : at + count])
+        draft = list(text[start : start + count])
         if text is not self._own.tokens:
             if END in draft:
                 del draft[draft.index(END) :]
             return draft
+        # The draft goes on as if the sequence had ended with it: by the tokens `period` before.
+        period = len(text) - start
         while len(draft) < count:
-            draft.append(draft[at + len(draft) - len(text)])
+            draft.append(draft[len(draft) - period])
         return draft
 
     def _verify(self, token: int) -> None:
         """Compare a new token with the draft, and move on, resume or drop the match."""
-        if not self._at:
+        if not self._next:
             return
-        accepted = self._text[self._at] == token
+        accepted = self._text[self._next] == token
         self.acceptance.record(self._length, accepted)
-        if accepted:
-            self._length = self._length + 1 if self._length else _RESUMED
-            self._at += 1
-        elif self._length >= _MIN_RESUME and self._text[self._at] != END:  # resume after the replaced token
+        if accepted and self._length:
+            self._length += 1
+            self._next += 1
+        elif accepted:  # the token after a replaced one
+            self._length = _RESUMED
+            self._next += 1
+        elif self._length >= _MIN_RESUME and self._text[self._next] != END:  # the token was replaced
             self._length = 0
-            self._at += 1
+            self._next += 1
         else:
-            self._at = 0
+            self._next = 0
 
     def _follow(self, matches: Sequence[Match]) -> None:
         """Follow the best match; one in use is replaced only by a longer one."""
-        votes: dict[int, int] = {}
-        best: dict[int, Match] = {}  # by the token that follows
+        votes: dict[int, int] = {}  # by the token that follows a match
+        longest: dict[int, Match] = {}  # the same
         for match in matches:
-            text, at, length = match
-            token = text[at]
+            text, position, length = match
+            token = text[position]
             if token == END:
                 continue
             votes[token] = votes.get(token, 0) + (1 << min(length, _MAX_WEIGHT))
-            if token not in best or length > best[token][2]:
-                best[token] = match
+            if token not in longest or length > longest[token][2]:
+                longest[token] = match
         if not votes:
             return
-        text, at, length = best[max(votes, key=votes.__getitem__)]
-        if not self._at or length > (self._length or _PAIR):
+        text, position, length = longest[max(votes, key=votes.__getitem__)]
+        if not self._next or length > (self._length or _PAIR):
             self._text = text
-            self._at = at
+            self._next = position
             self._length = length

@@ -58,12 +58,12 @@ def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
         proposer.update(text)
     best = longest(text)
     found = proposer._length
-    if proposer._at and not found:  # it goes on behind a token that differs
+    if proposer._next and not found:  # it goes on behind a token that differs
         return
     assert bool(proposer.chances(1)) == (best >= 2)
     if best < 2:
         return
-    at = proposer._at
+    at = proposer._next
     length = found
     differ = sum(a != b for a, b in zip(text[at - length : at], text[len(text) - length :], strict=True))
     assert differ <= 1
