@@ -37,15 +37,25 @@ class PrefixDifference:
 
 def first_difference(earlier: Sequence[int], prompt: Sequence[int], tokenizer: "Tokenizer") -> PrefixDifference | None:
     """Return the first difference between an earlier sequence and a prompt; None if one begins with the other."""
-    at = common_prefix(earlier, prompt)
-    if at == min(len(earlier), len(prompt)):
+    position = common_prefix(earlier, prompt)
+    if position == min(len(earlier), len(prompt)):
         return None
 
     def text(tokens: Sequence[int]) -> str:
         return tokenizer.decode(tokens, skip_special=False)
 
-    before = prompt[max(0, at - _BEFORE) : at]
-    lead = text(before).rstrip("\ufffd")  # part of a character
-    sides = (text([*before, *side[at : at + _AFTER]]) for side in (earlier, prompt))
-    rest_before, ahead = (side[len(lead) :] if side.startswith(lead) else side for side in sides)
-    return PrefixDifference(at, lead, rest_before, ahead, text(earlier[at : at + 1]), text(prompt[at : at + 1]))
+    tokens_before = prompt[max(0, position - _BEFORE) : position]
+    before = text(tokens_before).rstrip("\ufffd")  # part of a character, which the next token may complete
+
+    def text_after(side: Sequence[int]) -> str:
+        # Decoded with the tokens before: alone, a token may lose its leading space or the rest of a character.
+        return text([*tokens_before, *side[position : position + _AFTER]]).removeprefix(before)
+
+    return PrefixDifference(
+        position=position,
+        before=before,
+        earlier=text_after(earlier),
+        prompt=text_after(prompt),
+        earlier_token=text(earlier[position : position + 1]),
+        prompt_token=text(prompt[position : position + 1]),
+    )
