@@ -199,13 +199,25 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
     checks = [check for _, check in loaded]
-    opened = _Opened(families, checks, own_engines, peers, notes, memory, idle_watts(read_sensors), ranks)
+    opened = _Opened(
+        families=families,
+        checks=checks,
+        own_engines=own_engines,
+        peers=peers,
+        peer_notes=notes,
+        memory=memory,
+        idle=idle_watts(read_sensors),
+        ranks=ranks,
+    )
     check_threads(opened.setups, options.peer_threads)
     return opened
 
 
 def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> RunDocument:
     """Measure everything, with progress; after Ctrl-C return the results so far.
+
+    host: this machine.
+    show: draws the progress.
 
     Raises KeyboardInterrupt before any result.
     """
@@ -225,26 +237,31 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     results = account.final()
     if not results:
         raise KeyboardInterrupt
-    if memory and (peak := memory.measurement()) is not None:
+
+    peak = memory.measurement() if memory else None
+    if peak is not None:
         remember_peak(peak, host)
     facts = [model_facts(model) for model in models]
-    engines = sorted({entry.engine for entry in results} - {"headrace"})
+    peer_names = sorted({entry.engine for entry in results} - {"headrace"})
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
     packed = {setup.model for setup in opened.setups if setup.settings.get("kv_type") in PACKED}
+    fitted = [entry for entry in results if entry.model not in packed]
+    has_workloads = any(test.workload for test in options.tests)
+    expected = {}
+    if has_workloads:
+        expected = {model.name: expectation(model) for model in models}
+
+    # Measurements after the rounds
     ceiling = None
     profiled = None
     costs = None
-    expected = {}
-    workloads = any(test.workload for test in options.tests)
-    if workloads:
-        expected = {model.name: expectation(model) for model in models}
-    if not interrupted:
-        if options.measure_memory:
-            ceiling = _compute_ceiling(results)
-        if options.profile:
-            profiled = profile(models[0].network, max(test.depth for test in options.tests))
-        if workloads:
-            costs = run_costs(models[0].network)
+    if options.measure_memory and not interrupted:
+        ceiling = _compute_ceiling(results)
+    if options.profile and not interrupted:
+        profiled = profile(models[0].network, max(test.depth for test in options.tests))
+    if has_workloads and not interrupted:
+        costs = run_costs(models[0].network)
+
     return RunDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=shlex.join(["headrace", *sys.argv[1:]]),
@@ -256,11 +273,11 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         engines=opened.setups,
         versions=versions(),
         results=results,
-        step_cost=fit_step_cost(points_of([entry for entry in results if entry.model not in packed])),
-        ratios=[ratio for engine in engines for ratio in ratios(results, engine)],
+        step_cost=fit_step_cost(points_of(fitted)),
+        ratios=[ratio for peer in peer_names for ratio in ratios(results, peer)],
         scaling=scaling(results),
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
-        peer_agreement=[entry for engine in engines for entry in agreement(results, engine)],
+        peer_agreement=[entry for peer in peer_names for entry in agreement(results, peer)],
         profile=profiled,
         run_costs=costs,
         identity=identity(results, expected),
@@ -282,14 +299,19 @@ def _compute_ceiling(results: Sequence[Result]) -> float:
 
 
 def prefill_work(model: LoadedModel) -> Work | None:
-    """Return bytes and FLOPs of a prefill test. None where the model's matrices are unknown."""
+    """Return a function for bytes and FLOPs of a prefill test. None where the model's matrices are unknown."""
     try:
         shape = shape_of_checkpoint(model.checkpoint)
     except UnsupportedModelError:
         return None
     if model.kv is not None:
         shape = shape.with_kv(model.kv)
-    return lambda test: total([*shape.prefill(test.prompt - 1, test.depth), *shape.step(test.depth + test.prompt - 1)])
+
+    def work(test: Test) -> tuple[int, int]:
+        num_prefilled = test.prompt - 1  # a decode step feeds the last token
+        return total([*shape.prefill(num_prefilled, test.depth), *shape.step(test.depth + num_prefilled)])
+
+    return work
 
 
 class _Account:
@@ -302,14 +324,17 @@ class _Account:
         self._idle = opened.idle
         self._works = {model.name: prefill_work(model) for model in opened.models}
         self._setups = {(setup.engine, setup.model): setup for setup in opened.setups}
-        self._known: dict[Key, tuple[int, Result]] = {}
+        self._entries: dict[Key, Result] = {}  # as of the last `so_far`
+        self._counts: dict[Key, int] = {}  # repetitions in each of them
 
     def so_far(self) -> list[Result]:
         """Return the entries now; an entry's peak is the one after its last repetition."""
         for key, repetitions in self._session.repetitions.items():
-            if repetitions and self._known.get(key, (0, None))[0] != len(repetitions):
-                self._known[key] = len(repetitions), self._result(key)
-        return [self._known[key][1] for key in self._session.repetitions if key in self._known]
+            count = len(repetitions)
+            if count != self._counts.get(key, 0):
+                self._counts[key] = count
+                self._entries[key] = self._result(key)
+        return [self._entries[key] for key in self._session.repetitions if key in self._entries]
 
     def final(self) -> list[Result]:
         """Return all entries against the peak of the whole run."""
@@ -359,7 +384,7 @@ def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedMode
 
 def _load(name: str | None, options: Options) -> tuple[LoadedModel, BackgroundCheck]:
     resolved = _resolved(name)
-    kv = "f16"  # of which several formats are made after loading
+    kv = "f16"  # if there are several formats: `in_formats` makes them of the loaded model
     if len(options.kv) == 1:
         kv = options.kv[0]
     load_options = _load_options(options, kv)
@@ -394,10 +419,11 @@ def _own_engines(
     """
     if len({model.name for model in models}) < len(models):
         raise UsageError("-m names a model twice")
+    # Bytes by array: K/V formats of a model share its weights, which count once.
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in models]
-    all_arrays = {}  # K/V formats of a model share weights
-    for by_id in arrays:
-        all_arrays.update(by_id)
+    all_arrays: dict[int, int] = {}
+    for model_arrays in arrays:
+        all_arrays.update(model_arrays)
     allocated = reader_bytes + sum(all_arrays.values())
     return [
         OwnEngine(
@@ -405,11 +431,11 @@ def _own_engines(
             model.network,
             limit=limit,
             setup=_own_setup(model),
-            other_bytes=allocated - sum(by_id.values()),
+            other_bytes=allocated - sum(model_arrays.values()),
             questions=questions(model, tests),
             draft=draft if model is models[0] else None,
         )
-        for model, by_id in zip(models, arrays, strict=True)
+        for model, model_arrays in zip(models, arrays, strict=True)
     ]
 
 
