@@ -116,6 +116,17 @@ def _random_values_are_the_same() -> None:
         mlx.random.seed(1)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled_on_a_cpu() -> None:
+    """Run functions that MLX compiles as they are: on a CPU, a C++ compiler would take seconds for each.
+
+    headrace compiles on GPUs only. Tests of what compiling changes call `mx.enable_compile`.
+    """
+    mlx = sys.modules.get("mlx.core")
+    if mlx is not None and mlx.default_device().type == mlx.cpu:
+        mlx.disable_compile()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _terminals_tell_their_size() -> Iterator[None]:
     """Unset LINES and COLUMNS, so that programs ask the terminal for its size."""

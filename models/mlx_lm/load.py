@@ -73,6 +73,8 @@ def load(
             divide(model)
         stored = stored_arrays(model)
         if device == mx.DeviceType.cpu:
+            # MLX would run a C++ compiler for each function that classes compile: seconds each, and no faster steps.
+            mx.disable_compile()
             model.set_dtype(mx.float32)  # see models/network/dtypes.py
         else:
             half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)

@@ -249,7 +249,7 @@ def _counted(step: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
-    """Replace MLX's fast operations, and functions compiled on a GPU, by one node each."""
+    """Replace MLX's fast operations, and functions compiled on a GPU, by one node each. Nothing is computed."""
 
     def rms_norm(x: mx.array, weight: mx.array | None, *_: float, **_options: float) -> mx.array:
         return x if weight is None else mx.logaddexp(x, weight)
@@ -274,7 +274,11 @@ def _as_on_a_gpu() -> Iterator[None]:
         patch.object(metal, "launch", launch),
         metal.forced(True),
     ):
-        yield
+        mx.enable_compile()
+        try:
+            yield
+        finally:
+            mx.disable_compile()  # what is computed outside needs no C++ compiler
 
 
 def _graph(output: mx.array) -> dict[int, Node]:

@@ -233,6 +233,21 @@ def test_quantizing_on_load_reduces_the_bytes_of_a_step(network: MlxLmNetwork, d
     assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5
 
 
+def test_classes_on_a_cpu_need_no_compiler(tmp_path: Path) -> None:
+    mx.enable_compile()
+    load(write(tmp_path, CONFIGS["olmo2"]))
+    calls = []
+
+    @mx.compile
+    def traced(x: mx.array) -> mx.array:
+        calls.append(x)
+        return x + 1
+
+    traced(mx.array(1))
+    traced(mx.array(1))
+    assert len(calls) == 2  # once, where it is compiled
+
+
 def test_an_unknown_architecture_is_a_one_line_error(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(3)})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "perpetuum_mobile"}))

@@ -1,7 +1,5 @@
 """Sampling on GPUs against the definition: the same tokens, for any rules, ties, masks and NaN."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -14,14 +12,6 @@ CUTS = [
     (0, 1.0, 0.05), (20, 0.8, 0.1), (5000, 0.95, 1e-4),
 ]  # fmt: skip
 VOCABULARY = 3001
-
-
-@pytest.fixture(autouse=True)
-def _plain() -> Iterator[None]:
-    """A compiled function on a CPU runs a C++ compiler first."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def some(rows: int, seed: int, ties: bool = False) -> tuple[mx.array, list[int]]:
