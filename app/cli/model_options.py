@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.completion import files, model_names
-from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES, SPLIT_NAMES, HostsChoice, ModelSpec
+from headrace.app.config.load_options import (
+    ACTIVATION_NAMES,
+    KV_NAMES,
+    SPLIT_NAMES,
+    HostsChoice,
+    ModelSpec,
+    adapter_on_hosts,
+)
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,6 +137,16 @@ def adapter_option(command: Command) -> Command:
     return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
 
 
+def _refuse_adapter(model: str | None) -> None:
+    """Raise UsageError for a model with an adapter on several machines, before anything is fetched."""
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.models.registry.adapters import split_adapter
+
+    name = chosen_model(model, load_settings())
+    if name is not None and split_adapter(name)[1] is not None:
+        raise adapter_on_hosts(name)
+
+
 def hosts_options(command: Command) -> Command:
     """Add --hosts and --split to a click command, which receives both as `hosts`, a `HostsChoice` or None."""
 
@@ -137,6 +154,9 @@ def hosts_options(command: Command) -> Command:
     def with_choice(hosts: str | None, split: str | None, **arguments: Any) -> object:
         if hosts is None and split is not None:
             raise UsageError("--split needs --hosts")
+        if hosts is not None:
+            for model in arguments.get("models") or [arguments.get("model")]:
+                _refuse_adapter(model)
         return command(hosts=None if hosts is None else HostsChoice(hosts, split or "auto"), **arguments)
 
     split = click.option(

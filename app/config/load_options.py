@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import ActivationsChoice, KVChoice
+    from headrace.runtime.errors import UsageError
 
 PACKED = frozenset({"q8", "k8v4", "q4"})
 KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx
@@ -22,6 +23,16 @@ class HostsChoice:
 
     hosts: str
     split: str = "auto"
+
+
+def adapter_on_hosts(name: str) -> "UsageError":
+    """Return the error for a model with an adapter and --hosts."""
+    from headrace.runtime.errors import UsageError
+
+    return UsageError(
+        f"--hosts: {name} has an adapter, which headrace applies on one machine",
+        "merge the adapter into its base, and pass the result",
+    )
 
 
 @dataclass(frozen=True, slots=True)

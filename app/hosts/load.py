@@ -3,7 +3,13 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from headrace.app.config.load_options import HostsChoice, ModelSpec, activations_choice, kv_choice
+from headrace.app.config.load_options import (
+    HostsChoice,
+    ModelSpec,
+    activations_choice,
+    adapter_on_hosts,
+    kv_choice,
+)
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel
@@ -41,12 +47,14 @@ def load_on_hosts(
 ) -> "tuple[LoadedModel, Ranks]":
     """Start the ranks and load each one's part of a model. A lost rank ends this process, after `say`.
 
-    Raises UsageError for hosts and options that do not go together, EngineError that names a rank that cannot take
-    part, and the errors of `load_ranked`.
+    Raises UsageError for hosts, options and adapters that do not go together, EngineError that names a rank that cannot
+    take part, and the errors of `load_ranked`.
     """
     from headrace.app.hosts.start import say_lost, start_ranks
     from headrace.models.loading.ranked import load_ranked
 
+    if resolved.adapter is not None:
+        raise adapter_on_hosts(resolved.name)
     ranks = start_ranks(choice, resolved, say or say_lost)
     assert ranks.split is not None
     try:

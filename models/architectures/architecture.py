@@ -76,6 +76,7 @@ class Architecture:
     rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
     is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
     converted: str = ""  # part of names in conversions with whole norms alone, see `TextPart.whole_norms`
+    turn: "Callable[[dict[str, mx.array], Fields], dict[str, mx.array]] | None" = None  # see `_with_turned_weights`
     multiply: "Callable[[dict[str, mx.array], Fields, bool], dict[str, mx.array]] | None" = None  # see `falcon`
     head: HeadNames | None = None
     # The decoder's configuration

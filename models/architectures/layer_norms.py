@@ -224,7 +224,7 @@ def _add_positions(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, positions=fields.count("n_positions"))
 
 
-def _transpose_gpt2_weights(arrays: "dict[str, mx.array]", fields: Fields, _whole_norms: bool) -> "dict[str, mx.array]":
+def _transpose_gpt2_weights(arrays: "dict[str, mx.array]", fields: Fields) -> "dict[str, mx.array]":
     """Return the arrays with matrices as (outputs, inputs). GPT-2's own checkpoints have (inputs, outputs)."""
     # The layout is told by the shape of this matrix, which is not square as that of attention's output.
     up_projection = arrays.get("model.layers.0.mlp.up_proj.weight")
@@ -372,7 +372,7 @@ ROWS = (
         add_keys=_gptj_keys,
         tensor_names=_GPT2_NAMES,
         is_unread=lambda name, _config: name.endswith((".attn.bias", ".masked_bias")),
-        multiply=_transpose_gpt2_weights,
+        turn=_transpose_gpt2_weights,
         tied=True,
         eps="layer_norm_epsilon",
         activations=("gelu_new", *_GELU),

@@ -25,13 +25,13 @@ _MLX_FILE = "adapters.safetensors"
 WEIGHT_FILES = (_PEFT_FILE, _MLX_FILE)
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_NAME = re.compile(r"(.+)\.lora_([ab])")
-# PEFT's settings that change the product, with the values that leave it alone.
+# PEFT's settings that change the product, with the values that leave it alone. `fan_in_fan_out` is not one: it says how
+# the base stores its weights (GPT-2's), which are read as (N, K) before the product is added.
 _PEFT_PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA", None),
     "use_dora": (False, None),
     "bias": ("none", None),
     "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),

@@ -181,9 +181,10 @@ def _divided(
 
 
 def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
-    """Return the way to read tensors: as parts of files for tensor parallel, unless multipliers apply to them first."""
-    multiplied = architecture_of(text_part(checkpoint).config).multiply is not None
-    if isinstance(part, Stage) or multiplied or checkpoint.gguf:
+    """Return the way to read tensors: as parts of files for tensor parallel, unless they are changed first."""
+    architecture = architecture_of(text_part(checkpoint).config)
+    changes = architecture.multiply is not None or architecture.turn is not None
+    if isinstance(part, Stage) or changes or checkpoint.gguf:
         return weight_arrays
     from headrace.models.checkpoint.file_parts import file_parts  # late: imports numpy
 

@@ -96,12 +96,17 @@ class Parameters:
         self._whole_norms = any(shape[-1] == 1 for shape in taps)
         if part.whole_norms is not None:
             self._whole_norms = part.whole_norms
-        multiply = architecture_of(part.config).multiply
-        if multiply is not None:
-            changed = multiply(self._arrays, Fields(part.config), self._whole_norms)
-            if adapter is not None and changed is not self._arrays:
-                raise UnsupportedModelError("headrace applies no adapters to models with weights it changes")
-            self._arrays = changed
+        architecture = architecture_of(part.config)
+        fields = Fields(part.config)
+        if architecture.turn is not None:
+            self._arrays = architecture.turn(self._arrays, fields)
+        if architecture.multiply is not None:
+            if adapter is not None:
+                raise UnsupportedModelError(
+                    f"headrace applies no adapter to {architecture.name}, whose weights it multiplies by factors",
+                    "merge the adapter into its base, and load the result",
+                )
+            self._arrays = architecture.multiply(self._arrays, fields, self._whole_norms)
         if take is not None:
             self._arrays = take(self._arrays)
 

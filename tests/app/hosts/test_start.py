@@ -17,10 +17,12 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+from headrace.app.config.load_options import HostsChoice
 from headrace.app.hosts import examine as examination
 from headrace.app.hosts import processes, start
 from headrace.app.hosts.facts import model_digest, own_versions
 from headrace.app.hosts.hostfile import Host, Hosts
+from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.probe import Measured, answer_probe, measure_link
 from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
 from headrace.app.hosts.start import Ranks, described_model
@@ -28,6 +30,7 @@ from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks import link
+from tests.support.adapters import write_adapter
 from tests.support.commands import headrace
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
@@ -43,6 +46,19 @@ def environment(tmp_path: Path) -> Iterator[None]:
         yield
     if threads is not None:
         native.set_threads(threads)
+
+
+def test_an_adapter_is_refused_before_any_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "start_ranks", lambda *_: pytest.fail("started"))
+    base = write_chat_model(tmp_path / "model")
+    write_adapter(tmp_path / "lora", base)
+    resolved = resolve(f"{base}+{tmp_path / 'lora'}")
+    with pytest.raises(UsageError, match="has an adapter") as caught:
+        load_on_hosts(HostsChoice("localhost,localhost"), resolved)
+    assert caught.value.hint is not None
+    for command in (["run", "hello", "--adapter", "org/lora"], ["bench", "-m", "org/name+org/lora"]):
+        refused = headrace(*command, "--hosts", "localhost,localhost", code=2)
+        assert "has an adapter" in refused.stderr  # nothing was fetched
 
 
 def script(folder: Path, name: str, text: str) -> str:

@@ -173,6 +173,34 @@ def test_scales_follow_the_config(tmp_path: Path) -> None:
     assert modules["model.layers.0.self_attn.k_proj"].scale == 4.0
 
 
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_adapters_of_gpt2_change_outputs_by_inputs(tmp_path: Path, inputs_first: bool) -> None:
+    """GPT-2's own checkpoints store matrices as inputs by outputs, and PEFT says so; its factors are as of others."""
+    base = _model(tmp_path, "gpt2")
+    modules = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    changes = write_adapter(tmp_path / "adapter", base, modules=modules, settings={"fan_in_fan_out": inputs_first})
+    merged = _model_of(write_merged(tmp_path / "merged", base, changes))
+    if inputs_first:
+        weights = mx.load(str(base / "model.safetensors"))
+        assert isinstance(weights, dict)
+        turned = {
+            name: array.T if name.removesuffix(".weight").endswith(modules) else array
+            for name, array in weights.items()
+        }
+        mx.save_safetensors(str(base / "turned"), {name: mx.contiguous(array) for name, array in turned.items()})
+        (base / "turned.safetensors").rename(base / "model.safetensors")
+    with_adapter = _logits(_network(base, tmp_path / "adapter"))
+    assert _distance(with_adapter, _logits(_network(merged))) < 1e-5
+    assert _distance(with_adapter, _logits(_network(base))) > 0.05
+
+
+def test_no_adapter_changes_weights_that_are_multiplied(tmp_path: Path) -> None:
+    base = _model(tmp_path, "falcon-h1")
+    write_adapter(tmp_path / "adapter", base, modules=("self_attn.q_proj",))
+    with pytest.raises(UnsupportedModelError, match="no adapter to falcon_h1"):
+        _network(base, tmp_path / "adapter")
+
+
 def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", _model(tmp_path))
     phi = _model_of(write_model(tmp_path / "phi", "phi3"))
