@@ -50,7 +50,7 @@ from headrace.models.registry.resolve import (
     stored_name,
 )
 from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
-from headrace.models.registry.store import Store, directory_bytes
+from headrace.models.registry.store import CachedFiles, Store, directory_bytes
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
@@ -85,10 +85,13 @@ def list_models(filter: str | None, as_json: bool) -> None:
 
     FILTER: only those with this text in their name. Exit code 1 if there is none.
     """
+    from headrace.models.registry.hub_cache import cached_models  # imports huggingface_hub
+
     store = Store()
+    cached = cached_models()
     rows = overview(store, usable_memory())
-    foreign = foreign_documents(store)
-    adapters = adapter_documents()
+    foreign = foreign_documents(store, cached)
+    adapters = adapter_documents(cached)
     if filter is not None:
         rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
         foreign = [row for row in foreign if squashed(filter) in squashed(str(row["name"]))]
@@ -266,19 +269,19 @@ def path(name: str | None) -> None:
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def rm(name: str, yes: bool) -> None:
     """Remove NAME, a model or an adapter, and its files in the hub's cache. Exit code 1 if declined."""
-    from headrace.models.registry.hub_cache import cached_adapters, cached_bytes, delete_cached
+    from headrace.models.registry.hub_cache import cached_bytes, cached_models, delete_cached
 
     store = Store()
-    adapter = next((adapter for adapter in cached_adapters() if adapter.name == name), None)
+    adapter = next((cached for cached in cached_models() if cached.is_adapter and cached.name == name), None)
     if adapter is not None:
         entry = adapter.name
-        repo, commit = adapter.repo, adapter.commit
+        files: CachedFiles | None = adapter.files
         stored = 0
     else:
         entry = installed_name(name, store)
-        repo, commit = _hub_commit(store, entry)
+        files = _unshared_files(store, entry)
         stored = directory_bytes(store.root / entry)
-    cached = cached_bytes(repo, commit) if repo and commit else 0
+    cached = 0 if files is None else cached_bytes(files)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
@@ -289,8 +292,8 @@ def rm(name: str, yes: bool) -> None:
     freed = 0
     if adapter is None:
         freed = store.remove(entry)
-    if cached:
-        freed += delete_cached(repo, commit)
+    if files is not None:
+        freed += delete_cached(files)
     say(f"removed {entry}, {format_bytes(freed)} freed")
 
 
@@ -305,15 +308,19 @@ def _keep_quantized(
     return resolve(quantized.name, fetch=False)
 
 
-def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
-    """Return repository and commit of a hub model, else two empty strings."""
+def _unshared_files(store: Store, entry: str) -> CachedFiles | None:
+    """Return the files of a model in the hub's cache; None without any, or if another installed model needs them."""
     try:
         model = store.get(entry)
     except CheckpointError:  # a broken entry can still be removed
-        return "", ""
-    if model is None:
-        return "", ""
-    return str(model.origin.get("repo") or ""), str(model.origin.get("commit") or "")
+        return None
+    if model is None or model.cached_files is None:
+        return None
+    files = model.cached_files
+    needed = {other.cached_files for other in store.list() if other.name != entry}
+    if files.file is None:  # the revision, with all of its files
+        needed = {other._replace(file=None) for other in needed if other is not None}
+    return None if files in needed else files
 
 
 def _document(name: str | None) -> Document:

@@ -4,7 +4,7 @@ Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from headrace.app.model_info.chat_facts import chat_facts
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.app.output.document import Document
-from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.split_files import parts_of
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
@@ -31,6 +30,7 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
 if TYPE_CHECKING:
     from headrace.models.mlx_lm.network import MlxLmNetwork
+    from headrace.models.registry.hub_cache import CachedModel
 
 MEMORY_CONTEXT = 4096
 
@@ -59,35 +59,33 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
     return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
 
-def foreign_documents(store: Store) -> list[Document]:
+def foreign_documents(store: Store, cached: Sequence["CachedModel"] = ()) -> list[Document]:
     """Return a document per model that lies elsewhere on this disk; headers are not read.
 
     Those are the models of other programs, and those of the hub's cache that no entry of the store names.
+    cached: models and adapters of the hub's cache.
     """
-    from headrace.models.registry.hub_cache import cached_models  # late: imports huggingface_hub
-
-    installed = {model.path.resolve() for model in store.list()}
-    models = [(model.name, model.path, model.program) for model in foreign_models()]
-    models += [
-        (repo.name, repo.folder, "hub's cache") for repo in cached_models() if repo.folder.resolve() not in installed
-    ]
-    return [_outside(name, path) | {"title": name, "program": program} for name, path, program in models]
+    installed = {model.cached_files for model in store.list()}
+    rows = [_outside(model.name, model.path) | {"program": model.program} for model in foreign_models()]
+    for model in cached:
+        if not model.is_adapter and model.files not in installed:
+            rows.append(_outside(model.name, model.path) | {"program": "hub's cache"})
+    return rows
 
 
-def adapter_documents() -> list[Document]:
-    """Return a document per adapter in the hub's cache. Headers are read; a broken one has a `problem`."""
-    from headrace.models.registry.hub_cache import cached_adapters  # late: imports huggingface_hub
-
+def adapter_documents(cached: Sequence["CachedModel"]) -> list[Document]:
+    """Return a document per adapter of the hub's cache. Headers are read; a broken one has a `problem`."""
     rows = []
-    for adapter in cached_adapters():
+    for adapter in cached:
+        if not adapter.is_adapter:
+            continue
         base = None
         problem = None
         try:
-            base = open_adapter(adapter.folder).base
+            base = adapter.base()
         except HeadraceError as error:
             problem = str(error)
-        row = _outside(adapter.name, adapter.folder)
-        rows.append(row | {"title": adapter.name, "adapter": True, "made_for": base, "problem": problem})
+        rows.append(_outside(adapter.name, adapter.path) | {"adapter": True, "made_for": base, "problem": problem})
     return rows
 
 
@@ -95,6 +93,7 @@ def _outside(name: str, path: Path) -> Document:
     """Return the facts of a model or an adapter outside the store, without those of its headers."""
     return {
         "name": name,
+        "title": name,
         "installed": False,
         "default": False,
         "path": str(path),

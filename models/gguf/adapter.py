@@ -61,6 +61,15 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
     (target / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def base_of_file(file: Path) -> str | None:
+    """Return the model that the adapter in `file` was made for; None if it does not say so. Raises CheckpointError."""
+    metadata = Metadata(open_container(file).metadata)
+    stated = metadata.optional_text("general.base_model.0.repo_url")
+    if stated is None:
+        return metadata.optional_text("general.base_model.0.name")
+    return stated.removeprefix("https://huggingface.co/")
+
+
 def _check(file: Path, metadata: Metadata, architecture: str) -> None:
     if metadata.text("general.type", "model") != "adapter":
         raise CheckpointError(f"{file.name} is a model, not an adapter")

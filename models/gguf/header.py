@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -117,6 +118,9 @@ class Header:
     data_start: int
 
 
+_FIRST_BYTES = 64 << 10  # of a file, before its vocabulary
+
+
 class HeaderCutError(Exception):
     """The header goes on beyond the bytes at hand."""
 
@@ -129,6 +133,17 @@ def read_header(file_name: str, data: mmap.mmap | bytes, size: int | None = None
     the part ends before the header.
     """
     return _HeaderReader(file_name, data, len(data) if size is None else size).run()
+
+
+def first_metadata(file: Path) -> dict[str, Value]:
+    """Return the metadata in the first bytes of a GGUF file, which say its kind; nothing of a broken one."""
+    try:
+        with file.open("rb") as stream:
+            reader = _HeaderReader(file.name, stream.read(_FIRST_BYTES), file.stat().st_size)
+        reader.read_metadata()
+    except (OSError, CheckpointError, UnsupportedModelError, HeaderCutError):  # cut within the vocabulary
+        pass
+    return reader.metadata
 
 
 def _type_name(number: int) -> str:
@@ -165,8 +180,19 @@ class _HeaderReader:
         self.position = 0
         self.alignment = 32
         self.array_elements = 0
+        self.metadata: dict[str, Value] = {}
 
     def run(self) -> Header:
+        tensor_count = self.read_metadata()
+        tensors = [self.tensor() for _ in range(tensor_count)]
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            self.fail("two tensors have the same name")
+        data_start = -(-self.position // self.alignment) * self.alignment
+        self.check_spans(tensors, data_start)
+        return Header(self.metadata, tensors, data_start)
+
+    def read_metadata(self) -> int:
+        """Read all keys; return the count of tensors, which follow."""
         if self.size < 24:
             self.fail("too short to be a GGUF file")
         self.skip(4, "the magic")
@@ -187,19 +213,12 @@ class _HeaderReader:
         if key_count > _MAX_KEYS or tensor_count > _MAX_TENSORS:
             self.fail(f"{key_count} metadata keys and {tensor_count} tensors are more than any model has")
 
-        metadata: dict[str, Value] = {}
         for _ in range(key_count):
             key = self.name("metadata key")
-            if key in metadata or key.startswith("GGUF."):
+            if key in self.metadata or key.startswith("GGUF."):
                 self.fail(f"metadata key {key!r} appears twice or is reserved")
-            metadata[key] = self.value(key)
-
-        tensors = [self.tensor() for _ in range(tensor_count)]
-        if len({tensor.name for tensor in tensors}) != len(tensors):
-            self.fail("two tensors have the same name")
-        data_start = -(-self.position // self.alignment) * self.alignment
-        self.check_spans(tensors, data_start)
-        return Header(metadata, tensors, data_start)
+            self.metadata[key] = self.value(key)
+        return tensor_count
 
     def value(self, key: str) -> Value:
         kind = self.number("I")

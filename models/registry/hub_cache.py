@@ -6,17 +6,22 @@ See docs/workarounds.md.
 import glob
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from headrace.models.architectures.families import architecture_of
-from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
+from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES, open_adapter
+from headrace.models.checkpoint.safetensors import MAX_INDEX_BYTES
 from headrace.models.checkpoint.shard_header import read_strict_object
+from headrace.models.checkpoint.split_files import first_parts, is_gguf, parts_of
+from headrace.models.registry.source import HubId
+from headrace.models.registry.store import CachedFiles
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import HeadraceError
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
@@ -24,59 +29,89 @@ _ABANDONED_S = 60.0
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class CachedRepo:
+class CachedModel:
     """A model or an adapter in the hub's cache.
 
-    name: org/name, with @REVISION unless it is of the branch main.
-    repo: org/name.
-    commit: that of the revision.
-    folder: its snapshot.
+    name: org/name, with /FILE.gguf for a GGUF, and with @REVISION unless it is of the branch main.
+    files: repository, commit, and the GGUF.
+    path: the snapshot, or the GGUF in it.
+    is_adapter: False for a model.
     """
 
     name: str
-    repo: str
-    commit: str
-    folder: Path
+    files: CachedFiles
+    path: Path
+    is_adapter: bool
+
+    def base(self) -> str | None:
+        """Return the model that an adapter was made for; None if it does not say so.
+
+        Raises CheckpointError and UnsupportedModelError for one that is broken or does more than headrace applies.
+        """
+        if self.files.file is None:
+            return open_adapter(self.path).base
+        from headrace.models.gguf.adapter import base_of_file  # late: numpy and MLX
+
+        return base_of_file(self.path)
 
 
-def cached_adapters() -> list[CachedRepo]:
-    """Return the adapters in the folders of PEFT and mlx-lm that the hub's cache has, by name."""
-    return [repo for repo in _cached_repos() if _is_adapter(repo.folder)]
+def cached_models() -> list[CachedModel]:
+    """Return the language models and adapters that the hub's cache has complete, by name."""
+    models = [model for snapshot in _snapshots() for model in _models_in(*snapshot)]
+    return sorted(models, key=lambda model: model.name)
 
 
-def cached_models() -> list[CachedRepo]:
-    """Return the language models in safetensors that the hub's cache has, by name."""
-    return [repo for repo in _cached_repos() if not _is_adapter(repo.folder) and _is_language_model(repo.folder)]
-
-
-def _cached_repos() -> list[CachedRepo]:
-    """Return the revisions that the hub's cache has by a name, by that name."""
-    repos = []
+def _snapshots() -> Iterator[tuple[HubId, Path]]:
+    """Yield the revisions that the hub's cache has by a name, with their folders."""
     for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*"):
         repo = folder.name.removeprefix("models--").replace("--", "/")
         for ref in (folder / "refs").rglob("*"):
             commit = _commit_of(ref)
             if commit:
                 revision = str(ref.relative_to(folder / "refs"))
-                name = repo if revision == "main" else f"{repo}@{revision}"
-                repos.append(CachedRepo(name, repo, commit, folder / "snapshots" / commit))
-    return sorted(repos, key=lambda repo: repo.name)
+                yield HubId(repo, None if revision == "main" else revision), folder / "snapshots" / commit
+
+
+def _models_in(hub: HubId, folder: Path) -> Iterator[CachedModel]:
+    commit = folder.name
+    is_adapter = _is_adapter(folder)
+    if is_adapter or _is_language_model(folder):
+        yield CachedModel(str(hub), CachedFiles(hub.repo, commit), folder, is_adapter)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.[gG][gG][uU][fF]"))
+    for name in first_parts(filter(is_gguf, names)):
+        file = folder / name
+        if all(part.is_file() for part in parts_of(file)):
+            files = CachedFiles(hub.repo, commit, name)
+            yield CachedModel(str(replace(hub, file=name)), files, file, _is_gguf_adapter(file))
 
 
 def _is_adapter(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and any((folder / name).is_file() for name in WEIGHT_FILES)
 
 
+def _is_gguf_adapter(file: Path) -> bool:
+    from headrace.models.gguf.header import first_metadata  # late: numpy and gguf take half a second
+
+    return first_metadata(file).get("general.type") == "adapter"
+
+
 def _is_language_model(folder: Path) -> bool:
-    """Return whether a snapshot has weights and the config of a model that writes text."""
+    """Return whether a snapshot has all weights, and the config, of a model that writes text."""
     if next(folder.glob("*.safetensors"), None) is None:
         return False
     try:
         config = read_strict_object(folder, "config.json")
+        weight_map: object = {}
+        if (folder / _INDEX).is_file():
+            weight_map = read_strict_object(folder, _INDEX, MAX_INDEX_BYTES).get("weight_map")
     except HeadraceError:
+        return False
+    shards = set(map(str, as_mapping(weight_map).values()))
+    if not all((folder / shard).is_file() for shard in shards):  # another program's download did not end
         return False
     names = config.get("architectures")
     writes = isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)
@@ -92,32 +127,65 @@ def _commit_of(ref: Path) -> str:
     return ""
 
 
-def cached_bytes(repo: str, commit: str) -> int:
-    """Return the bytes that deleting the revision would free; 0 if it is not cached."""
-    strategy = _strategy(repo, commit)
+def cached_bytes(files: CachedFiles) -> int:
+    """Return the bytes that deleting them would free; 0 if they are not cached."""
+    if files.file is not None:
+        return sum(blob.stat().st_size for blob in _unshared_blobs(files))
+    strategy = _strategy(files)
     return strategy.expected_freed_size if strategy is not None else 0
 
 
-def delete_cached(repo: str, commit: str) -> int:
-    """Delete the revision from the hub cache and return the bytes freed. Files shared with other revisions stay."""
-    strategy = _strategy(repo, commit)
+def delete_cached(files: CachedFiles) -> int:
+    """Delete a revision, or one GGUF with the other parts of its set; return the bytes freed.
+
+    Contents that other revisions share stay.
+    """
+    if files.file is not None:
+        freed = cached_bytes(files)
+        blobs = _unshared_blobs(files)
+        for path in (*_links(files), *blobs):
+            path.unlink(missing_ok=True)  # both are the same where the cache has no links
+        return freed
+    strategy = _strategy(files)
     if strategy is None:
         return 0
     strategy.execute()
     return strategy.expected_freed_size
 
 
-def _strategy(repo: str, commit: str) -> DeleteCacheStrategy | None:
+def _folder_of(repo: str) -> Path:
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def _links(files: CachedFiles) -> list[Path]:
+    """Return the snapshot's links to a GGUF and the other parts of its set."""
+    folder = _folder_of(files.repo) / "snapshots" / files.commit
+    if files.file is None or ".." in Path(files.file).parts:
+        return []
+    return [link for link in parts_of(folder / files.file) if link.is_file()]
+
+
+def _unshared_blobs(files: CachedFiles) -> list[Path]:
+    """Return the contents of a GGUF, in the repository's folder, that no other file of its snapshots has."""
+    folder = _folder_of(files.repo)
+    links = _links(files)
+    others = set(folder.glob("snapshots/**/*.[gG][gG][uU][fF]")) - set(links)
+    blobs = {link.resolve() for link in links} - {other.resolve() for other in others}
+    return sorted(blob for blob in blobs if blob.is_relative_to(folder.resolve()))
+
+
+def _strategy(files: CachedFiles) -> DeleteCacheStrategy | None:
+    """Return the deletion of a whole revision; None if it is not cached."""
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return None
     known = any(
-        cached.repo_id == repo and revision.commit_hash == commit
+        cached.repo_id == files.repo and revision.commit_hash == files.commit
         for cached in cache.repos
         for revision in cached.revisions
     )
-    return cache.delete_revisions(commit) if known else None
+    return cache.delete_revisions(files.commit) if known else None
 
 
 def remove_leftovers(files: Iterable[Path]) -> None:

@@ -320,7 +320,8 @@ def _install_hub(
     if broken and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
         from headrace.models.registry.hub_cache import delete_cached
 
-        delete_cached(str(present.origin.get("repo")), str(present.origin.get("commit")))
+        if present.cached_files is not None:
+            delete_cached(present.cached_files)
     hub = wanted.hub
     files = fetch_hub(hub, file=wanted.file, progress=progress)
     facts: dict[str, object] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
@@ -332,7 +333,8 @@ def _install_hub(
         if files.gguf is not None:
             made = install_weights(read_plan(files.gguf), directory, progress)
             open_checkpoint(directory)
-            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": files.gguf.name} | made
+            name = files.gguf.relative_to(files.folder).as_posix()
+            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": name} | made
         open_checkpoint(files.folder)
         sums = checksums(files.folder, files.names, known=files.sha256, progress=progress)
         source = f"{hub} at {files.commit[:12]}"

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
@@ -49,12 +49,29 @@ Among them may be "files", the checksums; without them they are computed.
 """
 
 
+class CachedFiles(NamedTuple):
+    """A model's files in the hub's cache. file: its GGUF in the repository; None for a whole revision."""
+
+    repo: str
+    commit: str
+    file: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     name: str
     entry: Path  # its directory in the store
     path: Path  # directory of the weights: `entry`, or a snapshot in the hub cache
     origin: dict[str, Any]  # headrace.json
+
+    @property
+    def cached_files(self) -> CachedFiles | None:
+        """Its files in the hub's cache; None for a model that was not installed from the hub."""
+        repo = self.origin.get("repo")
+        commit = self.origin.get("commit")
+        if not repo or not commit:
+            return None
+        return CachedFiles(str(repo), str(commit), self.origin.get("file"))
 
 
 class Store:

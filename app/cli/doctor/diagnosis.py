@@ -391,17 +391,15 @@ def models_state() -> State:
 
 def adapters_state() -> State | None:
     """Check the headers of every adapter in the hub's cache; return None if there is none."""
-    from headrace.models.checkpoint.adapter import open_adapter
-
     try:
-        from headrace.models.registry.hub_cache import cached_adapters
+        from headrace.models.registry.hub_cache import cached_models
     except ImportError:  # huggingface_hub is missing, which is a finding of its own
         return None
     problems = []
-    adapters = cached_adapters()
+    adapters = [cached for cached in cached_models() if cached.is_adapter]
     for adapter in adapters:
         try:
-            open_adapter(adapter.folder)
+            adapter.base()
         except HeadraceError as error:
             problems.append(Finding("advice", f"{adapter.name}: {error}", f"`headrace rm {adapter.name}` removes it"))
     if not adapters:

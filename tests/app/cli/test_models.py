@@ -16,11 +16,13 @@ import pytest
 
 from headrace.app.chat import download_plan
 from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.models import _unshared_files
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.import_gguf import import_gguf
-from headrace.models.registry.store import Store
+from headrace.models.registry.store import CachedFiles, Store
 from headrace.runtime.errors import HeadraceError, UsageError
+from tests.models.gguf.build import write_adapter as write_gguf_adapter
 from tests.models.gguf.build import write_gguf
 from tests.support import mtp_models
 from tests.support.adapters import write_adapter
@@ -518,6 +520,18 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
     assert list((store.root / ".partial").iterdir()) == []
 
 
+def test_files_in_the_hubs_cache_stay_while_another_model_needs_them(store: Store) -> None:
+    files = {"a": CachedFiles("org/x", "1", "m.gguf"), "b": CachedFiles("org/x", "1", "m.gguf")}
+    files |= {"c": CachedFiles("org/x", "1", "n.gguf"), "d": CachedFiles("org/x", "1"), "e": CachedFiles("org/y", "1")}
+    for name, its in files.items():
+        entry = store.root / name
+        entry.mkdir(parents=True)
+        (entry / "config.json").write_text("{}")
+        (entry / "headrace.json").write_text(json.dumps(its._asdict()))
+    needed = {name: _unshared_files(store, name) is None for name in files}
+    assert needed == {"a": True, "b": True, "c": False, "d": True, "e": False}
+
+
 def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,6 +542,7 @@ def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
     settings = {"base_model_name_or_path": "org/base"}
     write_adapter(folders["main"], base, settings=settings)
     write_adapter(folders["v2"], base, settings={**settings, "use_dora": True})
+    write_gguf_adapter(folders["main"] / "lora-F32.gguf", "llama")
     (repo / "blobs").mkdir()
     (repo / "refs").mkdir()
     for name, folder in folders.items():
@@ -535,11 +550,13 @@ def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
     rows = json.loads(run("list", "lora", "--json").stdout)
     assert [(row["name"], row["made_for"], row["path"]) for row in rows] == [
         ("org/lora", "org/base", str(folders["main"])),
+        ("org/lora/lora-F32.gguf", None, str(folders["main"] / "lora-F32.gguf")),
         ("org/lora@v2", None, str(folders["v2"])),
     ]
-    assert "use_dora" in rows[1]["problem"]
+    assert "use_dora" in rows[2]["problem"]
     assert "MODEL+NAME" in run("list", "lora").stdout
     assert "freed" in run("rm", "org/lora@v2", "--yes").stdout
+    assert "freed" in run("rm", "org/lora/lora-F32.gguf", "--yes").stdout
     assert [row["name"] for row in json.loads(run("list", "lora", "--json").stdout)] == ["org/lora"]
     assert "not installed" in run("rm", "org/lora@v2", "--yes", code=2).stderr
     assert "no terminal" in run("rm", "org/lora", code=2).stderr

@@ -290,6 +290,20 @@ RANK = 4  # of adapters
 ADAPTER_SCALE = 2.0
 
 
+def write_split(folder: Path, most: int = 8) -> list[Path]:
+    """Write a llama in parts of at most `most` tensors; return their paths."""
+    folder.mkdir()
+    writer = header(folder / "m.gguf", "llama")
+    writer.split_max_tensors = most
+    for name, values in gguf_weights("llama", hf_weights("llama")).items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file(folder / "m.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("*.gguf"))
+
+
 def adapter_factors(variant: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A (r, K) and B (N, r) of an adapter by the tensor that they change: all matrices of layers."""
     rng = np.random.default_rng(3)

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 
 from headrace.models.checkpoint.split_files import part_names
@@ -15,21 +14,7 @@ from headrace.models.registry.import_gguf import find_copy, import_gguf
 from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError
-from tests.models.gguf.build import gguf_weights, header, hf_weights, write_gguf
-
-
-def write_split(folder: Path, most: int = 8) -> list[Path]:
-    """A llama in parts of at most `most` tensors."""
-    folder.mkdir()
-    writer = header(folder / "m.gguf", "llama")
-    writer.split_max_tensors = most
-    for name, values in gguf_weights("llama", hf_weights("llama")).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
-    writer.write_header_to_file(folder / "m.gguf")
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return sorted(folder.glob("*.gguf"))
+from tests.models.gguf.build import write_gguf, write_split
 
 
 def test_a_split_model_converts_to_the_files_of_the_whole_one(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from headrace.models.registry.fetch_hub import HubFiles, fetch_adapter, fetch_he
 from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
 from headrace.models.registry.progress import silent
 from headrace.models.registry.source import HubId, parse_source
+from headrace.models.registry.store import CachedFiles
 from headrace.runtime.errors import (
     CheckpointError,
     FetchError,
@@ -279,11 +280,27 @@ def test_the_error_names_hf_hub_offline(hub: HubServer, monkeypatch: pytest.Monk
 def test_deleting_from_the_cache(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     files = fetch_hub(HUB)
-    assert cached_bytes("org/name", files.commit) >= len(WEIGHTS)
-    assert cached_bytes("org/name", "0" * 40) == 0
-    assert delete_cached("org/name", files.commit) >= len(WEIGHTS)
+    revision = CachedFiles("org/name", files.commit)
+    assert cached_bytes(revision) >= len(WEIGHTS)
+    assert cached_bytes(CachedFiles("org/name", "0" * 40)) == 0
+    assert delete_cached(revision) >= len(WEIGHTS)
     assert not files.folder.exists()
-    assert delete_cached("org/name", files.commit) == 0
+    assert delete_cached(revision) == 0
+
+
+def test_deleting_a_gguf_from_the_cache_leaves_the_others(hub: HubServer, tmp_path: Path) -> None:
+    content = write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
+    other = write_gguf(tmp_path / "n.gguf", "qwen3").read_bytes()
+    hub.add("org/name", {"m-Q4_0.gguf": content, "sub/m-Q8_0.gguf": content, "n-F16.gguf": other})
+    files = [fetch_hub(HubId("org/name", file=name)) for name in ("m-Q4_0.gguf", "sub/m-Q8_0.gguf", "n-F16.gguf")]
+    first, second, third = (CachedFiles("org/name", each.commit, each.names[0]) for each in files)
+    assert delete_cached(first) == 0  # the second has the same content
+    assert cached_bytes(second) == delete_cached(second) == len(content)
+    assert delete_cached(second) == delete_cached(CachedFiles("org/name", first.commit, "../../../x.gguf")) == 0
+    repo = files[0].folder.parents[1]
+    assert [path.name for path in repo.glob("snapshots/**/*.gguf")] == ["n-F16.gguf"]
+    assert len(list((repo / "blobs").iterdir())) == 1
+    assert cached_bytes(third) == len(other)
 
 
 def test_abandoned_partial_downloads_are_deleted(hub: HubServer) -> None:

@@ -9,12 +9,13 @@ from huggingface_hub import constants
 
 from headrace.app.model_info.report import foreign_documents
 from headrace.models.registry.find_shape import find_shape
+from headrace.models.registry.hub_cache import cached_models
 from headrace.models.registry.other_programs import find_foreign, foreign_models
 from headrace.models.registry.resolve import find_source, installed_name, names_on_disk, resolve
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
-from tests.models.gguf.build import write_gguf
+from tests.models.gguf.build import write_adapter, write_gguf, write_split
 from tests.support.ollama import add_to_ollama
 from tests.support.tiny import write_model
 
@@ -163,11 +164,37 @@ def test_models_in_the_hubs_cache_are_listed_until_they_are_installed(home: Path
     vision = home / "hub" / "models--org--vit"
     shutil.copytree(repo, vision)
     (vision / "snapshots" / snapshot.name / "config.json").write_text('{"model_type": "vit"}')
-    rows = foreign_documents(store)
+    unfinished = home / "hub" / "models--org--unfinished"
+    shutil.copytree(repo, unfinished)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (unfinished / "snapshots" / snapshot.name / "model.safetensors.index.json").write_text(json.dumps(index))
+    rows = foreign_documents(store, cached_models())
     assert [(row["name"], row["program"], row["path"]) for row in rows] == [
         ("org/tiny-4bit", "hub's cache", str(snapshot))
     ]
     entry = store.root / "org--tiny-4bit"
     entry.mkdir(parents=True)
-    (entry / "headrace.json").write_text(json.dumps({"snapshot": str(snapshot)}))
-    assert foreign_documents(store) == []
+    origin = {"snapshot": str(snapshot), "repo": "org/tiny-4bit", "commit": snapshot.name}
+    (entry / "headrace.json").write_text(json.dumps(origin))
+    assert foreign_documents(store, cached_models()) == []
+
+
+def test_ggufs_in_the_hubs_cache_are_listed_by_names_that_run(home: Path, store: Store) -> None:
+    repo = home / "hub" / "models--org--tiny-GGUF"
+    snapshot = repo / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs" / "refs" / "pr").mkdir(parents=True)
+    for name in ("main", "refs/pr/1"):
+        (repo / "refs" / name).write_text(snapshot.name)
+    write_gguf(snapshot / "tiny-Q8_0.gguf", "llama")
+    lora = write_adapter(snapshot / "tiny-lora.gguf", "llama")
+    write_split(snapshot / "BF16")
+    (snapshot / "tiny-00001-of-00002.gguf").write_bytes(b"GGUF")  # its second part is missing
+    (snapshot / "mmproj-tiny.gguf").write_bytes(b"GGUF")
+    cached = cached_models()
+    names = ["org/tiny-GGUF/BF16/m-00001-of-00003.gguf", "org/tiny-GGUF/tiny-Q8_0.gguf"]
+    names += [f"{name}@refs/pr/1" for name in names]
+    assert sorted(row["name"] for row in foreign_documents(store, cached)) == sorted(names)
+    adapters = [model for model in cached if model.is_adapter]
+    assert [model.path for model in adapters] == [lora] * 2
+    assert [str(parse_source(model.name)) for model in cached] == [model.name for model in cached]

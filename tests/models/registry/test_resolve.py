@@ -393,7 +393,7 @@ def test_one_gguf_of_a_repository_is_chosen_by_its_name(store: Store, hub: HubSe
     hub.add("org/name-GGUF", {"tiny-Q8_0.gguf": gguf.read_bytes(), "sub/tiny-F16.gguf": gguf.read_bytes()})
     for text, entry, file in (
         ("org/name-GGUF:q8_0", "org--name-GGUF%3AQ8_0", "tiny-Q8_0.gguf"),
-        ("org/name-GGUF/sub/tiny-F16.gguf", "org--name-GGUF%2Fsub%2Ftiny-F16.gguf", "tiny-F16.gguf"),
+        ("org/name-GGUF/sub/tiny-F16.gguf", "org--name-GGUF%2Fsub%2Ftiny-F16.gguf", "sub/tiny-F16.gguf"),
         ("https://huggingface.co/org/name-GGUF", "org--name-GGUF", "tiny-Q8_0.gguf"),
     ):
         model = resolve(text, store=store)
