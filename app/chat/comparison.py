@@ -54,12 +54,16 @@ class Comparison(ParallelAnswers):
         super().__init__(conversation)
         self._second = second
         session = conversation.session
-        setups = AnswerSetup.of(session), other
-        a, b = (ParallelAnswer(name, setup, self._store, session) for name, setup in zip("AB", setups, strict=True))
-        self.answers = a, b
-        up = conversation.engine.state in ("loading", "ready")
-        self._main = _ModelEngine(conversation.engine, setups[0].model_name if up else None)
-        self._engines = dict.fromkeys(self.answers, self._main)
+        own_setup = AnswerSetup.of(session)
+        self.answers = (
+            ParallelAnswer("A", own_setup, self._store, session),
+            ParallelAnswer("B", other, self._store, session),
+        )
+        loaded_model = None
+        if conversation.engine.state in ("loading", "ready"):
+            loaded_model = own_setup.model_name
+        self._main = _ModelEngine(conversation.engine, loaded_model)
+        self._engines = dict.fromkeys(self.answers, self._main)  # both share one, unless the models fit side by side
         self._queue: list[ParallelAnswer] = []
         self._running: ParallelAnswer | None = None
         self._engines_chosen = self.one_model
@@ -87,8 +91,11 @@ class Comparison(ParallelAnswers):
 
     @property
     def phase(self) -> Phase:
-        phase = self._running.phase if self._running is not None else "idle"
-        return phase if phase in ("prefill", "answering", "idle") else "waiting"
+        if self._running is None:
+            return "idle"
+        if self._running.phase in ("prefill", "answering", "idle"):
+            return self._running.phase
+        return "waiting"
 
     def ask(self, text: str) -> None:
         """Ask A and B on their own branches. Raises UsageError, EngineError, SessionError."""
@@ -116,7 +123,8 @@ class Comparison(ParallelAnswers):
 
     def stop(self) -> None:
         """Cancel the running answer; the other one is next."""
-        if (answer := self._running) is None:
+        answer = self._running
+        if answer is None:
             return
         if answer.phase == "loading":
             self._end(answer, "cancelled")
@@ -140,7 +148,8 @@ class Comparison(ParallelAnswers):
 
     def close(self) -> None:
         self._queue.clear()
-        if (answer := self._running) is not None:
+        answer = self._running
+        if answer is not None:
             self._engines[answer].engine.cancel()
             self._end(answer, "cancelled")
         self._close_second()
@@ -150,9 +159,11 @@ class Comparison(ParallelAnswers):
 
     def poll(self) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
-        for engine in list(dict.fromkeys(self._engines.values())):
+        for engine in list(dict.fromkeys(self._engines.values())):  # each once
             for event in engine.engine.poll():
-                answer = self._running if self._running and self._engines[self._running] is engine else None
+                answer = None
+                if self._running is not None and self._engines[self._running] is engine:
+                    answer = self._running
                 events.append((answer, event))
                 with self._failure_noticed():
                     self._handle(engine, answer, event)
@@ -215,7 +226,8 @@ class Comparison(ParallelAnswers):
         """Start the next answer of the queue, if none runs."""
         if self._running is not None or not self._queue:
             return
-        answer = self._running = self._queue.pop(0)
+        answer = self._queue.pop(0)
+        self._running = answer
         self._choose_engine(answer)
         engine = self._engines[answer]
         wanted = answer.setup.model_name
@@ -252,7 +264,8 @@ class Comparison(ParallelAnswers):
         engine.model = None
         if engine is not self._main:  # less memory than estimated: load it in place of A's
             self._close_second()
-            self._running, self._queue = None, [answer, *self._queue]
+            self._running = None
+            self._queue.insert(0, answer)
             self._next()
             return
         answer.notice = one_line(failure.message, failure.hint)
@@ -275,7 +288,9 @@ class Comparison(ParallelAnswers):
     @staticmethod
     def _made_by(candidate: ParallelAnswer, answer: Message) -> bool:
         """True if nothing known of this stored answer differs from the candidate's setup."""
-        names = None, candidate.setup.model_name, candidate.card.name if candidate.card else None
+        names = [None, candidate.setup.model_name]
+        if candidate.card is not None:
+            names.append(candidate.card.name)
         same_sampling = answer.sampling in (None, candidate.effective)
         same_system = answer.system in (None, candidate.setup.system)
         return same_sampling and same_system and answer.model in names

@@ -35,8 +35,8 @@ class ContextSection(Section):
 
     TITLE = "context"
     NAME = "context"
-    LEAST = 6
-    MOST = 11
+    MIN_LINES = 6
+    MAX_LINES = 11
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.context > 0

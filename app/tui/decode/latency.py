@@ -43,9 +43,9 @@ class LatencySection(Section):
 
     TITLE = "step latency, ms"
     NAME = "latency"
-    LEAST = 7
-    MOST = 60
-    CHART = True
+    MIN_LINES = 7
+    MAX_LINES = 60
+    IS_CHART = True
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None, *, with_text: bool = False) -> None:
         """with_text: show the answer's text, too."""

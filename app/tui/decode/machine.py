@@ -24,8 +24,8 @@ class MachineSection(Section):
 
     TITLE = "machine"
     NAME = "machine"
-    LEAST = 4
-    MOST = 10
+    MIN_LINES = 4
+    MAX_LINES = 10
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.has_steps or metrics.answers.is_several

@@ -254,12 +254,12 @@ class Sections(Widget, can_focus=False):
             name = section.NAME
             if not section.applies(metrics) and name not in self._first:
                 continue
-            min_lines = section.LEAST
-            usual_lines = min(section.MOST, _USUAL)
+            min_lines = section.MIN_LINES
+            usual_lines = min(section.MAX_LINES, _USUAL)
             if self._first[:1] == (name,):  # it gets its usual lines before others get their least
                 min_lines = max(min_lines, min(usual_lines, self.size.height))
             is_spare = name in SPARE and name not in self._first
-            wanted.append(Wanted(name, min_lines, usual_lines, section.MOST, section.CHART, is_spare))
+            wanted.append(Wanted(name, min_lines, usual_lines, section.MAX_LINES, section.IS_CHART, is_spare))
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places

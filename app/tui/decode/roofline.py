@@ -29,9 +29,9 @@ class RooflineSection(Section):
 
     TITLE = "roofline, FLOP/s (computed)"
     NAME = "roofline"
-    LEAST = 7
-    MOST = 60
-    CHART = True
+    MIN_LINES = 7
+    MAX_LINES = 60
+    IS_CHART = True
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.has_steps

@@ -34,8 +34,8 @@ class StepSection(Section):
 
     TITLE = "where a step's time goes"
     NAME = "step"
-    LEAST = 7
-    MOST = 16
+    MIN_LINES = 7
+    MAX_LINES = 16
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.has_steps

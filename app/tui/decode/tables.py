@@ -51,8 +51,8 @@ class SequencesSection(Section):
 
     TITLE = "sequences"
     NAME = "sequences"
-    LEAST = 7
-    MOST = 14
+    MIN_LINES = 7
+    MAX_LINES = 14
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.answers.is_several
@@ -163,8 +163,8 @@ class TurnsSection(Section):
 
     TITLE = "answers"
     NAME = "turns"
-    LEAST = 5
-    MOST = 14
+    MIN_LINES = 5
+    MAX_LINES = 14
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return bool(metrics.turns) or metrics.running is not None

@@ -12,7 +12,7 @@ from headrace.runtime.metrics.telemetry import StepRecord
 SAMPLE_S = 1.0  # of decoding, for one sample
 BUCKET = 64  # context tokens that count as the same
 _RECENT = 30  # samples
-_LEAST_STEPS = 8  # of an answer's last part, to be a sample too; tokens of a bucket: fewer are one slow step's
+_MIN_STEPS = 8  # of an answer's last part, to be a sample too; tokens of a bucket: fewer are one slow step's
 
 
 class DecodeHistory:
@@ -21,7 +21,13 @@ class DecodeHistory:
     def __init__(self) -> None:
         self.samples: deque[float] = deque(maxlen=_RECENT)  # bandwidth times tokens per step
         self._by_context: dict[int, tuple[int, float]] = {}  # bucket: tokens, seconds
-        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0  # of the next sample
+        self._begin_sample()
+
+    def _begin_sample(self) -> None:
+        self._tokens = 0
+        self._steps = 0
+        self._seconds = 0.0
+        self._bytes = 0
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Add steps of an answer; its first, whose latency is not between tokens, is left out."""
@@ -40,12 +46,9 @@ class DecodeHistory:
 
     def end_turn(self) -> None:
         """Close the answer; its last part becomes a sample if it is long enough."""
-        if self._steps >= _LEAST_STEPS:
+        if self._steps >= _MIN_STEPS:
             self._sample()
-        self._tokens = 0
-        self._steps = 0
-        self._seconds = 0.0
-        self._bytes = 0
+        self._begin_sample()
 
     def speeds(self) -> list[tuple[int, float]]:
         """Return (context tokens, tokens per second), the shortest context first; too few tokens are left out."""
@@ -53,7 +56,7 @@ class DecodeHistory:
         return [
             (bucket * BUCKET + half, tokens / seconds)
             for bucket, (tokens, seconds) in sorted(self._by_context.items())
-            if tokens >= _LEAST_STEPS
+            if tokens >= _MIN_STEPS
         ]
 
     @property
@@ -62,14 +65,14 @@ class DecodeHistory:
 
         Tokens per second at a context length follow from this divided by the bytes of a step.
         """
-        return sum(self.samples) / len(self.samples) if self.samples else None
+        if not self.samples:
+            return None
+        return sum(self.samples) / len(self.samples)
 
     def copy(self) -> "DecodeHistory":
         return deepcopy(self)
 
     def _sample(self) -> None:
+        """Append a sample of the steps since the last one."""
         self.samples.append(self._bytes / self._seconds / 1e9 * self._tokens / self._steps)
-        self._tokens = 0
-        self._steps = 0
-        self._seconds = 0.0
-        self._bytes = 0
+        self._begin_sample()

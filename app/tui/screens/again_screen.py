@@ -27,10 +27,10 @@ from headrace.runtime.metrics.units import three_digits
 if TYPE_CHECKING:
     from headrace.app.chat.candidates import Candidates
 
-_WIDTH = 38  # least cells of a pane
-_HEIGHT = 9
+_MIN_COLUMNS = 38  # of the screen, for a pane
+_MIN_LINES = 9
+_OTHER_LINES = 3  # of the screen, without panes
 _STOP_WITHIN_S = 2.0  # a prefill pass is not cut short
-_AROUND = 3  # lines of the screen without panes
 
 
 class AgainScreen(ParallelScreen):
@@ -58,8 +58,8 @@ class AgainScreen(ParallelScreen):
         super().__init__(state, candidates, panes)
         self.candidates = candidates
         self.chosen = self.panes[0]
-        self._grid = (0, 0)  # columns, rows
-        self._stopped = float("inf")  # time of the first stop
+        self._grid = (0, 0)  # panes next to each other, and above each other
+        self._stopped_at: float | None = None  # monotonic clock at the first stop
 
     def compose(self) -> ComposeResult:
         yield Static(id="parallel-head", markup=False)
@@ -87,11 +87,16 @@ class AgainScreen(ParallelScreen):
         candidates = self.candidates
         count = len(self.panes)
         answers = self.state.metrics.answers
-        parts = ["▚ again", f"{candidates.growing} of {count} running" if candidates.growing else f"{count} answers"]
+        parts = ["▚ again"]
+        if candidates.growing:
+            parts.append(f"{candidates.growing} of {count} running")
+        else:
+            parts.append(f"{count} answers")
         if answers.is_several and answers.rate_average is not None:
             parts.append(f"{three_digits(answers.rate_average)} tok/s total")
-        if (hidden := sum(not pane.display for pane in self.panes)) > 0:
-            parts.append(f"{hidden} more: → and ←")
+        num_hidden = sum(not pane.display for pane in self.panes)
+        if num_hidden:
+            parts.append(f"{num_hidden} more: → and ←")
         parts.append(" ".join(sanitise(candidates.question.content).split()))
         return " · ".join(parts)
 
@@ -103,19 +108,19 @@ class AgainScreen(ParallelScreen):
     def on_resize(self, event: events.Resize) -> None:
         """Choose as many columns as fit, and no more rows than they need."""
         count = len(self.panes)
-        width = event.size.width
-        height = event.size.height - _AROUND
-        across = min(count, max(1, width // _WIDTH))
-        rows = min(-(-count // across), max(1, height // _HEIGHT))
-        self._grid = min(across, -(-count // rows)), rows
+        max_columns = min(count, max(1, event.size.width // _MIN_COLUMNS))
+        max_rows = max(1, (event.size.height - _OTHER_LINES) // _MIN_LINES)
+        rows = min(max_rows, math.ceil(count / max_columns))
+        columns = min(max_columns, math.ceil(count / rows))
+        self._grid = (columns, rows)
         self._arrange()
 
     def _arrange(self) -> None:
         """Show the page with the chosen pane."""
         columns, rows = self._grid
-        page = max(1, columns * rows)
-        start = self.panes.index(self.chosen) // page * page
-        shown = self.panes[start : start + page]
+        page_size = max(1, columns * rows)
+        page = self.panes.index(self.chosen) // page_size
+        shown = self.panes[page * page_size : (page + 1) * page_size]
         grid = self.query_one("#again-panes")
         grid.styles.grid_size_columns = columns
         grid.styles.grid_size_rows = math.ceil(len(shown) / columns)
@@ -135,10 +140,12 @@ class AgainScreen(ParallelScreen):
 
     def action_stop(self) -> None:
         """Stop all answers; leave without waiting if the engine has not reacted to an earlier stop."""
-        if time.monotonic() > self._stopped + _STOP_WITHIN_S:
+        now = time.monotonic()
+        if self._stopped_at is None:
+            self._stopped_at = now
+        elif now > self._stopped_at + _STOP_WITHIN_S:
             self.leave(None)
             return
-        self._stopped = min(self._stopped, time.monotonic())
         self.candidates.stop()
         self.sync()
 
@@ -175,6 +182,8 @@ class AgainScreen(ParallelScreen):
 
 
 def _title(side: ParallelAnswer) -> str:
-    """The number, which is enough: model and question are the same for all."""
+    """Return the number and the seed. Model and question are the same for all."""
     seed = side.setup.sampling.get("seed")
-    return f"{side.name}" + (f" · seed {seed}" if seed is not None else "")
+    if seed is None:
+        return side.name
+    return f"{side.name} · seed {seed}"

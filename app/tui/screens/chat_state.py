@@ -38,14 +38,18 @@ NOTIFICATION_S = 4.0
 class ChatState:
     """One engine, one conversation at a time, and the operations that every screen offers.
 
+    conversation: the open one.
     comparison: polled instead of the conversation while it is not None.
+    metrics: of the conversation.
     frozen: metrics shown instead of the live ones.
     pulls: downloads in progress, by name.
     failed_pulls: reasons of failed downloads, by name, until they are tried again.
     awaited: the model that is loaded once it is fetched.
     fetched: the same once it is there.
-    store_error: the error that leaving the chat met.
+    times_all_steps: every decode step is timed by part, else a sample.
     unsent: returns the text that is typed and not sent; None until there is a prompt.
+    closed: the chat was left.
+    store_error: the error that leaving the chat met.
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class ChatState:
         self.unsent: Callable[[], Draft] | None = None
         self.closed = False
         self.store_error: SessionError | None = None
-        self._named_setup: tuple[object, str | None] = (None, None)  # system prompt and sampling, and their preset
-        self._notified = ("", 0.0)  # the latest notification, and when it disappears
+        self._preset_setup: tuple[str, dict[str, object]] | None = None  # system prompt and sampling of the session
+        self._preset: str | None = None  # name of the preset with these, if there is one
+        self._notification = ""  # the latest one
+        self._notification_end = 0.0  # monotonic clock when it disappears
 
     @property
     def shown_metrics(self) -> LiveMetrics:
@@ -88,12 +94,12 @@ class ChatState:
     def status(self) -> Status:
         """Contents of the status bar."""
         conversation = self.conversation
+        card = conversation.engine.card
         formats = ""
-        if card := conversation.engine.card:
-            if card.kv in PACKED:
-                formats += f"K/V {card.kv}  "
-            if card.activations != 16:
-                formats += f"activations {card.activations}  "
+        if card is not None and card.kv in PACKED:
+            formats += f"K/V {card.kv}  "
+        if card is not None and card.activations != 16:
+            formats += f"activations {card.activations}  "
         sampling = [sampling_in_effect(conversation.effective, short=short) for short in (False, True)]
         return Status(
             model=sanitise(self.metrics.model.name or conversation.session.model or ""),
@@ -109,37 +115,39 @@ class ChatState:
     def _instructions(self) -> str:
         """The preset in force, by name, else a word on the system prompt."""
         session = self.conversation.session
-        setup = session.system, dict(session.sampling)
-        if setup != self._named_setup[0]:
-            self._named_setup = setup, _preset_of(*setup)
-        _, preset = self._named_setup
-        if preset is not None:
-            return f"preset {sanitise(preset)}"
+        setup = (session.system, dict(session.sampling))
+        if setup != self._preset_setup:  # the presets are read from a file
+            self._preset_setup = setup
+            self._preset = _preset_of(*setup)
+        if self._preset is not None:
+            return f"preset {sanitise(self._preset)}"
         return "system prompt" if session.system else ""
 
     def presets_changed(self) -> None:
-        self._named_setup = None, None
+        self._preset_setup = None
 
     # -- notifications ---------------------------------------------------------------------------------------------
 
     def notify(self, text: str, *, problem: bool = False) -> None:
         """Show a notification unless the same one is on the screen. Markup is not parsed."""
         now = time.monotonic()
-        shown, until = self._notified
-        if text != shown or now >= until:
-            self._notified = text, now + NOTIFICATION_S
-            self._app.notify(
-                sanitise(text),
-                severity="error" if problem else "information",
-                markup=False,
-                timeout=NOTIFICATION_S,
-            )
+        if text == self._notification and now < self._notification_end:
+            return
+        self._notification = text
+        self._notification_end = now + NOTIFICATION_S
+        self._app.notify(
+            sanitise(text),
+            severity="error" if problem else "information",
+            markup=False,
+            timeout=NOTIFICATION_S,
+        )
 
     def show_error(self, error: HeadraceError) -> None:
         self.notify(one_line(str(error), error.hint), problem=True)
 
     def notifications_cleared(self) -> None:
-        self._notified = "", 0.0
+        """Show the next notification even if it is the latest one again."""
+        self._notification_end = 0.0
 
     # -- sessions and the engine -----------------------------------------------------------------------------------
 
@@ -151,23 +159,34 @@ class ChatState:
     def open_session(self, session: Session | None) -> None:
         """Open a session; None: create one with the settings of the open one, for the unsent text, too."""
         old = self.conversation
-        was = self.conversation.session
+        old_session = old.session
         if session is None:
-            session = new_session(self.store, was)
-            if self.unsent is not None and (draft := self.unsent()):
-                self.store.set_draft(session.id, draft)
-            with suppress(DeletedError):  # by another process
-                old.branch.set_draft(Draft())
+            session = new_session(self.store, old_session)
+            self._move_draft(old, session)
         else:
             self.keep_draft()
         self.conversation = old.open(session)
-        self.awaited = self.fetched = None
-        if session.model != was.model or self.engine.state in ("failed", "dead", "stopped"):
+        self._forget_awaited()
+        if session.model != old_session.model or self.engine.state in ("failed", "dead", "stopped"):
             self.conversation.load_model()
+
+    def _move_draft(self, old: Conversation, session: Session) -> None:
+        """Store what is typed and not sent with a new session instead of that of the old conversation."""
+        if self.unsent is not None:
+            draft = self.unsent()
+            if draft:
+                self.store.set_draft(session.id, draft)
+        with suppress(DeletedError):  # by another process
+            old.branch.set_draft(Draft())
+
+    def _forget_awaited(self) -> None:
+        """Load no model when it is fetched: another one was chosen since."""
+        self.awaited = None
+        self.fetched = None
 
     def use_model(self, name: str) -> None:
         """Load a model for the next answer on. Raises HeadraceError."""
-        self.awaited = self.fetched = None
+        self._forget_awaited()
         self.conversation.set_model(name)
         self.metrics.loading(f"loading {name}", None)
 
@@ -224,7 +243,8 @@ class ChatState:
 
         Raises SessionError, and UsageError for an answer that cannot be taken.
         """
-        if (ended := self.comparison) is None:
+        ended = self.comparison
+        if ended is None:
             return
         ended.take(side)
         self.comparison = None
@@ -244,9 +264,10 @@ class ChatState:
             return
         self.closed = True
         try:
-            for leave in (self.keep_draft, self._close_comparison, self.conversation.close):
+            # An error of one does not keep the others from being stored.
+            for close in (self.keep_draft, self._close_comparison, self.conversation.close):
                 try:
-                    leave()
+                    close()
                 except SessionError as error:  # a full disk, a session deleted by another process
                     self.store_error = error
         finally:
@@ -318,6 +339,7 @@ def _preset_of(system: str, sampling: Mapping[str, object]) -> str | None:
         presets = load_presets()
     except HeadraceError:  # reported by /preset
         return None
-    return next(
-        (name for name, preset in presets.items() if (preset.system, preset.sampling) == (system, sampling)), None
-    )
+    for name, preset in presets.items():
+        if preset.system == system and preset.sampling == sampling:
+            return name
+    return None

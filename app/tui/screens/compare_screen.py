@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import AnswerEvent
 
 SIDE_BY_SIDE = 100  # columns from which the panes stand next to each other
-_BOTH = 36  # lines from which both show their text, one above the other
+_BOTH_LINES = 36  # lines from which both show their text, one above the other
 
 
 class FileMenu(CompletionMenu):
@@ -68,11 +68,11 @@ class CompareScreen(ParallelScreen):
         self.comparison = comparison
         self._queue = MessageQueue()
         self._shown_queue: tuple[str, ...] = ()
-        self._only_one = False  # there is room for one pane's text only
+        self._shows_one = False  # there is room for one pane's text only
         self._front = self.panes[0]  # that pane
-        self._chosen = False  # by the user; else it is the one that answers
+        self._is_front_chosen = False  # by the user; else it is the pane that answers
         self._prompt_title = ""
-        self._chat_unsent = state.unsent
+        self._chat_unsent = state.unsent  # of the chat's prompt, which this screen covers
 
     def compose(self) -> ComposeResult:
         yield Static(id="parallel-head", markup=False)
@@ -86,14 +86,15 @@ class CompareScreen(ParallelScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        questions = (m.content for m in self.state.conversation.messages if m.role == "user")
-        self.prompt.remember(list(questions))
+        questions = [message.content for message in self.state.conversation.messages if message.role == "user"]
+        self.prompt.remember(questions)
         self.prompt.focus()
         self.prompt.placeholder = "a question: A answers, then B"
         self.state.unsent = self._unsent
 
     @cached_property
-    def prompt(self) -> Prompt:  # its text is stored when a pause of typing ends while the widgets are taken away, too
+    def prompt(self) -> Prompt:
+        # Cached: its text is stored when a pause of typing ends, which may be while the widgets are taken away.
         return self.query_one(Prompt)
 
     @property
@@ -114,8 +115,8 @@ class CompareScreen(ParallelScreen):
     def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
         super().handle_events(events)
         for pane in self.panes:
-            if not self._chosen and any(side is pane.side for side, _ in events):
-                self._front = pane
+            if any(side is pane.side for side, _ in events):
+                self._bring_forward(pane)
 
     def sync_panes(self) -> None:
         self._send_next()
@@ -123,19 +124,25 @@ class CompareScreen(ParallelScreen):
         a.sync(b)
         b.sync(a)
         for pane in self.panes:
-            if pane.side is self.comparison.running and not self._chosen:
-                self._front = pane
+            if pane.side is self.comparison.running:
+                self._bring_forward(pane)
         for pane in self.panes:
-            shown = not self._only_one or pane is self._front
-            if pane.transcript.display != shown:
-                pane.transcript.display = shown
-                pane.set_class(not shown, "-folded")
+            is_shown = not self._shows_one or pane is self._front
+            if pane.transcript.display != is_shown:
+                pane.transcript.display = is_shown
+                pane.set_class(not is_shown, "-folded")
         title = "the same question to both"
-        if contention := self.state.metrics.contention:
+        contention = self.state.metrics.contention
+        if contention:
             title += f" · {contention_text(contention)}"
         if title != self._prompt_title:
             self._prompt_title = title
             self.prompt.border_title = Content(title)
+
+    def _bring_forward(self, pane: AnswerPane) -> None:
+        """Have this pane show its text where only one can, unless the user has chosen one."""
+        if not self._is_front_chosen:
+            self._front = pane
 
     def _send_next(self) -> None:
         """Ask the next queued question once both answers are complete; put the queue into the prompt if they aren't."""
@@ -157,7 +164,7 @@ class CompareScreen(ParallelScreen):
         """Arrange the panes: next to each other, above each other, or one at a time."""
         side_by_side = event.size.width >= SIDE_BY_SIDE
         self.set_class(not side_by_side, "-above")
-        self._only_one = not side_by_side and event.size.height < _BOTH
+        self._shows_one = not side_by_side and event.size.height < _BOTH_LINES
         self.call_after_refresh(self.sync)
         self.refresh_bindings()
 
@@ -168,7 +175,9 @@ class CompareScreen(ParallelScreen):
             return self.comparison.running is not None
         if action in ("leave", "again"):
             return self.comparison.running is None
-        return action != "turn_over" or self._only_one
+        if action == "turn_over":
+            return self._shows_one
+        return True
 
     def action_stop(self) -> None:
         """Stop the answer; the other one is next."""
@@ -186,7 +195,7 @@ class CompareScreen(ParallelScreen):
         """Show the other pane's text."""
         a, b = self.panes
         self._front = b if self._front is a else a
-        self._chosen = True
+        self._is_front_chosen = True
         self.sync()
 
     def action_do(self, name: str) -> None:  # noqa: ARG002
@@ -199,17 +208,23 @@ class CompareScreen(ParallelScreen):
         if not a.messages and not b.messages:
             self.leave(None)
             return
-        answers = [(model.name, model.name.lower(), f"with {model.name}: {_setup_text(model)}") for model in (a, b)]
+        answers = [(side.name, side.name.lower(), f"with {side.name}: {_setup_text(side)}") for side in (a, b)]
         answers.append(("back", "n", "as before; both answers stay as branches"))
         text = "The conversation continues with this answer, its model and its settings. The other is a branch: /branch"
         self.app.push_screen(Choose("continue with which?", text, answers), self._leave_with)
 
     def _leave_with(self, choice: str | None) -> None:
-        if choice is not None:
-            self.leave(next((side for side in self.comparison.answers if side.name == choice), None))
+        if choice is None:  # Esc: the comparison goes on
+            return
+        for side in self.comparison.answers:
+            if side.name == choice:
+                self.leave(side)
+                return
+        self.leave(None)
 
     @property
     def typed(self) -> Draft:
+        """The unsent text here: queued questions, then the prompt."""
         return joined([*map(Draft, self._queue.texts), self.prompt.draft])
 
     def _unsent(self) -> Draft:
@@ -258,7 +273,8 @@ class CompareScreen(ParallelScreen):
             self.prompt.paste(event.text)
 
     def _to_end(self) -> None:
-        self._chosen = False
+        """Show the ends of both texts, and the pane that answers in front."""
+        self._is_front_chosen = False
         self.sync()
         for pane in self.panes:
             pane.transcript.to_end()
@@ -266,7 +282,9 @@ class CompareScreen(ParallelScreen):
 
 def _setup_text(side: ParallelAnswer) -> str:
     """Return the model, its settings and its system prompt."""
-    name = side.card.name if side.card is not None else side.setup.model_name
+    name = side.setup.model_name
+    if side.card is not None:
+        name = side.card.name
     parts = [name, sampling_in_effect(side.effective)]
     if side.setup.system:
         parts.append(f"system: {' '.join(side.setup.system.split())}")

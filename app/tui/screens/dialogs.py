@@ -31,6 +31,9 @@ _BURST_S = 0.3  # between the keys of someone who types
 _HINT = "↑ ↓ and Enter, or its key · Esc cancels"
 _FOOTER = 1  # line below a dialog's list that shows the keys
 
+Answers = Sequence[tuple[str, str, str]]
+"""Answers to choose from: result, key, description."""
+
 
 def is_open(screen: Screen[Any]) -> bool:
     """Return True while the screen's widgets exist: a refresh or a thread may call back after it was left."""
@@ -44,9 +47,11 @@ def fit_list(screen: Screen[Any]) -> None:
     box = screen.query_one(".dialog")
     options = screen.query_one(".dialog OptionList", OptionList)
     others = [child for child in box.children if child is not options and child.display]
-    taken = sum(child.outer_size.height + child.styles.margin.height for child in others) + box.gutter.height
-    limit = screen.size.height if screen.app.has_class("-short") else screen.size.height * 9 // 10
-    options.styles.max_height = max(3, limit - taken - _FOOTER)
+    used_lines = sum(child.outer_size.height + child.styles.margin.height for child in others) + box.gutter.height
+    max_lines = screen.size.height
+    if not screen.app.has_class("-short"):
+        max_lines = screen.size.height * 9 // 10
+    options.styles.max_height = max(3, max_lines - used_lines - _FOOTER)
 
 
 class Question(SingleDismissal, ModalScreen[str | None]):
@@ -80,8 +85,8 @@ class AskText(Question):
 class Choose(Question):
     """A choice of a few answers, each with a key."""
 
-    def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
-        """text: "" if the title is enough. answers: (result, key, description)."""
+    def __init__(self, title: str, text: str, answers: Answers) -> None:
+        """text: "" if the title is enough."""
         super().__init__()
         self._title = title
         self._text = text
@@ -100,17 +105,19 @@ class Choose(Question):
             )
             yield Static(Content.styled(_HINT, "$quiet"), classes="hint")
 
+    # Textual calls the handlers of every base class as well, so subclasses override `begin` and `take_key`.
     def on_mount(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
-        self.query_one(OptionList).focus()
+    def on_key(self, event: events.Key) -> None:
+        self.take_key(event)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
-    def on_key(self, event: events.Key) -> None:
-        self.take_key(event)
+    def begin(self) -> None:
+        """Take answers from now on."""
+        self.query_one(OptionList).focus()
 
     def take_key(self, event: events.Key) -> None:
         """Answer by key."""
@@ -129,28 +136,30 @@ class UnaskedChoice(Choose):
 
     AUTO_FOCUS = ""  # the list would take Enter
 
-    def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]], prompt: Prompt) -> None:
+    def __init__(self, title: str, text: str, answers: Answers, prompt: Prompt) -> None:
+        """prompt: gets the text that is typed meanwhile."""
         super().__init__(title, text, answers)
         self._prompt = prompt
-        self._quiet_until = 0.0
-        self._letter = ""  # an answer's, until the burst is over
+        self._quiet_until = 0.0  # monotonic clock
+        self._letter = ""  # an answer's, until no other key has followed at once
 
     def begin(self) -> None:
-        self._keep_quiet()
+        self._wait_for_quiet()
 
-    def _keep_quiet(self) -> None:
+    def _wait_for_quiet(self) -> None:
         """Take no answers for a second."""
         self._quiet_until = time.monotonic() + _QUIET_S
         self.set_focus(None)
-        self._say("what you type goes to the message · Esc cancels")
-        self.set_timer(_QUIET_S, self._listen)
+        self._show_hint("what you type goes to the message · Esc cancels")
+        self.set_timer(_QUIET_S, self._take_answers)
 
-    def _listen(self) -> None:
+    def _take_answers(self) -> None:
+        """Take answers, unless a key has started the second anew."""
         if is_open(self) and time.monotonic() >= self._quiet_until:
-            self._say(_HINT)
+            self._show_hint(_HINT)
             self.query_one(OptionList).focus()
 
-    def _say(self, hint: str) -> None:
+    def _show_hint(self, hint: str) -> None:
         self.query_one(".hint", Static).update(Content.styled(hint, "$quiet"))
 
     def take_key(self, event: events.Key) -> None:
@@ -159,27 +168,33 @@ class UnaskedChoice(Choose):
             return
         event.stop()
         letters = [letter for _, letter, _ in self._answers]
-        alone = not self._letter and time.monotonic() >= self._quiet_until
-        if alone and event.key in letters:
+        is_single = not self._letter and time.monotonic() >= self._quiet_until
+        if is_single and event.key in letters:
             self._letter = event.key
             self.set_timer(_BURST_S, self._answer_by_letter)
         else:
             self._prompt.type(self._letter + event.character)
             self._letter = ""
-            self._keep_quiet()
+            self._wait_for_quiet()
 
     def _answer_by_letter(self) -> None:
-        if result := next((result for result, letter, _ in self._answers if letter == self._letter), None):
-            self.dismiss(result)
+        for result, letter, _ in self._answers:
+            if letter == self._letter:  # none has "", which another key leaves
+                self.dismiss(result)
+                return
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
         self._prompt.paste(event.text)
-        self._keep_quiet()
+        self._wait_for_quiet()
 
 
 def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, then: Callable[[], None]) -> None:
-    """Ask how the open context question is to be resolved, resolve it, and call `then`."""
+    """Ask how the open context question is to be resolved, resolve it, and call `then`.
+
+    prompt: gets what is typed before the choice is made.
+    then: called after a choice, not after Esc.
+    """
 
     def resolve(choice: str | None) -> None:
         if choice is None:

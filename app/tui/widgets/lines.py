@@ -26,7 +26,10 @@ _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 class Lines(Widget):
-    """Draws `lines(metrics, width, height)`; `show` brings it up to date."""
+    """Draws `lines(metrics, width, height)`; `show` brings it up to date.
+
+    Textual draws the frame (border and padding) once per size. Later only the lines within it are drawn.
+    """
 
     ALLOW_SELECT = False
     can_focus = False
@@ -34,21 +37,21 @@ class Lines(Widget):
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(id=id)
         self.metrics = metrics
-        self._shown: object = None
+        self._shown_key: object = None  # change key of the lines
         self._lines: list[Content] = []
         self._frame: list[Strip] = []  # the whole widget without its lines
-        self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
-        self._inner = (0, 0)  # the columns between them
-        self._framed: object = None  # size and titles of the drawn frame
-        self._ground = Color(0, 0, 0)
-        self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, without the frame
+        self._frame_key: object = None  # size and titles of that frame
+        self._sides: list[tuple[Strip, Strip]] = []  # of each line of the frame: left and right of the text
+        self._inner = (0, 0)  # columns between them: first, and after the last
+        self._background = Color(0, 0, 0)
+        self._line_strips: dict[int, tuple[Content, Strip]] = {}  # by index: the line that was drawn, without frame
 
     def show(self, metrics: LiveMetrics) -> None:
         """Draw these metrics if their change key is different."""
         self.metrics = metrics
-        news = self.change_key(metrics)
-        if news != self._shown:
-            self._shown = news
+        key = self.change_key(metrics)
+        if key != self._shown_key:
+            self._shown_key = key
             self.redraw()
 
     def redraw(self) -> None:
@@ -58,11 +61,13 @@ class Lines(Widget):
         new = []
         if width >= 4 and height >= 1:
             new = list(self.lines(self.metrics, width, height)[:height])
-        for y, (before, line) in enumerate(zip(old, new, strict=False)):
-            if before.is_same(line):
-                new[y] = before
+        # Equal lines are the same objects: what is not, has changed.
+        for y, (old_line, new_line) in enumerate(zip(old, new, strict=False)):
+            if old_line.is_same(new_line):
+                new[y] = old_line
         self._lines = new
-        if changed := [y for y, (a, b) in enumerate(zip_longest(old, new)) if a is not b]:
+        changed = [y for y, (old_line, new_line) in enumerate(zip_longest(old, new)) if old_line is not new_line]
+        if changed:
             repaint(self, Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
     def change_key(self, metrics: LiveMetrics) -> object:
@@ -75,24 +80,34 @@ class Lines(Widget):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of a region within textual's frame, which is cached: it costs more than the lines."""
-        framed = self.outer_size, self.border_title, self.border_subtitle
-        if framed != self._framed:
-            self._framed = framed
-            self._frame = self._drawn_frame()
-            self._ground = self.background_colors[1]
-            left = self.gutter.left
-            right = left + self.content_size.width
-            self._inner = (left, right)
-            self._sides = [(line.crop(0, left), line.crop(right)) for line in self._frame]
-            self._drawn.clear()
+        frame_key = (self.outer_size, self.border_title, self.border_subtitle)
+        if frame_key != self._frame_key:
+            self._frame_key = frame_key
+            self._draw_frame()
         top = self.gutter.top
-        # Changes of text, nearly always: no strip of the frame is joined.
-        if crop.column_span == self._inner and top <= crop.y and crop.bottom <= top + len(self._lines):
+        bottom = top + len(self._lines)
+        if crop.column_span == self._inner and top <= crop.y and crop.bottom <= bottom:
+            # Nearly always, text alone has changed: no strip of the frame is needed.
             return [self._line(y - top) for y in crop.line_range]
         strips = [self._whole_line(y) for y in crop.line_range]
         if crop.column_span == (0, self.outer_size.width):
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def _draw_frame(self) -> None:
+        """Draw the frame, and divide it into what is left and right of the lines."""
+        width, height = self.outer_size
+        # All lines between the edges are the same: the first one is drawn, with the upper edge.
+        strips = super().render_lines(Region(0, 0, width, min(height, self.gutter.top + 1)))
+        strips += strips[-1:] * (height - len(strips) - self.gutter.bottom)
+        strips += super().render_lines(Region(0, len(strips), width, height - len(strips)))
+        left = self.gutter.left
+        right = left + self.content_size.width
+        self._frame = strips
+        self._inner = (left, right)
+        self._sides = [(strip.crop(0, left), strip.crop(right)) for strip in strips]
+        self._background = self.background_colors[1]
+        self._line_strips.clear()
 
     def _whole_line(self, y: int) -> Strip:
         """Return a line of the widget with the frame left and right of it, or a line of the frame."""
@@ -104,23 +119,18 @@ class Lines(Widget):
             return self._frame[y]
         return Strip.blank(self.outer_size.width)  # asked for at the old size of a shrunk window
 
-    def _drawn_frame(self) -> list[Strip]:
-        """Return the strips of the whole widget without its lines. All lines between the edges are the same."""
-        width, height = self.outer_size
-        strips = super().render_lines(Region(0, 0, width, min(height, self.gutter.top + 1)))
-        strips += strips[-1:] * (height - len(strips) - self.gutter.bottom)
-        return strips + super().render_lines(Region(0, len(strips), width, height - len(strips)))
-
     def _line(self, index: int) -> Strip:
         """Return the strip of a line without the frame."""
         content = self._lines[index]
-        drawn = self._drawn.get(index)
-        if drawn is None or drawn[0] is not content:
-            drawn = content, line_strip(self, content, self._inner[1] - self._inner[0], self._ground)
-            self._drawn[index] = drawn
-        return drawn[1]
+        drawn_content, strip = self._line_strips.get(index, (None, None))
+        if strip is None or drawn_content is not content:
+            left, right = self._inner
+            strip = line_strip(self, content, right - left, self._background)
+            self._line_strips[index] = (content, strip)
+        return strip
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
+        """Return an empty line, from which textual makes the frame."""
         return line_strip(self, Content(""), self.content_size.width)
 
     def on_resize(self) -> None:
@@ -130,21 +140,23 @@ class Lines(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._framed = None
+        self._frame_key = None
 
 
 class Section(Lines):
-    """Lines in a frame with a title."""
+    """Lines in a frame with a title.
+
+    NAME: its id.
+    MIN_LINES: lines that it needs, with the frame.
+    MAX_LINES: lines with the frame, beyond which there is nothing to add.
+    IS_CHART: it shows more if it is wider.
+    """
 
     TITLE = ""
     NAME = ""
-    """Its id."""
-    LEAST = 4
-    """Lines with the frame."""
-    MOST = 8
-    """Lines with the frame, beyond which there is nothing to add."""
-    CHART = False
-    """True if it gains by width."""
+    MIN_LINES = 4
+    MAX_LINES = 8
+    IS_CHART = False
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id or self.NAME)
@@ -156,19 +168,25 @@ class Section(Lines):
 
     def set_subtitle(self, text: str, *, warns: bool = False) -> None:
         """Set the text in the lower edge; unchanged text is not drawn again."""
-        if str(self.border_subtitle or "") != text:
-            repaint_subtitle(self, Content.styled(text, "bold $text-warning") if warns else Content(text))
+        if str(self.border_subtitle or "") == text:
+            return
+        subtitle = Content(text)
+        if warns:
+            subtitle = Content.styled(text, "bold $text-warning")
+        repaint_subtitle(self, subtitle)
 
 
 def row(*pieces: Piece) -> Content:
-    """One line from its pieces."""
+    """Return one line from its pieces."""
     return Content.assemble(*pieces)
 
 
 def spread(left: Content, right: Content, width: int) -> Content:
     """Return `left` and `right` at the ends of a line; without room, `left` alone."""
     gap = width - left.cell_length - right.cell_length
-    return Content.assemble(left, " " * gap, right) if gap >= 1 else left.truncate(width)
+    if gap < 1:
+        return left.truncate(width)
+    return Content.assemble(left, " " * gap, right)
 
 
 def first_that_fits(texts: Sequence[str], width: int) -> str:
@@ -177,12 +195,14 @@ def first_that_fits(texts: Sequence[str], width: int) -> str:
 
 
 def folded(line: Content, width: int) -> list[Content]:
-    """Return a line that is too wide as several."""
-    return [line] if line.cell_length <= width else line.wrap(width)
+    """Return a line, as several if it is too wide."""
+    if line.cell_length <= width:
+        return [line]
+    return line.wrap(width)
 
 
 def fitting(pieces: Sequence[Content], width: int) -> Content:
-    """Return the first of the pieces that fit beside each other; the very first is cut if it does not fit."""
+    """Return as many of the first pieces as fit into a line; the very first is cut if it does not fit."""
     line = pieces[0].truncate(width, ellipsis=True)
     for piece in pieces[1:]:
         if line.cell_length + 2 + piece.cell_length > width:
@@ -224,19 +244,21 @@ def _wrapped(pieces: Sequence[Content], width: int, gap: int) -> list[Content]:
 def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
     """Return a bar of `width` cells in parts: (value, character of a cell, style). A part above zero has a cell."""
     total = sum(value for value, _, _ in parts)
-    shown = [(value, mark, style) for value, mark, style in parts if value > 0]
+    shown = [part for part in parts if part[0] > 0]
     if total <= 0 or width < len(shown):
         return Content.styled("─" * width, "$foreground 20%")
-    ends = []
+    pieces: list[Piece] = []
     so_far = 0.0
-    end = 0
-    for index, (value, _, _) in enumerate(shown):
+    start = 0
+    for index, (value, mark, style) in enumerate(shown):
         so_far += value
-        end = min(max(end + 1, round(so_far / total * width)), width - (len(shown) - 1 - index))
-        ends.append(end)
-    starts = [0, *ends[:-1]]
-    cells = zip(starts, [*ends[:-1], width], shown, strict=True)
-    return Content.assemble(*((mark * (end - start), style) for start, end, (_, mark, style) in cells))
+        num_after = len(shown) - 1 - index  # parts that need a cell each
+        end = min(max(start + 1, round(so_far / total * width)), width - num_after)
+        if num_after == 0:
+            end = width
+        pieces.append((mark * (end - start), style))
+        start = end
+    return Content.assemble(*pieces)
 
 
 def bar(share: float, width: int, style: str) -> Content:
