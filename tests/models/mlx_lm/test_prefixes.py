@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.mlx_lm.disk import _packed, _unpacked
+from headrace.models.mlx_lm.disk import _pack, _unpack
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
@@ -123,7 +123,7 @@ def test_damaged_and_foreign_files_are_computed_again(network: MlxLmNetwork, tmp
 def test_every_attribute_of_a_cache_is_restored() -> None:
     tree = {"a": [None, mx.array([1.5], mx.bfloat16)], "b": (1, 2.5, "x", True), "c": {}, "d": []}
     arrays: list[mx.array] = []
-    again = _unpacked(_packed(tree, arrays), arrays)
+    again = _unpack(_pack(tree, arrays), arrays)
     assert repr(again) == repr(tree)
     with pytest.raises(TypeError, match="set"):
-        _packed({"e": {1}}, [])
+        _pack({"e": {1}}, [])
