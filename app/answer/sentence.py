@@ -127,7 +127,7 @@ def cause(figures: StepFigures) -> str:
     if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""
     if figures.share > 1:
-        return "Above the limit: some bytes came from a cache."
+        return "Above the measured peak."
     work = "computing" if figures.is_arithmetic_bound else "reading"
     if figures.share >= _ALL:
         return f"All of a step is {work}."

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.app.engine.events import Failed
 from headrace.app.tui.decode.meters import MeterLines
-from headrace.app.tui.metrics.facts import facts
+from headrace.app.tui.metrics.facts import CacheFill, facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.units import percent
+from headrace.runtime.metrics.units import percent, three_digits
 from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta_of
 
@@ -74,3 +75,42 @@ def test_mbu_stays_a_percentage_while_other_programs_run(width: int) -> None:
     assert share in lines[3]
     assert ("(busy: other programs)" if width == 76 else "(busy)") in lines[3]
     assert "Other programs use 1.7 of 2 cores." in lines[4]
+
+
+@pytest.mark.parametrize("width", [36, 76])
+def test_speeds_above_a_peak_are_no_percentage(width: int) -> None:
+    """A peak that was measured while other programs ran is too low."""
+    metrics = started()
+    metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0025) for index in range(40)])])
+    assert metrics.mbu is not None
+    assert metrics.mbu > 1.5
+    speed, _, _, memory, last = drawn(metrics, width)
+    peak = metrics.figures.roofline_rate
+    assert peak is not None
+    above = "above the measured peak of" if width == 76 else "above"
+    assert f"{above} {three_digits(peak)}" in speed
+    assert f"{above} 16.9" in memory
+    assert "%" not in speed + memory
+    assert "Above the measured peak." in last
+
+
+def test_the_cache_of_an_idle_server_is_empty() -> None:
+    metrics = started()
+    metrics.begin_batch((), 4)
+    metrics.answers.kv_room_bytes = 1 << 30
+    cache = drawn(metrics, 76)[2]
+    assert "empty" in cache
+    assert "room for 1.00 GiB" in cache
+    assert "%" not in cache
+
+
+def test_the_cache_has_the_conversation_again_after_several_answers() -> None:
+    metrics = started()
+    metrics.fill = CacheFill(tokens=60, used_bytes=1 << 20, allocated_bytes=2 << 20)
+    metrics.begin_batch((1, 2))
+    metrics.answers.kv_room_bytes = 1 << 30
+    assert "room for 1.00 GiB" in drawn(metrics, 76)[2]
+    for number in (1, 2):
+        metrics.take([Failed(number, "stopped", None)])
+    assert metrics.answers.over
+    assert "60 of 512 tokens" in drawn(metrics, 76)[2]

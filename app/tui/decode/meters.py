@@ -29,6 +29,7 @@ _LEAST_BAR = 4
 _CAN_DO = " this machine can do"
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
+_ABOVE = 1.005  # share of a peak that is shown as more than 100 %
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
@@ -101,6 +102,16 @@ def _percent(share: float) -> str:
     return f"{percent(share):>5}"
 
 
+def _of_peak(share: float, peak: str) -> tuple[str, str]:
+    """Return the texts for a share of the machine's measured peak.
+
+    A peak that was measured while other programs ran is too low, so a share above 100 % is no figure of the machine.
+    """
+    if share > _ABOVE:
+        return f"above the measured peak of {peak}", f"above {peak}"
+    return f"{_percent(share)} of the {peak}{_CAN_DO}", f"{_percent(share)} of {peak}"
+
+
 def _speed(metrics: LiveMetrics) -> Meter:
     figures = metrics.figures
     rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
@@ -111,9 +122,8 @@ def _speed(metrics: LiveMetrics) -> Meter:
     limit = three_digits(max_rate)
     if rate is None:
         return Meter("speed", value, 0.0, (f"of the {limit}{_CAN_DO}", f"of {limit}"))
-    share = _percent(rate / max_rate)
-    notes = (f"{share} of the {limit}{_CAN_DO}", f"{share} of {limit}")
-    return Meter("speed", value, rate / max_rate, notes)
+    share = rate / max_rate
+    return Meter("speed", value, share, _of_peak(share, limit), is_doubtful=share > _ABOVE)
 
 
 def _step(metrics: LiveMetrics) -> Meter:
@@ -135,11 +145,14 @@ def _step(metrics: LiveMetrics) -> Meter:
 
 def _cache(metrics: LiveMetrics) -> Meter:
     batch = metrics.answers
-    if batch.is_several:  # the tokens of the answers are not those of the cache
+    # The tokens of several answers are not those of the cache. After them it has those of the conversation again.
+    if batch.is_several and (batch.is_endless or not batch.over):
         used = batch.kv_used_bytes
         room = batch.kv_room_bytes
         if not room:
             return Meter("cache", format_bytes(used), 0.0, ("",))
+        if not used:
+            return Meter("cache", "empty", 0.0, (f"room for {format_bytes(room)}",))
         return Meter("cache", format_bytes(used), used / room, (f"{_percent(used / room)} of {format_bytes(room)}",))
     used = metrics.fill.used_bytes
     whole = metrics.model.kv_bytes_at_limit
@@ -163,11 +176,13 @@ def _memory(metrics: LiveMetrics) -> Meter:
     of = three_digits(base)
     if share is None:
         return Meter("memory", value, 0.0, (f"of the {of}{_CAN_DO}", f"of {of}"))
-    part = _percent(share)
+    if share > _ABOVE:
+        return Meter("memory", value, share, _of_peak(share, of), is_doubtful=True)
     if metrics.busy:
+        part = _percent(share)
         busy = (f"{part} of {of} (busy: other programs)", f"{part} of {of} (busy)", f"{part} (busy)")
         return Meter("memory", value, share, busy, is_doubtful=True)
-    return Meter("memory", value, share, (f"{part} of the {of}{_CAN_DO}", f"{part} of {of}"))
+    return Meter("memory", value, share, _of_peak(share, of))
 
 
 def state(metrics: LiveMetrics, width: int) -> Content:

@@ -184,9 +184,9 @@ class Roofs:
     def why_above(self, point: Point) -> str:
         """Return the reason for a point above a roof; "" for one below both."""
         if self.memory is not None and point.flops > self.memory * point.intensity * 1.005:
-            return "above measured memory: bytes from a cache"
+            return "above the measured memory bandwidth"
         if self.compute is not None and point.flops > self.compute * 1.005:
-            return "above measured compute: measured when slower"
+            return "above the measured compute peak"
         return ""
 
     def limit_of(self, point: Point) -> str:

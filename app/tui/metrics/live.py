@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from headrace.app.answer.answer_steps import StepText
@@ -92,11 +93,6 @@ class LiveMetrics:
         self._fed = False  # a prompt was computed since the latest look
         self._contended_looks = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
-        self._now_kept, self._now_of = StepTotals(), 0  # and the version they are of
-        self._latencies: Percentiles | None = None
-        self._latencies_of = -1  # the version
-        self._figures: StepFigures | None = None
-        self._figures_of: object = None  # what they were computed from
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -263,9 +259,16 @@ class LiveMetrics:
         self.energy.look(load.energy, sum(step.tokens for step in self._since_look), fed=fed)
         self._fed = self.phase not in ("idle", "decode")
         self._since_look.clear()
+        self._forget_derived()
 
     def _changed(self) -> None:
         self.version += 1
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
+        """Have the cached properties computed again: several sections read them in one drawing."""
+        for name in ("_now", "figures", "latencies"):
+            vars(self).pop(name, None)
 
     # -- read by the view ------------------------------------------------------------------------------------------
 
@@ -355,16 +358,9 @@ class LiveMetrics:
         is_now = self.phase == "decode" and not self.answers.is_several
         return self._now if is_now else self.answers.totals
 
-    @property
+    @cached_property
     def figures(self) -> StepFigures:
         """Means of the steps of `totals`; of the next step before the first."""
-        of = self.version, self.machine, self.load, self._contended_looks
-        if self._figures is None or self._figures_of != of:
-            self._figures = self._means()
-            self._figures_of = of
-        return self._figures
-
-    def _means(self) -> StepFigures:
         totals = self.totals
         machine = self.limits
         cost = self.model.cost
@@ -398,12 +394,10 @@ class LiveMetrics:
             return cpu_phrase(self.contention)
         return OTHERS if self.busy else ""
 
-    @property
+    @cached_property
     def _now(self) -> StepTotals:
-        """Totals of the last second of the current version, computed once."""
-        if self._now_of != self.version:
-            self._now_of, self._now_kept = self.version, current_totals(self.answer.records, self.model.cost)
-        return self._now_kept
+        """Totals of the last second."""
+        return current_totals(self.answer.records, self.model.cost)
 
     @property
     def mbu(self) -> float | None:
@@ -428,13 +422,10 @@ class LiveMetrics:
         flops = cost.step_flops(past)
         return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
 
-    @property
+    @cached_property
     def latencies(self) -> Percentiles | None:
-        """Percentiles of `latency_steps`, computed once a version."""
-        if self._latencies_of != self.version:
-            self._latencies_of = self.version
-            self._latencies = Percentiles.of([step.latency_s for step in self.latency_steps])
-        return self._latencies
+        """Percentiles of `latency_steps`."""
+        return Percentiles.of([step.latency_s for step in self.latency_steps])
 
     @property
     def contention(self) -> "Load | None":
