@@ -132,29 +132,6 @@ def test_quitting_ends_the_input_thread(keys: Keys) -> None:
     assert b"\x1b[?1049l" in keys.drawn  # the terminal is as it was
 
 
-def test_an_idle_input_thread_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = select.select
-    waits = list[float | None]()
-    ours, theirs = os.pipe()
-
-    async def made() -> driver.TerminalDriver:
-        return driver.TerminalDriver(App[None](), mouse=False)
-
-    reading = asyncio.run(made())
-    reading.fileno = ours
-    monkeypatch.setattr(driver, "_WATCHFUL_S", 0.0)
-    monkeypatch.setattr(select, "select", lambda *given: (waits.append(given[3]), waited(*given))[1])
-    thread = reading._key_thread = Thread(target=reading.run_input_thread)
-    thread.start()
-    while not waits:
-        sleep(0.001)
-    reading.disable_input()
-    assert not thread.is_alive()
-    assert waits[0] is None
-    os.close(ours)
-    os.close(theirs)
-
-
 @pytest.mark.parametrize(
     ("typed", "keys"),
     [

@@ -1,30 +1,26 @@
 """Textual's Unix driver with another input thread.
 
 Pastes stay text (see `paste`). Bytes that are not UTF-8 are replaced; they would end textual's thread. A closed
-terminal is not read in a loop. The thread sleeps while no key is pressed. Enter, pressed before the program had the
-terminal, is Enter: until then terminals turn it into a line break. Output does not rely on how the terminal counts
-emoji (see `columns`).
+terminal is not read in a loop. Enter, pressed before the program had the terminal, is Enter: until then terminals turn
+it into a line break. Output does not rely on how the terminal counts emoji (see `columns`).
 """
 
 import os
 import select
 import sys
 import termios
-import time
 from codecs import getincrementaldecoder
 from fcntl import ioctl
 from typing import Any
 
-from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
 
 from headrace.app.tui.textual_overrides.background import QUESTION, BackgroundReply, can_query
 from headrace.app.tui.textual_overrides.columns import count_vowel_signs, with_columns
-from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
+from headrace.app.tui.textual_overrides.paste import PasteParser
 
 _CHUNK = 1 << 12
 _LOOK_S = 0.1  # between looks for the end of an escape sequence, and for the end
-_WATCHFUL_S = max(ESCAPE_DELAY, PATIENCE_S) + 3 * _LOOK_S  # after the last byte: nothing is held back for longer
 
 
 class TerminalDriver(LinuxDriver):
@@ -34,7 +30,6 @@ class TerminalDriver(LinuxDriver):
         super().__init__(*args, **kwargs)
         count_vowel_signs()
         self._ground = BackgroundReply()
-        self._wake = os.pipe()  # ends a wait for keys
 
     def write(self, data: str) -> None:
         """Write output, with the columns of characters that terminals count in different ways."""
@@ -44,31 +39,19 @@ class TerminalDriver(LinuxDriver):
         """Read input and post its events until `disable_input`."""
         parser = PasteParser(self._debug, self._ground)
         decode = getincrementaldecoder("utf-8")("replace").decode
-        watchful_until = time.monotonic() + _WATCHFUL_S
         if early := decode(self._read_early()):
             for event in parser.feed(early):
                 self.process_message(event)
         while not self.exit_event.is_set():
-            limit = _LOOK_S if time.monotonic() < watchful_until else None
-            ready = select.select([self.fileno, self._wake[0]], [], [], limit)[0]
-            if self.fileno in ready:
-                watchful_until = time.monotonic() + _WATCHFUL_S
+            if select.select([self.fileno], [], [], _LOOK_S)[0]:
                 data = self._read()
                 if not data:  # the terminal is gone: `app.tui.hangup` sees to that
                     self.exit_event.wait(_LOOK_S)
                 if text := decode(data):
                     for event in parser.feed(text):
                         self.process_message(event)
-            elif ready:  # told to end, or about to be
-                self.exit_event.wait(_LOOK_S)
             for event in parser.tick():
                 self.process_message(event)
-
-    def disable_input(self) -> None:
-        """End the input thread at once."""
-        os.write(self._wake[1], b"\0")
-        super().disable_input()
-        os.read(self._wake[0], 1)
 
     def _read_early(self) -> bytes:
         """Return the keys typed before the terminal was in raw mode, with the Enter that sends it.
