@@ -1,10 +1,12 @@
 """Recommended sampling of a model: its generation_config.json's, else the catalog's."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import CheckpointError
 
 _LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
@@ -28,12 +30,9 @@ def catalog_sampling(resolved: ResolvedModel) -> dict[str, float]:
 def _from_catalog(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict[str, float]:
     if resolved.stored_as is None or {"temperature", "do_sample"} & stated.keys():
         return {}
-    from headrace.models.registry.catalog import load_catalog
-
-    entry = load_catalog().get(resolved.stored_as)
-    if entry is None:
-        return {}
-    return dict(entry.sampling)
+    with (ASSETS / "sampling.toml").open("rb") as file:
+        recommended: dict[str, dict[str, float]] = tomllib.load(file)
+    return recommended.get(resolved.stored_as, {})
 
 
 def generation_defaults(directory: Path) -> dict[str, object]:

@@ -6,7 +6,7 @@ does, so costs, which need mlx, are imported only where they are computed.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,6 @@ class CatalogEntry:
     licence: str
     shape: Shape
     checked: str  # source of the facts above
-    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended, if the model's files recommend none
     unread_bytes: int = 0  # of the download: vision and audio parts, which are not loaded
     whole_on_gpu: bool = False  # mlx-lm's class, which runs it on a GPU, cannot be divided among machines
 

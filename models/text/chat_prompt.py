@@ -197,6 +197,8 @@ class ChatPrompt:
 
     def _checked_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return variables of the template. Raises UsageError for one that neither it nor another model's reads."""
+        if not variables:
+            return variables  # most prompts have none, and those that a template reads take 12 ms to find
         template = self._tokenizer.chat_template
         read = frozenset[str]()
         if template is not None:

@@ -1,6 +1,7 @@
 """Recommended sampling: the files' own, else the catalog's for a model of the store."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from headrace.models.loading.recommended import catalog_sampling, recommended_sampling
 from headrace.models.registry.catalog import load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel
+from headrace.runtime.config.paths import ASSETS
 
 SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 
@@ -17,7 +19,12 @@ def test_the_catalog_recommends_the_cards_sampling(name: str, tmp_path: Path) ->
     penalty = {"repetition_penalty": 1.1} if name == DEFAULT_MODEL else {}
     expected = {**SMOLLM2, **penalty}
     assert recommended_sampling(ResolvedModel(name, tmp_path, "", stored_as=name)) == expected
-    assert load_catalog()[name].sampling == expected
+
+
+def test_recommended_sampling_is_of_catalog_models() -> None:
+    """A renamed model would lose its sampling without a word."""
+    with (ASSETS / "sampling.toml").open("rb") as file:
+        assert tomllib.load(file).keys() <= load_catalog().keys()
 
 
 @pytest.mark.parametrize("own", [{"temperature": 0.6}, {"do_sample": True}, {"do_sample": False}])
