@@ -28,7 +28,7 @@ _MAX_STORED = 4  # measurements that a stored one counts for: it may be stale
 _FRESH = 64  # passes with draft tokens until one without is measured again
 _LIKELY = 0.5  # acceptance chance from which a refused draft token is counted
 _MAX_REFUSED = 256  # refusals until the costs are measured anew
-_FAR = 3.0  # clipping of a measurement, relative to r, before the first
+_FAR = 2.0  # clipping of a measurement, relative to r, before the first: an outlier must not end drafting
 _NEAR = 1.25  # the same after many
 _TICK = 1e-6  # seconds; least duration of a pass, for coarse clocks
 

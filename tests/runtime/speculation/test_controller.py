@@ -69,6 +69,15 @@ def test_one_slow_plain_pass_changes_nothing() -> None:
     assert controller.measured[1, 1, 0][0] == pytest.approx((1.3 + 1.2) / 2)
 
 
+def test_one_slow_first_pass_does_not_end_drafting() -> None:
+    """Else a copied text is decoded token by token, until the costs are measured anew."""
+    controller = Controller()
+    controller.record(1, 0, 0.010, ahead=True)
+    controller.record(1, 2, 0.100, ahead=False)
+    controller.record(1, 0, 0.010, ahead=False)
+    assert controller.choose([[0.97**count for count in range(1, 16)]]) != [0]
+
+
 def test_proposers_are_rarely_asked_where_none_can_pay() -> None:
     controller = Controller()
     controller.record(4, 0, 0.01, ahead=True)
