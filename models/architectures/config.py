@@ -203,6 +203,8 @@ class LayerConfig:
     projects, growth, chunked: see `AttentionSpec`.
     limit: bound of the dense feed-forward's activations, and of a shared expert's; 0 without.
     indexer: None if queries attend to all entries.
+    sinks: a learned score per head in the softmax (GPT-OSS).
+    value_dim: size of a value, if it is less than a key's (MiMo V2); 0: the same. It is stored with zeros after it.
     """
 
     rope: RopeConfig | None
@@ -221,6 +223,8 @@ class LayerConfig:
     chunked: bool = False
     indexer: IndexerConfig | None = None
     limit: float = 0.0
+    sinks: bool = False
+    value_dim: int = 0
 
     @property
     def appends(self) -> bool:
@@ -257,7 +261,6 @@ class DecoderConfig:
     layers: tuple[LayerConfig, ...]
     attention_scale: float
     family: Family = field(default_factory=Family)
-    sinks: bool = False  # GPT-OSS: a learned score per head in the softmax
     norm_weight_offset: float = 0.0  # Gemma and Qwen 3.5 store norm weights minus one
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -272,6 +275,7 @@ class DecoderConfig:
     branch_scale: float = 1.0
     positions: int = 0
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
+    value_scale: float = 1.0  # factor of values that are smaller than keys
 
     @property
     def plain(self) -> bool:
@@ -290,6 +294,10 @@ class DecoderConfig:
     def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
         """Return a layer's K/V heads and their size."""
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
+
+    def value_size(self, layer: LayerConfig) -> int:
+        """Return the size of a layer's values, as they are projected."""
+        return layer.value_dim or self.heads_of(layer)[1]
 
     def stored_heads(self, layer: LayerConfig) -> tuple[int, int]:
         """Return the heads of a layer's K and V as stored, and their size.

@@ -14,7 +14,7 @@ from headrace.models.architectures.config import (
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_sizes
-from headrace.models.architectures.layers import full_rope
+from headrace.models.architectures.layers import full_rope, with_sinks
 from headrace.models.architectures.mixers import mamba2
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -100,7 +100,7 @@ def _swa_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, 
 
 
 def _swa(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    return replace(_multiplied(fields, decoder), sinks=True)
+    return with_sinks(_multiplied(fields, decoder))
 
 
 def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:

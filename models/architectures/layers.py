@@ -1,9 +1,11 @@
 """Layers in a config.json: rotations, windows and positions, as most families state them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
-from headrace.models.architectures.config import Family, LayerConfig, RopeConfig
+from headrace.models.architectures.config import DecoderConfig, Family, LayerConfig, RopeConfig
 from headrace.models.architectures.fields import Fields
 from headrace.runtime.errors import CheckpointError
 
@@ -131,6 +133,19 @@ def sliding_layers(fields: Fields, architecture: Architecture, count: int) -> li
         first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
     return [architecture.sliding == "all" or (architecture.sliding == "even" and i % 2 == 0) for i in range(count)]
+
+
+def with_sinks(decoder: DecoderConfig) -> DecoderConfig:
+    """Give every layer sinks."""
+    return replace(decoder, layers=tuple(replace(layer, sinks=True) for layer in decoder.layers))
+
+
+def listed(fields: Fields, key: str, layers: int) -> list[Any] | None:
+    """Return a value for each layer; None if the config states none."""
+    values = fields.values.get(key)
+    if values is not None and (not isinstance(values, list) or len(values) != layers):
+        raise CheckpointError(f"config.json: {key} does not list {layers} layers")
+    return values
 
 
 def _listed_rotations(fields: Fields, count: int) -> list[bool]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import (
@@ -15,9 +14,9 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.layers import full_rope, head_size, listed
 from headrace.models.architectures.llama import EXPERT_NAMES
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import UnsupportedModelError
 
 # Values of transformers' class, which published configs state in part
 _M3 = {
@@ -78,10 +77,10 @@ def _m3_experts(fields: Fields, layers: int) -> ExpertLayers:
         scale=fields.positive("routed_scaling_factor"),
         shared=fields.count("shared_intermediate_size"),
     )
-    kinds = _listed(fields, "mlp_layer_types", layers)
+    kinds = listed(fields, "mlp_layer_types", layers)
     if kinds is not None:
         return [experts if kind == "sparse" else None for kind in kinds]
-    stated = _listed(fields, "moe_layer_freq", layers)
+    stated = listed(fields, "moe_layer_freq", layers)
     return [experts if kind else None for kind in stated or [True] * layers]
 
 
@@ -90,19 +89,11 @@ def _sparse_layers(fields: Fields, layers: int) -> list[bool]:
     is_used = Fields(fields.section("sparse_attention_config")).values.get("use_sparse_attention", True)
     if not is_used or fields.values.get("index_block_size") is None:
         return [False] * layers
-    kinds = _listed(fields, "layer_types", layers)
+    kinds = listed(fields, "layer_types", layers)
     if kinds is not None:
         return [kind != "full_attention" for kind in kinds]
-    stated = _listed(fields, "sparse_attention_freq", layers)
+    stated = listed(fields, "sparse_attention_freq", layers)
     return [bool(kind) for kind in stated or [True] * layers]
-
-
-def _listed(fields: Fields, key: str, layers: int) -> list[Any] | None:
-    """Return a value for each layer; None if the config states none."""
-    listed = fields.values.get(key)
-    if listed is not None and (not isinstance(listed, list) or len(listed) != layers):
-        raise CheckpointError(f"config.json: {key} does not list {layers} layers")
-    return listed
 
 
 def _indexer(fields: Fields) -> IndexerConfig:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config, HeadNames
+from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
@@ -14,7 +14,7 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import corrected_experts, count_experts, several_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind
+from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind, with_sinks
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -37,7 +37,7 @@ def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     if fields.positive("swiglu_limit", default=7.0) != 7.0:
         stated = fields.values["swiglu_limit"]
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {stated!r}")
-    return replace(decoder, sinks=True)
+    return with_sinks(decoder)
 
 
 # Phi-3
@@ -284,38 +284,12 @@ def _mamba2_keys(config: Config) -> None:
         config.setdefault("intermediate_size", int(width * factor))
 
 
-def _mimo_keys(config: Config) -> None:
-    attention = config.get("layer_types")
-    mlp = config.get("mlp_layer_types")
-    rope = config.get("rope_parameters")
-    if not (isinstance(attention, list) and isinstance(mlp, list) and isinstance(rope, dict)):
-        return
-    local = rope.get("sliding_attention") or {}
-    config.setdefault("hybrid_layer_pattern", [int(kind == "sliding_attention") for kind in attention])
-    config.setdefault("moe_layer_freq", [int(kind == "sparse") for kind in mlp])
-    config.setdefault("layernorm_epsilon", config.get("rms_norm_eps"))
-    config.setdefault("sliding_window_size", config.get("sliding_window"))
-    config.setdefault("swa_rope_theta", local.get("rope_theta", 10000.0))
-    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
-        config.setdefault(f"swa_{key}", config.get(key))
-    if type(config.get("num_key_value_heads")) is int:
-        config.setdefault("swa_num_key_value_heads", 2 * config["num_key_value_heads"])
-
-
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
 _HUNYUAN_MOE = {
     "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
     "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
 }  # fmt: skip
-_MIMO_FLASH = {
-    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": None,
-    "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
-}  # fmt: skip
-_MIMO_HEAD = HeadNames(
-    "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
-)
-
 _NANOCHAT_NAMES = (
     ("model.h.", "model.layers."),
     ("model.wte.", "model.embed_tokens."),
@@ -443,6 +417,4 @@ ROWS = (
     *(Architecture(name, nests=True) for name in _CONTAINERS),
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
     Architecture("mamba2", add_keys=_mamba2_keys),
-    Architecture("mimo", Family(), head=_MIMO_HEAD, biases={}, biased=QKV),
-    Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
 )  # fmt: skip

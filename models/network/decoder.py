@@ -29,9 +29,11 @@ from headrace.models.network.projections import (
     add_products,
     gated_heads,
     normed_heads,
+    of_small_values,
     project,
     stacked,
     with_gates,
+    with_whole_values,
 )
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
@@ -439,6 +441,9 @@ class Decoder:
         spec = layer.attention
         latent = layer.latent
         assert spec is not None
+        if layer.values is not None:
+            attended = kv.attend(index, with_whole_values(projected, layer.values, spec), spec)
+            return of_small_values(attended, layer.values, spec)
         if latent is None:
             return kv.attend(index, projected, spec)
         rows = absorbed(self._ops, projected, latent, spec.heads)

@@ -43,6 +43,7 @@ from headrace.runtime.ops import (
     MixerSpec,
     Mixture,
     Rope,
+    SmallValues,
     Weight,
     Xielu,
 )
@@ -299,7 +300,15 @@ def _layer(
         scalar=scalar,
         head_norms=_head_norms(config, parameters, attn, layer, rope),
         curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer),
+        values=_values(config, layer),
     )
+
+
+def _values(config: DecoderConfig, layer: LayerConfig) -> SmallValues | None:
+    """Return the size of a layer's values, if it is not that of its keys."""
+    if not layer.value_dim:
+        return None
+    return SmallValues(layer.value_dim, config.value_scale)
 
 
 def _head_norms(
@@ -371,7 +380,7 @@ def _attention(
         if "k" in layer.projects:
             k_norm = head_norm("k_norm", kv_heads)
     sinks = None
-    if config.sinks:
+    if layer.sinks:
         sinks = parameters.vector(f"{prefix}.sinks", heads)
     chosen = None
     chooser = None

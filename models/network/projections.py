@@ -5,7 +5,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.runtime.ops import LayerWeights, Ops, Projections, Weight
+from headrace.runtime.ops import AttentionSpec, LayerWeights, Ops, Projections, SmallValues, Weight
 
 
 class Residual(NamedTuple):
@@ -67,6 +67,22 @@ def normed_heads(ops: Ops, projected: Projections, norms: tuple[mx.array, mx.arr
         for part, norm in zip(parts, norms, strict=False)
     ]
     return [*normed, parts[2]]
+
+
+def with_whole_values(projected: Projections, values: SmallValues, spec: AttentionSpec) -> Projections:
+    """Return projections with values of the size of keys, zeros after each; as one array, or three, as they were."""
+    *parts, last = projected
+    count = spec.kv_heads * values.size
+    small = last[..., -count:].reshape(*last.shape[:2], spec.kv_heads, values.size)
+    whole = mx.pad(small * values.scale, [*[(0, 0)] * 3, (0, spec.head_dim - values.size)]).flatten(2)
+    if parts:
+        return [*parts, whole]
+    return [mx.concatenate([last[..., :-count], whole], axis=-1)]
+
+
+def of_small_values(heads: mx.array, values: SmallValues, spec: AttentionSpec) -> mx.array:
+    """Return attended heads (B, T, H * D) without what zeros gave, (B, T, H * size)."""
+    return heads.reshape(*heads.shape[:2], spec.heads, spec.head_dim)[..., : values.size].flatten(2)
 
 
 def gated_heads(ops: Ops, gate: mx.array, heads: mx.array, kind: str | None) -> mx.array:

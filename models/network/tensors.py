@@ -130,14 +130,16 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the projections into attention, then the one out of it."""
     kv_heads, head_dim = config.heads_of(layer)
     width = config.hidden_size
-    queries = config.query_heads(layer) * head_dim
+    heads = config.query_heads(layer)
+    queries = heads * head_dim
     entries = kv_heads * head_dim
-    output = Tensor("self_attn.o_proj", width, queries, columns_by="heads")
+    value_dim = config.value_size(layer)
+    output = Tensor("self_attn.o_proj", width, heads * value_dim, columns_by="heads")
     if config.family.by_kv_head:
         total = queries + 2 * entries
         joint = Tensor("self_attn.qkv_proj", total, width, segments=(("kv_heads", total),), before_append=True)
         return [joint, output]
-    rows = {"q": queries, "k": entries, "v": entries}
+    rows = {"q": queries, "k": entries, "v": kv_heads * value_dim}
     if config.family.gates == "joined":  # D rows and then D gates of each head
         rows["q"] *= 2
     units: dict[str, Unit] = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
@@ -412,7 +414,7 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
             vectors.append(Vector(name, heads, ((unit, heads),), dim))
         else:
             vectors.append(Vector(name, dim))
-    if config.sinks:
+    if layer.sinks:
         heads = config.query_heads(layer)
         vectors.append(Vector(f"{at}.sinks", heads, (("heads", heads),)))
     if layer.own_indexer is not None:

@@ -22,6 +22,7 @@ from headrace.runtime.ops.layer_weights import (
     LayerInput,
     LayersNode,
     LayerWeights,
+    SmallValues,
 )
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.native_plans import kernels
@@ -70,6 +71,7 @@ __all__ = [
     "Rope",
     "SampleRule",
     "SequenceRows",
+    "SmallValues",
     "Weight",
     "Xielu",
     "describe",

@@ -75,6 +75,13 @@ class BranchNorms(NamedTuple):
     after_experts: mx.array
 
 
+class SmallValues(NamedTuple):
+    """Values that are smaller than keys. K/V have heads of one size, so zeros follow each value there."""
+
+    size: int
+    scale: float  # factor of all values
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
@@ -113,6 +120,7 @@ class LayerWeights:
     input_norm_bias: mx.array | None = None  # (E,), of a LayerNorm
     head_norms: tuple[mx.array, mx.array] | None = None  # LayerNorms of queries (H, D) and keys (Hkv, D)
     mlp_norm_bias: mx.array | None = None
+    values: SmallValues | None = None  # None: of the size of keys
 
     @property
     def vectors(self) -> list[mx.array]:

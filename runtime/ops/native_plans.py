@@ -111,7 +111,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.mixer is not None and layer.mixer.bound:
         return None
-    if layer.latent is not None or layer.mixer_gates is not None or layer.head_norms is not None:
+    composed = (layer.latent, layer.mixer_gates, layer.head_norms, layer.values)
+    if any(part is not None for part in composed):
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
         return None

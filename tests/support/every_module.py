@@ -103,10 +103,6 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "mamba2": {"time_step_limit": [0.0, 1e9], "time_step_rank": 4},
     "mellum": {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": _YARN}},
-    "mimo_v2_flash": {
-        "swa_head_dim": 32, "swa_v_head_dim": 32, "swa_num_attention_heads": 4, "swa_rope_theta": 1e4,
-        "hybrid_layer_pattern": [0, 1, 0, 1], "moe_layer_freq": [0, 1, 1, 1],
-    },
     "minicpm3": {"rope_scaling": _LONG},
     "muse_glimmer": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "plamo": {"num_attention_heads": 8},
@@ -146,7 +142,7 @@ _TEXT_OF = {
 }  # fmt: skip
 _OF_FAMILIES = {
     "ernie4_5_moe": "ernie4_5-moe", "gemma4_text": "gemma4", "laguna": "laguna", "llama4": "llama4",
-    "minimax_m3_vl": "minimax-m3",
+    "mimo_v2_flash": "mimo-v2", "minimax_m3_vl": "minimax-m3",
     "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5-moe", "qwen3_vl_moe": "qwen3-vl-moe", "solar_open": "solar-open",
 }  # fmt: skip
 LEFT_OUT = {

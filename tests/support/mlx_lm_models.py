@@ -54,6 +54,15 @@ _DOTS = {
     **_GLM_MOE, "model_type": "dots1", "scoring_func": "noaux_tc", "mlp_bias": False, "attention_bias": False,
     "partial_rotary_factor": 1.0,
 }  # fmt: skip
+_MIMO_V2 = {
+    "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1],
+    "moe_layer_freq": [0, 1, 1], "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+    "sliding_window_size": WINDOW, "moe_intermediate_size": 48, "n_shared_experts": None, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "routed_scaling_factor": None, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "layernorm_epsilon": 1e-2, "swa_rope_theta": 5000.0,
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "head_dim": 48, "v_head_dim": 32, "swa_head_dim": 48,
+    "swa_v_head_dim": 32, "partial_rotary_factor": 0.334,
+}  # fmt: skip
 _MINIMAX = {
     "model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 0,
     "rotary_dim": 16, "use_qk_norm": True,
@@ -291,6 +300,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True, "rope_scaling": _YARN,
     },
     "mimo": {"model_type": "mimo", "head_dim": 16},
+    "mimo-v2": _MIMO_V2,
+    "mimo-v2-shared": {
+        **_MIMO_V2, "n_shared_experts": 1, "attention_value_scale": 0.7, "add_swa_attention_sink_bias": False,
+        "add_full_attention_sink_bias": True, "swa_num_attention_heads": 8, "norm_topk_prob": False, "n_group": 4,
+        "topk_group": 2, "routed_scaling_factor": 1.3,
+    },
     "minimax": _MINIMAX,
     "minimax-m3": {"model_type": "minimax_m3_vl", "text_config": _MINIMAX_M3},
     "minimax-m3-flat": {  # as transformers saves it; a block is no part of one of K/V

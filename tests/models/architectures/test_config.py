@@ -179,7 +179,7 @@ def test_granite_swa_states_the_rotation_of_each_layer() -> None:
     def layers(**changes: Any) -> list[tuple[int | None, float | None]]:
         decoder = decoder_config(normalized({**config, **changes}))
         assert decoder is not None
-        assert decoder.sinks
+        assert all(layer.sinks for layer in decoder.layers)
         return [(layer.window, None if layer.rope is None else layer.rope.theta) for layer in decoder.layers]
 
     assert layers() == [(None, 1e4), (128, 1e4), (128, 1e4), (128, 1e4), (None, 1e4)]
