@@ -7,7 +7,10 @@ changed region are asked, for its lines alone. The methods are textual's own, na
 its screens are drawn as usual.
 
 Textual also passes a change from the widget through the screen to a timer, each a task of its own. `repaint` notes the
-change where that chain ends and has all changes drawn once the running task waits; `put` draws one extended line.
+change where that chain ends and has all changes drawn once the running task waits.
+
+`put` draws one extended line. It takes as much processor time as a layout, so it is there for steady text: without a
+spare core, layouts come three times a second. docs/workarounds.md has the figures.
 """
 
 import asyncio
