@@ -186,23 +186,25 @@ class Written(ToolForm):
         self._max_head = sum(map(len, markup.texts)) + _MAX_NAME  # characters: longer texts are no incomplete head
         # `_name`: a tool's name and the text after it. After these come the arguments: without that condition, a name
         # would end before an empty `middle`.
-        self._parameters: re.Pattern[str] | None = None  # None: arguments are JSON
+        self._parameters: tuple[re.Pattern[str], ...] = ()  # (): arguments are JSON
         if markup.key_begin is None:
             self._name = f"({_NAME}){self._middle}(?=\\s*{{)"
             self.head = re.compile(f"(?:{'|'.join(begins)}){self._name}")
         else:
             after_name = [_pattern(marks(markup.key_begin)), self._end, *begins[1:]]
             self._name = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
-            self._parameters = self._parameter_pattern(marks)
+            parameter = self._parameter_pattern(marks)
+            # A value may have its own end in it: one ends it before another tag, if any such does.
+            self._parameters = (re.compile(f"{parameter}(?={'|'.join(after_name)})"), re.compile(parameter))
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
-    def _parameter_pattern(self, marks: Marks) -> re.Pattern[str]:
+    def _parameter_pattern(self, marks: Marks) -> str:
         """Return the pattern of a parameter: its name, the text that names the value's type, the value."""
         markup = self.markup
         before = _pattern(marks(markup.key_begin or ""))
         after = _pattern(marks(markup.value_end))
         middle = "|".join(_pattern(marks(text)) for text in (markup.key_end, *markup.typed_key_ends.values()))
-        return re.compile(f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}")
+        return f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}"
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         head = self._match(self._begin + self._name, text, 0)
@@ -257,7 +259,7 @@ class Written(ToolForm):
         """Return the call and the place after its arguments; None while they are incomplete."""
         name = head[1]
         position = head.end()
-        if self._parameters is None:
+        if not self._parameters:
             try:
                 value, end = leading_value(text, position)
             except (UnfinishedError, ValueError):
@@ -323,12 +325,15 @@ def _without_cdata(value: str) -> str:
     return value[len(_CDATA_BEGIN) : -len(_CDATA_END)]
 
 
-def _successive(pattern: re.Pattern[str], text: str, position: int) -> Iterator[re.Match[str]]:
-    """Yield the matches that follow one another from `position` on."""
-    match = pattern.match(text, position)
-    while match is not None:
+def _successive(patterns: Sequence[re.Pattern[str]], text: str, position: int) -> Iterator[re.Match[str]]:
+    """Yield the matches that follow one another from `position` on, each of the first pattern that fits."""
+    while (match := _first_match(patterns, text, position)) is not None:
         yield match
-        match = pattern.match(text, match.end())
+        position = match.end()
+
+
+def _first_match(patterns: Sequence[re.Pattern[str]], text: str, position: int) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.match(text, position)) is not None), None)
 
 
 def _pattern(text: str, *, any_type: bool = True) -> str:

@@ -138,6 +138,20 @@ def test_marks_of_cdata_in_a_value_are_text(name: str, at: str) -> None:
     assert read(name, text, 3) == ("", calls)
 
 
+@pytest.mark.parametrize("at", ["a{}b", "{}", "{0}\n{0} x"])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("tagged")])
+def test_a_value_may_have_the_tag_that_ends_it(name: str, at: str) -> None:
+    """vLLM ends it there, and loses the rest."""
+    calls: Calls = [
+        ("look", {"at": at.format(FORMS[name].markup.value_end.strip()), "times": 3}),
+        ("look", {"at": "x"}),
+    ]
+    text = RULES[name].written_calls(calls)
+    assert text is not None
+    for size in (1, 7, len(text)):
+        assert read(name, text, size) == ("", calls)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("said", ["So: ", "Use <b> and [x], 1 < 2.\n"])
 def test_text_before_a_call_stays(name: str, said: str) -> None:
