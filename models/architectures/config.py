@@ -51,6 +51,11 @@ class Family:
         return self.norms if attends else self.mixer_norms or self.norms
 
     @property
+    def adds_experts(self) -> bool:
+        """True if the stream that experts normalize is, as it is, what their output is added to."""
+        return self.norm == "rms" and not self.parallel and self.norms.after_mlp is None
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Projections into a feed-forward: no gate for an activation that gates nothing."""
         return ("gate_proj", "up_proj") if self.activation in GATED else ("up_proj",)
@@ -93,6 +98,7 @@ class ExpertsConfig:
     limit: bound of the experts' activations, 0 without (Step 3.5).
     band: see `Mixture`.
     excludes: experts of groups that are left out rank last, also after negative ranks (Ling 3).
+    shared_scale: factor of the shared expert, next to attention (Command A+).
     """
 
     count: int
@@ -116,6 +122,7 @@ class ExpertsConfig:
     limit: float = 0.0
     excludes: bool = False
     band: float = 0.0
+    shared_scale: float = 1.0
 
 
 ExpertLayers = list[ExpertsConfig | None]
@@ -245,6 +252,7 @@ class DecoderConfig:
     head_eps: of the norms of queries and keys; None: the same.
     embedding_eps: of a norm of embeddings, without weights, before they are scaled; None: no norm.
     branch_scale: factor of the norms after attention and feed-forward.
+    qkv_bound: bound of queries, keys and values in size; None: no bound (DBRX).
     positions: rows of a table of learned positions, which are added to embeddings; 0 without.
     """
 
@@ -273,6 +281,7 @@ class DecoderConfig:
     head_eps: float | None = None
     embedding_eps: float | None = None
     branch_scale: float = 1.0
+    qkv_bound: float | None = None
     positions: int = 0
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
     value_scale: float = 1.0  # factor of values that are smaller than keys

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from headrace.models.architectures import (
+    cohere,
     deepseek,
     falcon,
     gemma,
@@ -18,6 +19,7 @@ from headrace.models.architectures import (
     muse,
     nemotron,
     olmo,
+    openelm,
     others,
     qwen,
     step,
@@ -25,6 +27,7 @@ from headrace.models.architectures import (
 from headrace.models.architectures.architecture import Architecture
 
 _FILES = (
+    cohere,
     deepseek,
     falcon,
     gemma,
@@ -40,6 +43,7 @@ _FILES = (
     muse,
     nemotron,
     olmo,
+    openelm,
     others,
     qwen,
     step,

@@ -1,7 +1,7 @@
-"""Families with LayerNorm: Command R and A, Phi-2, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J."""
+"""Families with LayerNorm: Phi-2, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture, Config
 from headrace.models.architectures.config import (
@@ -16,12 +16,13 @@ from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size, state_usual_names
 from headrace.models.architectures.llama import EXPERT_NAMES
+from headrace.runtime.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 # One norm for attention and feed-forward, which have the same input
-_SHARED_NORM = NormNames("input_layernorm", None, "input_layernorm")
+SHARED_NORM = NormNames("input_layernorm", None, "input_layernorm")
 # A feed-forward without a gate
 _UNGATED = ("mlp.up_proj", "mlp.down_proj")
 # Values of `hidden_act` that are one function here
@@ -43,18 +44,6 @@ def equal_heads(config: Config) -> None:
         config["head_dim"] = width // max(heads, 1)
 
 
-# Command R and A
-_COHERE = Family(_SHARED_NORM, interleaved=True, norm="layer", parallel=True)
-
-
-def _complete_cohere(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Add norms of queries and keys, biases of norms, and the factor of the logits."""
-    values = fields.values
-    qk_norm: Literal["layer"] | None = "layer" if values.get("use_qk_norm") else None
-    family = replace(decoder.family, norm_bias=bool(values.get("layer_norm_bias")), qk_norm=qk_norm)
-    return replace(decoder, family=family, logit_scale=fields.positive("logit_scale", default=0.0625))
-
-
 # Phi-2 and StableLM
 def _has_qk_norms(fields: Fields) -> bool:
     return bool(fields.values.get("qk_layernorm"))
@@ -66,7 +55,7 @@ def _complete_stablelm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     if not _has_qk_norms(fields):
         family = replace(family, qk_norm=None)
     if fields.values.get("use_parallel_residual"):
-        family = replace(family, norms=_SHARED_NORM, parallel=True)
+        family = replace(family, norms=SHARED_NORM, parallel=True)
     return replace(decoder, family=family)
 
 
@@ -153,7 +142,7 @@ def _falcon_keys(config: Config) -> None:
 def _complete_falcon(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Choose the norms: newer layers have one for attention and one for the feed-forward."""
     values = fields.values
-    norms = _SHARED_NORM
+    norms = SHARED_NORM
     if values.get("new_decoder_architecture") and values.get("num_ln_in_parallel_attn") != 1:
         norms = NormNames()
     return replace(decoder, family=replace(decoder.family, norms=norms))
@@ -233,33 +222,61 @@ def _transpose_gpt2_weights(arrays: "dict[str, mx.array]", fields: Fields) -> "d
     return {name: array.swapaxes(0, 1) if name.endswith("_proj.weight") else array for name, array in arrays.items()}
 
 
+# DBRX
+_DBRX_NAMES = (
+    ("model.blocks.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.norm_f.", "model.norm."),
+    (".norm_attn_norm.norm_1.", ".input_layernorm."),
+    (".norm_attn_norm.norm_2.", ".post_attention_layernorm."),
+    (".norm_attn_norm.attn.Wqkv.", ".self_attn.qkv_proj."),
+    (".norm_attn_norm.attn.out_proj.", ".self_attn.o_proj."),
+    (".ffn.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".v1.", ".up_proj."),
+    (".w2.", ".down_proj."),
+)
+
+
+def _dbrx_keys(config: Config) -> None:
+    """Add the usual names of sizes, and of those in sections."""
+    names = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
+    state_usual_names(config, names)
+    equal_heads(config)
+    sections = {
+        "attn_config": {"kv_n_heads": "num_key_value_heads", "rope_theta": "rope_theta"},
+        "ffn_config": {"ffn_hidden_size": "intermediate_size"},
+    }
+    for section, section_names in sections.items():
+        stated = config.get(section)
+        if isinstance(stated, dict):
+            config |= {usual: stated[name] for name, usual in section_names.items() if name in stated}
+
+
+def _dbrx_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of all layers. Raises UnsupportedModelError for others than mlx-lm's class has."""
+    section = Fields(fields.section("ffn_config"))
+    activation = section.section("ffn_act_fn").get("name", "silu")
+    norm = section.values.get("moe_normalize_expert_weights", 1)
+    if activation != "silu" or norm != 1:
+        raise UnsupportedModelError(f"config.json: a dbrx with the activation {activation!r} or weights by {norm!r}")
+    counts = count_experts(section, "moe_num_experts", "moe_top_k")
+    size = section.count("ffn_hidden_size")
+    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer")] * layers
+
+
+def _bound_qkv(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Bound queries, keys and values where the config says so."""
+    section = Fields(fields.section("attn_config"))
+    if section.values.get("clip_qkv") is None:
+        return decoder
+    return replace(decoder, qkv_bound=section.positive("clip_qkv"))
+
+
 ROWS = (
     Architecture(
-        "cohere",
-        _COHERE,
-        context=8192,
-        tied=True,
-        eps="layer_norm_eps",
-        only={"tie_word_embeddings": True},
-        theta=8e6,
-        complete=_complete_cohere,
-    ),
-    Architecture(
-        "cohere2",
-        _COHERE,
-        defaults={"sliding_window": 4096},
-        period_key="sliding_window_pattern",
-        only_periodic=True,
-        tied=True,
-        eps="layer_norm_eps",
-        sliding="period",
-        period=4,
-        position_free="full",
-        complete=_complete_cohere,
-    ),
-    Architecture(
         "phi",
-        Family(_SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True),
+        Family(SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True),
         defaults={"partial_rotary_factor": 0.5},
         tensor_names=(
             (".self_attn.dense.", ".self_attn.o_proj."),
@@ -349,7 +366,7 @@ ROWS = (
     ),
     Architecture(
         "gptj",
-        Family(_SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True, interleaved=True),
+        Family(SHARED_NORM, "tanh_gelu", norm="layer", norm_bias=True, parallel=True, interleaved=True),
         defaults={"layer_norm_epsilon": 1e-5, "vocab_size": 50400},
         add_keys=_gptj_keys,
         tensor_names=_GPTJ_NAMES,
@@ -401,5 +418,18 @@ ROWS = (
         biases={},
         biased=(*ATTENTION, *_UNGATED),
         complete=_add_positions,
+    ),
+    Architecture(
+        "dbrx",
+        Family(norm="layer"),
+        constants={"layer_norm_eps": 1e-5},
+        add_keys=_dbrx_keys,
+        tensor_names=_DBRX_NAMES,
+        context=2048,
+        eps="layer_norm_eps",
+        only={"rope_scaling": None},
+        experts=_dbrx_experts,
+        biases={},
+        complete=_bound_qkv,
     ),
 )

@@ -21,7 +21,7 @@ BODIES = (
     "transformer.",
     "gpt_neox.",
 )
-_TABLES = ("embed_tokens", "embeddings", "word_embeddings", "wte", "embed_in", "tok_embeddings")
+_TABLES = ("embed_tokens", "embeddings", "word_embeddings", "wte", "embed_in", "tok_embeddings", "token_embeddings")
 _HEADS = ("language_model.lm_head.", "lm_head.", "output.", "embed_out.")
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.

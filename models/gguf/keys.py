@@ -60,6 +60,7 @@ KEYS = {
     "intermediate_size": _INNER,
     "intermediate_size_mlp": _INNER,
     "moe_shared_expert_intermediate_size": _SHARED,
+    "prefix_dense_intermediate_size": _INNER,
     "share_expert_dim": _SHARED,
     "shared_expert_intermediate_size": _SHARED,
     # Experts

@@ -27,6 +27,7 @@ from headrace.models.network.projections import (
     Residual,
     add_experts,
     add_products,
+    experts_output,
     gated_heads,
     normed_heads,
     of_small_values,
@@ -396,6 +397,8 @@ class Decoder:
         if family.parallel:  # both halves have the same input, and one sum
             if layer.mlp_norm is not layer.input_norm:
                 inputs = self._normed(residual, layer.mlp_norm, layer.mlp_norm_bias)
+            if layer.mixture is not None:
+                return self._add_parallel_experts(inputs, attended, index, epilogue)
             return self._add(residual.x, [*attended, self._feed_forward(inputs, layer)], None, epilogue)
         if layer.mixture is None and layer.down is None:
             return self._add(residual.x, attended, layer.attention_post_norm, epilogue)
@@ -412,6 +415,21 @@ class Decoder:
         fed = self._feed_forward(residual, layer)  # (B, T, F)
         return self._add(residual.x, [fed], layer.mlp_post_norm, epilogue)
 
+    def _add_parallel_experts(
+        self, inputs: Residual, attended: list[Product], index: int, epilogue: Epilogue
+    ) -> Residual:
+        """Add attention's heads, the output of experts and the expert of all tokens, which have the same input."""
+        layer = self._layers[index]
+        experts = self.config.layers[index].experts
+        products = list(attended)
+        if layer.down is not None and experts is not None:
+            shared = self._feed_forward(inputs, layer)
+            if experts.shared_scale != 1.0:
+                shared = shared._replace(x=shared.x * experts.shared_scale)
+            products.append(shared)
+        routed = experts_output(self._ops, inputs, layer, self.config)
+        return self._add(inputs.x, products, None, epilogue, routed)
+
     def _attention(self, residual: Residual, kv: KVPass, index: int) -> list[Product]:
         """Return the heads of attention, gated, (B, T, H * D), and the output of a mixer next to it, if any."""
         ops = self._ops
@@ -419,6 +437,8 @@ class Decoder:
         layer = self._layers[index]
         assert layer.output is not None
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        if self.config.qkv_bound is not None:
+            qkv = [mx.clip(part, -self.config.qkv_bound, self.config.qkv_bound) for part in qkv]
         if layer.head_norms is not None:
             qkv = normed_heads(ops, qkv, layer.head_norms, eps)
         heads = self._mix_tokens(kv, index, qkv)
@@ -470,8 +490,20 @@ class Decoder:
         assert not isinstance(activation, Xielu)  # it has no gate
         return Product(ops.glu(gate, up, activation), layer.down)
 
-    def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:
-        """Project the results of a half of a layer, and add them to the residual stream x (B, T, E)."""
+    def _add(
+        self,
+        x: mx.array,
+        products: list[Product],
+        post_norm: mx.array | None,
+        epilogue: Epilogue,
+        routed: mx.array | None = None,
+    ) -> Residual:
+        """Project the results of a half of a layer, and add them to the residual stream x (B, T, E).
+
+        routed: the output of experts next to them (B, T, E), if any.
+        """
+        if routed is not None:
+            x = x + routed
         return add_products(self._ops, x, products, post_norm, self.config.norm_eps, epilogue)
 
     def _add_experts(

@@ -497,7 +497,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         groups=experts.groups,
         router_norm=norm,
         expert_scale=scale,
-        residual=not experts.branch and config.family.norms.after_mlp is None,
+        residual=config.family.adds_experts and not experts.branch,
         best=experts.best,
         shares_first=experts.shares_first,
         curve=curve,

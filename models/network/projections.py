@@ -126,7 +126,9 @@ def add_experts(
     if dense is not None:
         dense = gated(ops, residual, layer, dense, eps)
     if branches is None or dense is None:
-        x = ops.experts(residual.x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
+        x = experts_output(ops, residual, layer, config)
+        if config.family.norm == "layer":
+            x = residual.x + x
         if layer.mlp_post_norm is not None:  # of the experts' output, which the shared expert's is a part of
             if dense is not None:
                 x = ops.linear_add(dense.x, dense.weight, x)
@@ -138,6 +140,17 @@ def add_experts(
     expert_output = ops.rms_norm(expert_output, branches.after_experts, eps)
     both = add_products(ops, expert_output, [dense], branches.after_dense, eps, Epilogue()).x
     return Residual(*ops.add_norms(both, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
+
+
+def experts_output(ops: Ops, residual: Residual, layer: LayerWeights, config: DecoderConfig) -> mx.array:
+    """Return the output of a layer's experts; see `Mixture.residual`."""
+    x = residual.x
+    assert layer.mlp_norm is not None
+    assert layer.mixture is not None
+    if config.family.norm == "layer" and residual.normed is not None and layer.mlp_norm_bias is None:
+        # LayerNorm without a bias is RMSNorm of the centred stream, and with that the kernels' node begins.
+        x = x - x.mean(axis=-1, keepdims=True)
+    return ops.experts(x, layer.mlp_norm, config.norm_eps, layer.mixture, config.family.activation, residual.normed)
 
 
 def scaled(x: mx.array, epilogue: Epilogue) -> Residual:

@@ -1,6 +1,6 @@
 """Conversion of stored experts to the layout of MLX conversions: stacks (X, N, ...) of gate, up and down.
 
-Three layouts are converted (X = experts, E = width, F = inner width, G = groups of 32 weights):
+Four layouts are converted (X = experts, E = width, F = inner width, G = groups of 32 weights):
 
     GPT-OSS   experts.gate_up_proj_blocks (X, 2 F, G, 16)     rows of gate and up alternate; 4-bit floats (mxfp4)
               experts.gate_up_proj_scales (X, 2 F, G)         a byte for each group
@@ -8,6 +8,7 @@ Three layouts are converted (X = experts, E = width, F = inner width, G = groups
               experts.gate_up_proj        (X, E, 2 F)         plain: columns alternate
     Llama 4   switch_mlp.gate_up_proj     (X, E, 2 F)         columns of gate, then of up; Qwen 3 VL's, too, which
                                                               transformers 5 writes as the others'
+    DBRX      experts.mlp.gate_proj       (X * F, E)          one expert after the other, also of `down_proj`
     others    switch_mlp.input_linear     (X, 2 F, E)         rows of gate, then of up
 
 `down_proj` of the first two is likewise, with one part. `models.checkpoint.text_part` makes the names of `switch_mlp`.
@@ -23,6 +24,7 @@ _GPT_OSS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
 _MODULES = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
 _LLAMA4 = re.compile(r"(.*\.switch_mlp)\.(gate_up_proj|down_proj)")
+_DBRX = re.compile(r"(.*)\.experts\.mlp\.(gate_proj|up_proj|down_proj)")
 _HEAD_NORM = re.compile(r"(.*\.[qk]_norm)\.norms\.(\d{1,5})\.weight")
 _JOINED = ".switch_mlp.input_linear."
 
@@ -34,6 +36,9 @@ def stacks_of(name: str) -> list[str]:
     match = _LLAMA4.fullmatch(name)
     if match is not None:
         return [f"{match[1]}.{module}.weight" for module in _MODULES[match[2]]]
+    match = _DBRX.fullmatch(name)
+    if match is not None:
+        return [f"{match[1]}.switch_mlp.{match[2]}.weight"]
     match = _GPT_OSS.fullmatch(name)
     if match is None:
         return []
@@ -69,6 +74,8 @@ def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
         elif _GPT_OSS.fullmatch(name) is not None:
             rows = _gpt_oss_rows(name, array)
             result |= {stack: rows[:, i :: len(stacks)] for i, stack in enumerate(stacks)}
+        elif (match := _DBRX.fullmatch(name)) is not None:
+            result[stacks[0]] = _dbrx_stack(array, name, arrays.get(f"{match[1]}.router.layer.weight"))
         else:
             rows = array
             if inputs_first(name, shapes):
@@ -98,6 +105,15 @@ def _with_head_norms(arrays: dict[str, Any]) -> dict[str, Any]:
             raise CheckpointError(f"tensor {name} is not of heads 0 to {len(heads) - 1}, of one size")
         others[name] = mx.stack([loaded(heads[i]) for i in range(len(heads))])
     return others
+
+
+def _dbrx_stack(array: Any, name: str, router: Any) -> Any:
+    """Return a tensor (X * F, E) of experts as a stack. router: its rows are the number of experts."""
+    count = 0 if router is None else router.shape[0]
+    if not count or array.shape[0] % count:
+        raise CheckpointError(f"tensor {name} is of no {count} experts")
+    stack = array.reshape(count, -1, array.shape[-1])
+    return stack.swapaxes(1, 2) if name.endswith("down_proj") else stack
 
 
 def _gpt_oss_rows(name: str, array: Any) -> Any:

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import Epilogue, Product, Residual, gated, scaled
+from headrace.models.network.projections import Epilogue, Product, Residual, experts_output, gated, scaled
 from headrace.models.network.shared_norms import SharedNorms
 from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
@@ -101,7 +101,14 @@ class TensorDecoder(Decoder):
         own_vocabulary = self._vocabulary[self._group.rank]
         return self._ops.embed(tokens, self._table, self._dtype, own_vocabulary.start)
 
-    def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:
+    def _add(
+        self,
+        x: mx.array,
+        products: list[Product],
+        post_norm: mx.array | None,
+        epilogue: Epilogue,
+        routed: mx.array | None = None,
+    ) -> Residual:
         """See `Decoder`: this rank's products, then the sum of all ranks'. Rank 0 has x in its part."""
         ops = self._ops
         (result, weight), *others = products
@@ -111,6 +118,8 @@ class TensorDecoder(Decoder):
             partial = ops.linear(result, weight)
         for product in others:
             partial = ops.linear_add(product.x, product.weight, partial)
+        if routed is not None:
+            partial = partial + routed
         total = self._group.all_sum(partial)
         if post_norm is not None:
             total = x + ops.rms_norm(total, post_norm, self.config.norm_eps)
@@ -130,10 +139,12 @@ class TensorDecoder(Decoder):
         if dense is not None:
             dense = gated(ops, residual, layer, dense, eps)
         if branches is None or dense is None:
-            partial = ops.experts(x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
+            partial = experts_output(ops, residual, layer, self.config)
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             total = self._group.all_sum(partial)
+            if self.config.family.norm == "layer":
+                total = x + total
             if layer.mlp_post_norm is not None:
                 total = x + ops.rms_norm(total, layer.mlp_post_norm, eps)
             return scaled(total, epilogue)

@@ -169,14 +169,14 @@ def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
     """Return each rank's query heads: whole groups of a K/V head, or parts of one group that share its K/V head."""
     if config.latent is not None:
         value = config.latent.value
-        counts = {1}  # all queries share one K/V head
+        counts = {(config.heads, 1)}  # all queries share one K/V head
     else:
         value = config.head_dim
-        counts = {config.heads_of(layer)[0] for layer in config.layers}
-    ranges = _grouped(config.heads, max(counts), value, split, unit)
-    for kv_heads in counts:
+        counts = {(config.query_heads(layer), config.heads_of(layer)[0]) for layer in config.layers}
+    ranges = _grouped(config.heads, max(kv_heads for _, kv_heads in counts), value, split, unit)
+    for total, kv_heads in counts:
         for heads in ranges:
-            kv_range(heads, config.heads, kv_heads)
+            kv_range(query_range(heads, config.heads, total), total, kv_heads)
     return ranges
 
 
@@ -237,15 +237,17 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
         experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
     if mixer is not None:
         mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
-    kv_heads = layer.kv_heads  # 0: as in the other layers
-    if kv_heads:
-        kv_heads = len(kv_range(heads, config.heads, kv_heads))
+    total = config.query_heads(layer)
+    queries = query_range(heads, config.heads, total)
+    query_heads = 0  # as in the other layers
+    if layer.heads:
+        query_heads = len(queries)
+    kv_heads = 0
+    if layer.kv_heads:
+        kv_heads = len(kv_range(queries, total, layer.kv_heads))
     indexer = layer.indexer
     if indexer is not None and config.latent is None:  # it has a head for each K/V head
-        indexer = replace(indexer, heads=len(kv_range(heads, config.heads, indexer.heads)))
-    query_heads = layer.heads
-    if query_heads:
-        query_heads = len(query_range(heads, config.heads, query_heads))
+        indexer = replace(indexer, heads=len(kv_range(queries, total, indexer.heads)))
     return replace(
         layer,
         experts=experts,

@@ -192,8 +192,8 @@ _IGNORED = {
     ("hunyuan", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
 }
-# Their classes take the arguments of another one, or have another activation.
-_ELSEWHERE = ("qwen3.5", "qwen3.5-moe", "qwen3-vl-moe", "ministral3", "gemma")
+# Their classes take the arguments of another one, have another activation, or sizes in sections and lists.
+_ELSEWHERE = ("qwen3.5", "qwen3.5-moe", "qwen3-vl-moe", "ministral3", "gemma", "dbrx", "openelm")
 _FIRST = {config_of(name)["model_type"]: name for name in reversed(MODELS)}
 
 

@@ -257,6 +257,12 @@ _MINICPM3 = {
         "original_max_position_embeddings": 64,
     },
 }  # fmt: skip
+_OPENELM = {
+    "model_type": "openelm", "model_dim": 64, "num_transformer_layers": 3, "max_context_length": 256,
+    "num_query_heads": [4, 4, 8], "num_kv_heads": [1, 1, 2], "ffn_multipliers": [0.5, 1.0, 1.5], "ffn_dim_divisor": 32,
+    "rms_norm_eps": 1e-2, "head_dim": 32, "num_key_value_heads": None, "intermediate_size": None,
+    "tie_word_embeddings": None,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -566,6 +572,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "helium": {"model_type": "helium", "head_dim": 16, "attention_bias": False, "mlp_bias": False},
     "telechat3": {"model_type": "telechat3", "attention_bias": True, "mlp_bias": True},
     "gemma": {"model_type": "gemma", "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+    "dbrx": {
+        "model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256, "head_dim": None,
+        "num_key_value_heads": None, "intermediate_size": None,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 3},
+    },
+    "openelm": _OPENELM,
+    "openelm-plain": {
+        **_OPENELM, "normalize_qk_projections": False, "share_input_output_layers": False, "rope_freq_constant": 5e3,
+        "num_query_heads": [4, 4, 4], "num_kv_heads": [2, 1, 4], "ffn_multipliers": [1.5, 0.4, 1.5],
+    },
     "nemotron-biased": {
         "model_type": "nemotron", "norm_eps": 1e-2, "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
         "partial_rotary_factor": 1.0, "tie_word_embeddings": True,
@@ -602,7 +619,8 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0, *
             noise = mx.abs(noise)
         if name.endswith("q_norm.weight") and config["model_type"].startswith("gemma4"):
             noise = noise - 8.5  # its scores are not scaled by anything else
-        value = 1 + 0.1 * noise if "norm" in name else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
+        is_norm = "norm" in name.replace("norm_attn_norm.", "")  # which has DBRX's projections, too
+        value = 1 + 0.1 * noise if is_norm else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
         tensors[name] = value.astype(dtype)
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / "model.safetensors"), tensors)

@@ -1,25 +1,33 @@
 """Table of the convertible GGUF architectures, a file for each kind of layers.
 
 blocks      tensors that many share
-dense, layer_norms, deci, mixtures, gemma, delta, lfm2, mamba      rows
+dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba      rows
 """
 
 from headrace.models.gguf.architecture import Architecture
-from headrace.models.gguf.architectures import deci, delta, dense, gemma, layer_norms, lfm2, mamba, mixtures
+from headrace.models.gguf.architectures import deci, delta, dense, gemma, layer_norms, lfm2, mamba, mixtures, openelm
 from headrace.models.gguf.keys import has_experts
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
-_FILES = (dense, layer_norms, deci, mixtures, gemma, delta, lfm2, mamba)
+_FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba)
 ARCHITECTURES: dict[str, Architecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
+
+_BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
+_MISSING = {  # why a known architecture has no row
+    "rwkv7": "its tokenizer takes the longest token at each place, which no tokenizer here does",
+    **dict.fromkeys(("plamo2", "plamo3"), _BEST_SCORES),
+    "talkie": "its file states the factors of heads in another form than the class that runs its safetensors",
+}
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
     """Return the row of a file's architecture. Raises UnsupportedModelError for an unknown one."""
     name = metadata.architecture
     if name not in ARCHITECTURES:
+        reason = f": {_MISSING[name]}" if name in _MISSING else ""
         raise UnsupportedModelError(
-            f"GGUF architecture {name!r} is not supported",
+            f"GGUF architecture {name!r} is not supported{reason}",
             hint="look for an MLX or safetensors version; docs/models.md lists the GGUF architectures that run",
         )
     return mixtures.MIXTRAL if name == "llama" and has_experts(metadata) else ARCHITECTURES[name]

@@ -35,6 +35,7 @@ from headrace.models.gguf.keys import (
     gating_of,
     layer_type,
     layers_of,
+    mixture,
     rotated_part,
     window_flags,
 )
@@ -131,6 +132,29 @@ def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 def _latent_kinds(config: Config) -> list[tuple[str, ...]]:
     queries = "q_lora" if config.get("q_lora_rank") else "q"
     return [("layer", queries, "k_b", "sparse")] * config["num_hidden_layers"]
+
+
+def _cohere(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the epsilon of RMSNorm, which llama.cpp takes in place of LayerNorm where the file has one."""
+    if not metadata.is_list("{arch}.attention.sliding_window_pattern"):
+        raise UnsupportedModelError("a Command A+ whose file does not list its layers with windows is not supported")
+    if not metadata.has("{arch}.attention.layer_norm_rms_epsilon"):
+        return {}
+    return {"rms_norm_eps": config["layer_norm_eps"]}
+
+
+def _dbrx(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the sections of DBRX's config."""
+    names = ("moe_num_experts", "moe_top_k", "ffn_hidden_size")
+    return {
+        "d_model": config["hidden_size"], "n_heads": config["num_attention_heads"],
+        "n_layers": config["num_hidden_layers"],
+        "attn_config": {
+            "kv_n_heads": config["num_key_value_heads"], "rope_theta": config["rope_theta"],
+            "clip_qkv": metadata.positive("{arch}.attention.clamp_kqv"),
+        },
+        "ffn_config": mixture(metadata, names),
+    }  # fmt: skip
 
 
 def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Entries:
@@ -435,6 +459,42 @@ ROWS: dict[str, Architecture] = {
         tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=SECTIONS, sigmoid=True,
         by_tensor={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"}, untied=True,
         rotates_part=True, drafts=NUMBERED_DRAFTS,
+    ),
+    # North Mini Code and Command A+
+    "cohere2moe": Architecture(
+        "Cohere2MoeForCausalLM", "cohere2_moe",
+        {
+            "layer": {"attn_norm": NORMS["attn_norm"], **attention()}, "dense": mlp(),
+            "sparse": {**experts(), **shared_expert(optional=True)},
+        },
+        tables(),
+        keys=(
+            "first_k_dense_replace", "num_shared_experts", "norm_topk_prob", "logit_scale",
+            "prefix_dense_intermediate_size",
+        ),
+        experts=("num_experts", "num_experts_per_tok", "intermediate_size"), epsilon="layer_norm_eps",
+        constants={
+            "attention_bias": False, "expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "average",
+            "prefix_dense_sliding_window_pattern": 1,
+        },
+        entries=_cohere, window_period=4, sigmoid=True,
+        sizes=lambda config: {"inner": config["prefix_dense_intermediate_size"]},
+    ),
+    "dbrx": Architecture(
+        "DbrxForCausalLM", "dbrx",
+        {
+            "layer": {
+                "attn_norm": Part("norm_attn_norm.norm_1", "hidden"),
+                "attn_output_norm": Part("norm_attn_norm.norm_2", "hidden"),
+                "attn_qkv": Part("norm_attn_norm.attn.Wqkv", "qkv hidden"),
+                "attn_output": Part("norm_attn_norm.attn.out_proj", "hidden hidden"),
+                **experts("ffn.router.layer", "ffn.switch_mlp"),
+            },
+        },
+        tables("transformer.norm_f", "transformer.wte"), epsilon="layer_norm_eps", entries=_dbrx, whole_heads=True,
+        untied=True, layer="transformer.blocks.{}", sizes=lambda config: {
+            "experts": config["ffn_config"]["moe_num_experts"], "width": config["ffn_config"]["ffn_hidden_size"],
+        },
     ),
     "deepseek2": _DEEPSEEK2,
     "deepseek32": _DEEPSEEK32,

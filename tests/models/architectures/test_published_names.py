@@ -7,7 +7,9 @@ import pytest
 
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
-from headrace.runtime.errors import ContextLimitError, UnsupportedModelError
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError
 from headrace.runtime.ops import reference
 from tests.support.alone import new_cache
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
@@ -63,6 +65,33 @@ def logits_of(directory: Path) -> mx.array:
     cache = new_cache(network, 16)
     cache.reserve(5)
     return network.all_logits(network.layers(network.embed(mx.array([[1, 2, 3, 4, 5]])), cache))
+
+
+def test_dbrx_has_the_experts_of_a_layer_in_one_matrix(tmp_path: Path) -> None:
+    converted = write_mlx_lm_model(tmp_path / "converted", config_of("dbrx"))
+    original = tmp_path / "original"
+    original.mkdir()
+    (original / "config.json").write_bytes((converted / "config.json").read_bytes())
+    arrays = mx.load(str(converted / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    tensors = {}
+    for name, array in arrays.items():
+        before, is_expert, after = name.partition(".experts.")
+        number, _, part = after.removesuffix(".weight").partition(".")
+        if not is_expert:
+            tensors[name] = array
+        elif number == "0":
+            every = [arrays[f"{before}.experts.{expert}.{part}.weight"] for expert in range(6)]
+            rows = [each.T if part == "w2" else each for each in every]
+            tensors[f"{before}.experts.mlp.{part}"] = mx.concatenate(rows)
+    mx.save_safetensors(str(original / "model.safetensors"), tensors)
+    assert mx.array_equal(logits_of(converted), logits_of(original)).item()
+    shapes = [shape_of_checkpoint(open_checkpoint(directory)) for directory in (converted, original)]
+    assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes == load_decoder(converted).cost.weight_bytes
+    broken = {name: array[1:] if name.endswith("mlp.w1") else array for name, array in tensors.items()}
+    mx.save_safetensors(str(original / "model.safetensors"), broken)
+    with pytest.raises(CheckpointError, match=r"experts\.mlp\.gate_proj is of no 6 experts"):
+        logits_of(original)
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])

@@ -859,6 +859,56 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             output_norm__bias=(HIDDEN,),
         ),
     ),
+    "cohere2moe": (  # a dense layer first, which rotates though it has no window
+        "cohere2moe",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, **_EPSILON, "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [False, True, True, False], "leading_dense_block_count": 1,
+            "expert_shared_count": 2, "expert_shared_feed_forward_length": 64, "expert_weights_norm": True,
+            "expert_gating_func": 2, "rope.dimension_count": 16, "rope.scaling.type": "none", "logit_scale": 0.25,
+        },
+        _layers(
+            {**_norms("attn_norm"), **_attention(), **_mlp()},
+            *({**_norms("attn_norm"), **_attention(), **_experts(shared=64)},) * 3, tied=True,
+        ),
+    ),
+    "cohere2moe-rms": (  # RMSNorm, no expert that all tokens use, weights that are not normalized
+        "cohere2moe",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, False, True], "leading_dense_block_count": 0,
+            "expert_gating_func": 2, "logit_scale": 1.0,
+        },
+        _layers(*({**_norms("attn_norm"), **_attention(), **_experts()},) * 3),
+    ),
+    "dbrx": (
+        "dbrx",
+        {
+            **_EPSILON, "attention.head_count": 4, "attention.head_count_kv": 2, "feed_forward_length": 32,
+            "rope.freq_base": 5e5, "attention.clamp_kqv": 0.7, "expert_count": 4, "expert_used_count": 2,
+        },
+        _layers(
+            *({
+                **_norms("attn_norm", "attn_output_norm"), "attn_qkv.weight": (128, HIDDEN),
+                "attn_output.weight": (HIDDEN, HIDDEN), **_experts(),
+            },) * 2,
+        ),
+    ),
+    "openelm": (  # other heads and widths in each layer
+        "openelm",
+        {
+            "attention.head_count": [4, 4, 8], "attention.head_count_kv": [1, 1, 2], "attention.key_length": 16,
+            "attention.value_length": 16, "feed_forward_length": [64, INNER, 128], "rope.dimension_count": 16,
+            "rope.freq_base": 1e4,
+        },
+        _layers(
+            *({
+                **_LFM_NORMS, "attn_qkv.weight": ((heads + heads // 2) * 16, HIDDEN), **_head_norms(),
+                "attn_output.weight": (HIDDEN, heads * 16), **_mlp(width),
+            } for heads, width in ((4, 64), (4, INNER), (8, 128))),
+            tied=True,
+        ),
+    ),
     "llama4": (
         "llama4",
         {

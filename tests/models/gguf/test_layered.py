@@ -66,7 +66,7 @@ def logits_of(directory: Path, prompt: list[int]) -> np.ndarray:
 
 def _rounding(directory: Path) -> float:
     """Return the bound for a model's number of layers."""
-    numbers = [re.search(r"\b(?:layers|h)\.(\d+)\.", name) for name in open_checkpoint(directory).tensors]
+    numbers = [re.search(r"\b(?:layers|blocks|h)\.(\d+)\.", name) for name in open_checkpoint(directory).tensors]
     return logits_bound(LONGEST_SUM, 1 + max(int(number[1]) for number in numbers if number is not None))
 
 
@@ -141,6 +141,9 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "falcon-40b",
         "maincoder",
         "stablelm-12b",
+        "cohere2moe",
+        "dbrx",
+        "openelm",
     ],
 )
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
@@ -236,31 +239,81 @@ def test_step_3_5_has_the_rope_scaling_of_its_checkpoint(tmp_path: Path) -> None
     assert np.array_equal(logits_of(directory, prompt), logits_of(plain, prompt))
 
 
-def test_phi_moe_is_its_checkpoint_under_the_names_of_transformers(tmp_path: Path) -> None:
-    names = {
-        "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-        "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3",
-    }  # fmt: skip
-    directory = convert(write_layered(tmp_path / "m.gguf", "phimoe"))
-    stored = {}
-    for name, values in tensors_of("phimoe").items():
+_TABLES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"attn_output": "self_attn.o_proj"}
+_COHERE = {
+    **_TABLES, **_ATTENTION, "attn_norm": "input_layernorm", "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_exps": f"{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+}  # fmt: skip
+# name -> (prefix of layers, experts below it, names of tensors), of checkpoints as transformers or mlx-lm have them
+_PUBLISHED = {
+    "phimoe": (
+        "model.layers", "block_sparse_moe.experts",
+        {
+            **_TABLES, **_ATTENTION, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3",
+        },
+    ),
+    "cohere2moe": ("model.layers", "mlp.experts", _COHERE),
+    "cohere2moe-rms": ("model.layers", "mlp.experts", _COHERE),
+    "dbrx": (
+        "transformer.blocks", "ffn.experts",
+        {
+            "token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head",
+            "attn_norm": "norm_attn_norm.norm_1", "attn_output_norm": "norm_attn_norm.norm_2",
+            "attn_qkv": "norm_attn_norm.attn.Wqkv", "attn_output": "norm_attn_norm.attn.out_proj",
+            "ffn_gate_inp": "ffn.router.layer", "ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "v1",
+        },
+    ),
+    "openelm": (
+        "transformer.layers", "",
+        {
+            "token_embd": "transformer.token_embeddings", "output_norm": "transformer.norm", "attn_norm": "attn_norm",
+            "ffn_norm": "ffn_norm", "attn_qkv": "attn.qkv_proj", "attn_q_norm": "attn.q_norm",
+            "attn_k_norm": "attn.k_norm", "attn_output": "attn.out_proj", "ffn_gate": "ffn.proj_1",
+            "ffn_up": "ffn.proj_1", "ffn_down": "ffn.proj_2",
+        },
+    ),
+}  # fmt: skip
+
+
+def published(variant: str, directory: Path) -> Path:
+    """Write the tensors of a variant under their names in checkpoints, with the config in `directory`."""
+    layers, experts, names = _PUBLISHED[variant]
+    stored: dict[str, np.ndarray] = {}
+    for name, values in tensors_of(variant).items():
         *block, kind, leaf = name.split(".")
         if kind.startswith("rope_factors"):
             continue
-        at = f"model.layers.{block[1]}." if block else ""
+        at = f"{layers}.{block[1]}." if block else ""
+        key = f"{at}{names[kind]}.{leaf}"
         if kind.endswith("_exps"):
-            experts = f"{at}block_sparse_moe.experts"
-            stored |= {f"{experts}.{number}.{names[kind]}.{leaf}": each for number, each in enumerate(values)}
+            stored |= {f"{at}{experts}.{i}.{names[kind]}.{leaf}": each for i, each in enumerate(values)}
+        elif key in stored:  # gate, and up below it
+            stored[key] = np.concatenate([stored[key], values])
         else:
-            stored[f"{at}{names[kind]}.{leaf}"] = values
-    other = tmp_path / "safetensors"
+            stored[key] = values
+    other = directory.with_name("safetensors")
     shutil.copytree(directory, other)
     mx.save_safetensors(str(other / "model.safetensors"), {name: mx.array(values) for name, values in stored.items()})
+    return other
+
+
+@pytest.mark.parametrize("variant", [variant for variant in _PUBLISHED if variant != "phimoe"])
+def test_files_are_checkpoints_under_published_names(variant: str, tmp_path: Path) -> None:
+    directory = convert(write_layered(tmp_path / "m.gguf", variant))
+    prompt = RECORDED["prompt"]
+    assert np.array_equal(logits_of(directory, prompt), logits_of(published(variant, directory), prompt))
+
+
+def test_phi_moe_is_its_checkpoint_under_the_names_of_transformers(tmp_path: Path) -> None:
+    directory = convert(write_layered(tmp_path / "m.gguf", "phimoe"))
     config = json.loads((directory / "config.json").read_text())
     assert config["rope_scaling"]["long_mscale"] == 1.243163121016122
-    assert np.array_equal(logits_of(directory, RECORDED["prompt"]), logits_of(other, RECORDED["prompt"]))
+    prompt = RECORDED["prompt"]
+    assert np.array_equal(logits_of(directory, prompt), logits_of(published("phimoe", directory), prompt))
 
 
 class FilePart:
@@ -368,6 +421,9 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "bailingmoe3",
         "falcon-40b",
         "granite_swa",
+        "cohere2moe",
+        "dbrx",
+        "openelm",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
@@ -427,6 +483,8 @@ def test_broken_files_are_one_error(
         ("bailingmoe3", {"rope.dimension_sections": [2, 1, 1, 0]}, "dimension_sections"),
         ("hy_v3", {"expert_shared_feed_forward_length": 48}, "shared experts of 48"),
         ("laguna", {"expert_weights_norm": False}, "other heads or experts"),
+        ("cohere2moe", {"attention.sliding_window_pattern": 4}, "does not list its layers"),
+        ("cohere2moe", {"expert_gating_func": 1}, "experts by softmax"),
     ],
 )
 def test_settings_that_a_class_cannot_run_are_refused(

@@ -10,10 +10,12 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.gguf import convert_gguf
 from headrace.models.loading import load
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
+from tests.models.gguf.build_layered import write_layered
 from tests.support import every_module, mlx_lm_models, mtp_models, tiny
 from tests.support.rank_process import Ranks, answers, heads
 
@@ -104,6 +106,15 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1.2]), wanted) == 0
     assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 2e-6
+
+
+def test_experts_next_to_attention_are_divided(two: Ranks, tmp_path: Path) -> None:
+    (directory := tmp_path / "cohere2moe").mkdir()
+    convert_gguf(write_layered(tmp_path / "m.gguf", "cohere2moe"), directory)
+    job = job_of(directory, environment=_EXACT)
+    wanted = alone(job)
+    assert differences(two.ask(**job, kind="pipeline", shares=[1, 1]), wanted) == 0
+    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
 
 
 @pytest.mark.sampled

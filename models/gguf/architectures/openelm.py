@@ -1,0 +1,48 @@
+"""OpenELM: layers of different sizes."""
+
+from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts
+from headrace.models.gguf.architectures.blocks import head_norms, mlp, tables
+from headrace.models.gguf.keys import HEADS, WIDTH, layers_of
+from headrace.models.gguf.metadata import Metadata
+
+
+def _openelm(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes of each layer, under the names of the family's config."""
+    count = layers_of(metadata)
+    widths = metadata.per_layer("{arch}.feed_forward_length", count, minimum=1, maximum=WIDTH)
+    return {
+        "model_dim": config["hidden_size"], "num_transformer_layers": count,
+        "max_context_length": config["max_position_embeddings"], "rope_freq_constant": config["rope_theta"],
+        "num_query_heads": metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS),
+        "num_kv_heads": metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS),
+        "ffn_multipliers": [width / config["hidden_size"] for width in widths], "ffn_dim_divisor": 1,
+        "share_input_output_layers": config["tie_word_embeddings"],
+    }  # fmt: skip
+
+
+def _kinds(config: Config) -> list[tuple[str, ...]]:
+    widths = [round(multiple * config["hidden_size"]) for multiple in config["ffn_multipliers"]]
+    sizes = zip(config["num_query_heads"], config["num_kv_heads"], widths, strict=True)
+    return [(f"{heads} {kv_heads} {width}",) for heads, kv_heads, width in sizes]
+
+
+class _Groups(dict[str, Parts]):
+    """Tensors of a layer by its sizes: "12 3 768" has 12 heads of queries, 3 of K/V, and a feed-forward of 768."""
+
+    def __missing__(self, kind: str) -> Parts:
+        heads, kv_heads, width = kind.split()
+        return {
+            "attn_norm": Part("attn_norm", "hidden"), "ffn_norm": Part("ffn_norm", "hidden"),
+            "attn_qkv": Part("attn.qkv_proj", f"{int(heads) + 2 * int(kv_heads)}*head hidden"),
+            "attn_output": Part("attn.out_proj", f"hidden {heads}*head"),
+            **head_norms("attn.q_norm", "attn.k_norm"), **mlp("ffn", inner=width),
+        }  # fmt: skip
+
+
+ROWS = {
+    "openelm": Architecture(
+        "OpenELMForCausalLM", "openelm", _Groups(), tables("transformer.norm", "transformer.token_embeddings"), keys=(),
+        constants={"normalize_qk_projections": True, "ffn_with_glu": True}, entries=_openelm, head_counts=True,
+        layer="transformer.layers.{}", kinds=_kinds,
+    ),
+}  # fmt: skip
