@@ -1,4 +1,4 @@
-"""Facts about this machine that other ranks need: versions, memory, bandwidth, the model's copy, RDMA, the clock."""
+"""Facts about this machine that other ranks need: versions, memory, bandwidth, the model's copy, RDMA."""
 
 import os
 import shutil

@@ -72,7 +72,8 @@ class Architecture:
     outer_keys: tuple[str, ...] = ()  # keys of the text part that mlx-lm's class of the whole reads outside it
     outer: Callable[[Config], str | None] | None = None  # multimodal model_type if mlx-lm has only that one's class
     # Tensors
-    tensor_names: tuple[tuple[str, str], ...] = ()  # parts of names -> their names here
+    # Parts of names and their names here. They are replaced in this order, each in the result of the one before.
+    tensor_names: tuple[tuple[str, str], ...] = ()
     rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
     is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
     converted: str = ""  # part of names in conversions with whole norms alone, see `TextPart.whole_norms`

@@ -44,10 +44,10 @@ def _minicpm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 def _minicpm3_keys(config: Config) -> None:
     """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
-    pairs = config.get("qk_rope_head_dim")
+    rotated = config.get("qk_rope_head_dim")  # dimensions of a head
     longest = config.get("max_position_embeddings")
-    if config.get("rope_scaling") is None and type(pairs) is int and type(longest) is int:
-        ones = [1.0] * (pairs // 2)
+    if config.get("rope_scaling") is None and type(rotated) is int and type(longest) is int:
+        ones = [1.0] * (rotated // 2)
         factors = {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": longest}
         config["rope_scaling"] = {"type": "longrope", "rope_type": "longrope", **factors}
 
@@ -80,6 +80,7 @@ def _swa_keys(config: Config) -> None:
     if config.get("layer_types") is None:
         config["layer_types"] = [f"{'sliding' if layer % 4 else 'full'}_attention" for layer in layers]
     thetas = config.get("layer_rope_theta")
+    # Despite the name of the key, 1 stands for a layer that rotates.
     config["no_rope_layers"] = [int(bool(theta)) for theta in thetas] if isinstance(thetas, list) else [1] * len(layers)
 
 

@@ -1,4 +1,4 @@
-"""Families with LayerNorm: Phi-2, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX."""
+"""Families with LayerNorm: Phi-2, Phi MoE, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHARED_NORM = NormNames("input_layernorm", None, "input_layernorm")
 # A feed-forward without a gate
 _UNGATED = ("mlp.up_proj", "mlp.down_proj")
-# Values of `hidden_act` that are one function here
+# Names of GELU that the config may state; `read.decoder_config` takes erf or tanh by them.
 _GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")
 
 

@@ -15,11 +15,20 @@ _NAMES = (
 
 
 def _short_convolution(fields: Fields) -> MixerConfig:
-    width = fields.count("hidden_size")
-    return MixerConfig(mixer_sizes("conv", 1, 0, 0, width, fields.count("conv_L_cache")), fields.positive("norm_eps"))
+    """Return the gated short convolution, which has no recurrence: one head as wide as the model."""
+    sizes = mixer_sizes(
+        "conv",
+        heads=1,
+        key_heads=0,
+        key_dim=0,
+        value_dim=fields.count("hidden_size"),
+        width=fields.count("conv_L_cache"),
+    )
+    return MixerConfig(sizes, fields.positive("norm_eps"))
 
 
 def _inner_size(fields: Fields) -> int:
+    """Return the width of feed-forwards: as stated, or two thirds of that, rounded up to a multiple."""
     size = fields.count("block_ff_dim")
     multiple = fields.count("block_multiple_of", default=256)
     if not fields.values.get("block_auto_adjust_ff_dim"):
@@ -29,6 +38,7 @@ def _inner_size(fields: Fields) -> int:
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of all layers; the first ones are dense."""
     experts = ExpertsConfig(
         *count_experts(fields, "num_experts"),
         size=fields.count("moe_intermediate_size"),

@@ -16,10 +16,10 @@ from headrace.models.architectures.latent import latent_scale
 from headrace.models.architectures.layers import head_size, layers_of, ropes_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-# "mrope" has separate axes for time, height and width, which are equal for text.
 _UNGATED_GELU: dict[str, Activation] = {
     "gelu": "erf_gelu", "gelu_new": "tanh_gelu", "gelu_fast": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu",
 }  # fmt: skip
+# "mrope" has separate axes for time, height and width, which are equal for text.
 _ROPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
 
 

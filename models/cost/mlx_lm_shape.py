@@ -6,7 +6,6 @@ From a config alone, parameters get the shapes and types implied by its quantiza
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -40,6 +39,7 @@ def shape_of_mlx_lm_config(config: Mapping[str, object]) -> StepShape:
 
 
 def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: str) -> StepShape:
+    """Return the shape of a class without weights. name: of the model in errors. source: of the figures."""
     try:
         measured = measure(model, config)
     except Exception as error:
@@ -47,21 +47,22 @@ def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: st
     text = text_section(config)
     heads = text.get("num_attention_heads") or 0
     context = text.get("max_position_embeddings")
+    # A head multiplies and adds once for keys and once for values: 4 FLOPs a dimension and entry.
+    head_dim = measured.attention_flops // (4 * heads) if heads else 0
+    # For a format that the class cannot store, `quantized` returns the reason as a text.
+    kinds = [quantized(model, kind) for kind in FORMATS[1:]]
     return StepShape(
         source=f"{source}, mlx-lm's class",
         layers=int(text.get("num_hidden_layers") or len(measured.kv)),
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=measured.attention_flops // (4 * heads) if heads else 0,
+        head_dim=head_dim,
         context_length=context if isinstance(context, int) and context > 0 else 2048,
         matrices=measured.matrices,
         vector_bytes=measured.vector_bytes,
         kv=_merged(measured.kv),
         resident_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
-        kv_formats=[
-            FLOAT16,
-            *(kind for kind in map(partial(quantized, model), FORMATS[1:]) if not isinstance(kind, str)),
-        ],
+        kv_formats=[FLOAT16, *(kind for kind in kinds if not isinstance(kind, str))],
         stock=True,
         splits=(ways(model, config),) * 2,
         family=str(config.get("model_type", "")),

@@ -87,7 +87,7 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
         config |= windows(metadata, config["num_hidden_layers"], row.window_period)
     config |= {entry: file.has(tensor) for entry, tensor in row.by_tensor.items()}
     config |= row.entries(metadata, file, config)
-    refuse_unread(metadata)
+    refuse_unread(metadata)  # after all reading: `metadata` notes which keys were read
     if not row.wrapped:
         return {"architectures": [row.model_class], **config}
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]}

@@ -16,7 +16,8 @@ from headrace.models.text.adapt_tools import complete_definitions, sent_definiti
 from headrace.models.text.chat_template import ChatTemplate, Message
 from headrace.runtime.errors import CheckpointError
 
-_ID = "a1b2c3d4e"  # nine letters and digits, which every template takes
+# Nine letters and digits, which every template takes. `tools.written.IDS` has the same.
+_ID = "a1b2c3d4e"
 _LONG_ID = "call_0123456789abcdef01234567"
 _NAME = "probe_tool"
 _TOOL = {

@@ -228,6 +228,7 @@ class Tokenizer:
 
     @cached_property
     def _shadow(self) -> Encoder:
+        """Return the encoder that knows control tokens by secret names only, see `ControlTokens.shadow`."""
         with library_errors(_FAILED):
             return Encoder(self._controls.shadow(self._rust))
 
@@ -267,6 +268,10 @@ class Tokenizer:
         return frozenset(index for index in declared if index is not None and 0 <= index < self.vocab_size)
 
     def _find_controls(self) -> ControlTokens:
+        """Return the control tokens: declared ones, ends of turns, and markup that the template writes.
+
+        Needs `eos_ids`. Raises CheckpointError for a tokenizer that takes very long.
+        """
         special: dict[str, int] = {}
         markup: dict[str, int] = {}
         ends = self.eos_ids
@@ -296,7 +301,7 @@ class Tokenizer:
         texts = [_well_formed(text) for text in (_PROBE, written, *sorted(named | ends | markup_in(written))) if text]
         with panics_hidden():
             encoded = limited(lambda: list(map(self._ids_of, texts)), sum(map(len, texts)))
-        for index in itertools.chain.from_iterable(encoded[1:]):
+        for index in itertools.chain.from_iterable(encoded[1:]):  # _PROBE is there for its time
             piece = self._rust.id_to_token(index)
             if piece is not None and piece != unknown and looks_like_markup(piece):
                 pieces[piece] = index
@@ -311,6 +316,7 @@ class Tokenizer:
             return []
 
     def _written_between_turns(self) -> str:
+        """Return a rendered chat of four turns, or of three; "" without a template or if it refuses both."""
         turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
         for messages in (turns, turns[1:]):  # some templates refuse a system prompt
             with suppress(CheckpointError, UsageError):

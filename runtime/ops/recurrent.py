@@ -64,7 +64,10 @@ def mix_pass(
 
 
 def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
-    """Mix one sequence's tokens, x (1, T, projected)."""
+    """Mix one sequence's tokens. Returns the mixed tokens (1, T, width of values) and the new state.
+
+    x: (1, T, projected). state: flat, the convolution's newest inputs, then that of the recurrence.
+    """
     sizes = spec.sizes
     count = x.shape[1]
     channels = sizes.channels
@@ -81,7 +84,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
     if sizes.kind == "conv":
         return out_gate * convolved, taps
-    convolved = convolved * mx.sigmoid(convolved)
+    convolved = convolved * mx.sigmoid(convolved)  # SiLU
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)

@@ -19,20 +19,19 @@ from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
 MARKUP = (
-    *(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-    ),
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
     "｜DSML｜",
 )
 _FENCE = "```"
+_JSON_FENCE = f"\n{_FENCE}json\n"
 _BEGIN, _END, _CALL, _CALL_END, _SEPARATOR, _TAG = MARKUP
 _FENCED = Markup(
     begin=f"{_BEGIN}{_CALL}function{_SEPARATOR}",
-    middle=f"\n{_FENCE}json\n",
+    middle=_JSON_FENCE,
     end=f"\n{_FENCE}{_CALL_END}{_END}",
     separator=f"\n{_FENCE}{_CALL_END}\n{_CALL}function{_SEPARATOR}",
 )
@@ -60,14 +59,14 @@ def tagged_markup(section: str) -> Markup:
 
 
 class DeepSeek(ToolForm):
-    """See `ToolForm`. fenced: calls as in 3 and R1."""
+    """See `ToolForm`. `Written` reads 3.2. fenced: calls as in 3 and R1, not 3.1."""
 
     def __init__(self, marks: Marks, *, fenced: bool) -> None:
         self._begin, self._end, self._call, self._call_end, self._separator, _ = map(marks, MARKUP)
         self.begins = (self._begin,)
         self.markup = _FENCED if fenced else _PLAIN
         self._fenced = fenced
-        self.rule_begin = MARKUP[0]
+        self.rule_begin = _BEGIN
         call = re.escape(self._call)
         separator = re.escape(self._separator)
         name = f"{call}(?:function{separator})?([\\w.:/-]+)(?:{separator}|\\n{_FENCE}json\\n)(?={{)"
@@ -103,7 +102,7 @@ class DeepSeek(ToolForm):
         fence = text.find(f"{_FENCE}json", start)
         if fence >= 0 and name == "function":
             name = text[start:fence].strip()
-            start = fence + len(_FENCE) + 4
+            start = fence + len(f"{_FENCE}json")
         try:
             value, end = leading_value(text, start)
         except (UnfinishedError, ValueError):
@@ -114,13 +113,13 @@ class DeepSeek(ToolForm):
         return ToolCall(name, json.dumps(value, ensure_ascii=False)), closed + len(self._call_end)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        begin = literal(MARKUP[2])
-        end = literal(MARKUP[3])
-        separator = literal(MARKUP[4])
+        begin = literal(_CALL)
+        end = literal(_CALL_END)
+        separator = literal(_SEPARATOR)
         calls = []
         for number, tool in enumerate(tools):
             if self._fenced:
-                head = f'"function" {separator} {quoted(tool.name + chr(10) + "```json" + chr(10))}'
+                head = f'"function" {separator} {quoted(f"{tool.name}{_JSON_FENCE}")}'
                 calls.append(f'call{number}: {head} arguments{number} "\\n```"')
             else:
                 calls.append(f"call{number}: {quoted(tool.name)} {separator} arguments{number}")
@@ -130,5 +129,5 @@ class DeepSeek(ToolForm):
         more = ""
         if self.parallel:
             more = f"({between} one)*"
-        rest = f"rest: one {more} {literal(MARKUP[1])}"
+        rest = f"rest: one {more} {literal(_END)}"
         return "\n".join([rest, rule, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

@@ -58,7 +58,7 @@ class Llama(ToolForm):
         try:
             calls, position = self._leading_calls(text, start, is_tagged=is_tagged)
         except UnfinishedError:
-            return no_call(max(start, 1), final=final)
+            return no_call(max(start, 1), final=final)  # past one character, so that reading goes on
         if not calls:
             return Reading(max(start, 1))
         while True:

@@ -25,6 +25,7 @@ from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 NAMES = ("probe_tool_x", "probe_tool_y")
 KEYS = ("probe_key_x", "probe_key_y")
 VALUES = ("probe_value_x", "probe_value_y")
+# Identifiers of the calls in the rendered examples: `_ID` and `_LATER_ID` of `template_rules`.
 IDS = ("a1b2c3d4e", "f5g6h7i8j")
 _NAME = r"[A-Za-z0-9_.:/-]{1,128}?"  # of a tool, as a regular expression
 _MAX_NAME = 128  # characters
