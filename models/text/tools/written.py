@@ -187,7 +187,7 @@ class Written(ToolForm):
         self._max_head = sum(map(len, markup.texts)) + _MAX_NAME  # characters: longer texts are no incomplete head
         # `_name`: a tool's name and the text after it. After these come the arguments: without that condition, a name
         # would end before an empty `middle`.
-        self._parameters: tuple[re.Pattern[str], ...] = ()  # (): arguments are JSON
+        self._parameter: re.Pattern[str] | None = None  # None: arguments are JSON
         if markup.key_begin is None:
             self._name = f"({_NAME}){self._middle}(?=\\s*{{)"
             self.head = re.compile(f"(?:{'|'.join(begins)}){self._name}")
@@ -195,8 +195,9 @@ class Written(ToolForm):
             after_name = [_pattern(marks(markup.key_begin)), self._end, *begins[1:]]
             self._name = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
             parameter = self._parameter_pattern(marks)
-            # A value may have its own end in it: one ends it before another tag, if any such does.
-            self._parameters = (re.compile(f"{parameter}(?={'|'.join(after_name)})"), re.compile(parameter))
+            self._parameter = re.compile(parameter)
+            self._parameter_before_tag = re.compile(f"{parameter}(?={'|'.join(after_name)})")
+            self._call_begin = re.compile(_pattern(marks(begin[max(begin.rfind("<"), 0) :])))  # its last tag
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
     def _parameter_pattern(self, marks: Marks) -> str:
@@ -260,7 +261,7 @@ class Written(ToolForm):
         """Return the call and the place after its arguments; None while they are incomplete."""
         name = head[1]
         position = head.end()
-        if not self._parameters:
+        if self._parameter is None:
             try:
                 value, end = leading_value(text, position)
             except (UnfinishedError, ValueError):
@@ -268,7 +269,7 @@ class Written(ToolForm):
             return ToolCall(name, json.dumps(value, ensure_ascii=False)), end
         pairs: list[tuple[str, str]] = []
         texts: set[str] = set()
-        for pair in _successive(self._parameters, text, position):
+        for pair in self._pairs(self._parameter, text, position):
             key, before_value, value = pair.groups()
             if self.markup.has_cdata:
                 value = _without_cdata(value)
@@ -280,6 +281,21 @@ class Written(ToolForm):
         if is_whole is None and not final:
             return None
         return tagged_call(name, pairs, self._tools, texts), position
+
+    def _pairs(self, parameter: re.Pattern[str], text: str, position: int) -> Iterator[re.Match[str]]:
+        """Yield the parameters that follow one another from `position` on.
+
+        A value may have its own end in it, and then ends before another tag of the call. Where that would take in the
+        beginning of another call, markup is missing: the value ends at the first end.
+        """
+        while True:
+            match = self._parameter_before_tag.match(text, position)
+            if match is None or self._call_begin.search(match[3]):
+                match = parameter.match(text, position)
+            if match is None:
+                return
+            yield match
+            position = match.end()
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         if self.head is not None:
@@ -324,17 +340,6 @@ def _without_cdata(value: str) -> str:
     if not value.startswith(_CDATA_BEGIN) or not value.endswith(_CDATA_END):
         return value
     return value[len(_CDATA_BEGIN) : -len(_CDATA_END)]
-
-
-def _successive(patterns: Sequence[re.Pattern[str]], text: str, position: int) -> Iterator[re.Match[str]]:
-    """Yield the matches that follow one another from `position` on, each of the first pattern that fits."""
-    while (match := _first_match(patterns, text, position)) is not None:
-        yield match
-        position = match.end()
-
-
-def _first_match(patterns: Sequence[re.Pattern[str]], text: str, position: int) -> re.Match[str] | None:
-    return next((match for pattern in patterns if (match := pattern.match(text, position)) is not None), None)
 
 
 def _pattern(text: str, *, any_type: bool = True) -> str:

@@ -152,6 +152,16 @@ def test_a_value_may_have_the_tag_that_ends_it(name: str, at: str) -> None:
         assert read(name, text, size) == ("", calls)
 
 
+@pytest.mark.parametrize("between", ["and\n", ""])
+def test_a_value_ends_before_another_call_where_markup_is_missing(between: str) -> None:
+    look = '<invoke name="look">\n<parameter name="at">{}</parameter>\n'
+    text = f"<group>\n{look.format('x')}</invoke>\n{between}{look.format('y')}</invoke>\n</group>"
+    if not between:
+        text = text.replace("</invoke>\n<invoke", "<invoke")
+    _, calls = read("tagged", text, len(text))
+    assert calls[:1] == [("look", {"at": "x"})]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("said", ["So: ", "Use <b> and [x], 1 < 2.\n"])
 def test_text_before_a_call_stays(name: str, said: str) -> None:
