@@ -276,6 +276,9 @@ def rm(name: str, yes: bool) -> None:
     if adapter is not None:
         entry = adapter.name
         files: CachedFiles | None = adapter.files
+        users = _models_with(store, adapter.files, entry)
+        if users:
+            raise UsageError(f"{entry} shares files of the hub's cache with {users[0]}", f"remove {users[0]} first")
         stored = 0
     else:
         entry = installed_name(name, store)
@@ -293,7 +296,11 @@ def rm(name: str, yes: bool) -> None:
     if adapter is None:
         freed = store.remove(entry)
     if files is not None:
-        freed += delete_cached(files)
+        try:
+            freed += delete_cached(files)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise CheckpointError(f"files of {entry} in the hub's cache cannot be deleted: {reason}") from error
     say(f"removed {entry}, {format_bytes(freed)} freed")
 
 
@@ -316,11 +323,22 @@ def _unshared_files(store: Store, entry: str) -> CachedFiles | None:
         return None
     if model is None or model.cached_files is None:
         return None
-    files = model.cached_files
-    needed = {other.cached_files for other in store.list() if other.name != entry}
-    if files.file is None:  # the revision, with all of its files
-        needed = {other._replace(file=None) for other in needed if other is not None}
-    return None if files in needed else files
+    return None if _models_with(store, model.cached_files, entry) else model.cached_files
+
+
+def _models_with(store: Store, files: CachedFiles, entry: str) -> list[str]:
+    """Return the other installed models with a file in the hub's cache among those of an entry."""
+    return [other.name for other in store.list() if other.name != entry and _overlap(other.cached_files, files)]
+
+
+def _overlap(files: CachedFiles | None, others: CachedFiles) -> bool:
+    """Return whether files of a model are among others. A GGUF without a folder may be in any: an older entry."""
+    if files is None or files[:2] != others[:2]:
+        return False
+    if files.file is None or others.file is None:  # the revision, with all of its files
+        return others.file is None
+    same_name = Path(files.file).name == Path(others.file).name
+    return files.file == others.file or (same_name and "/" not in files.file)
 
 
 def _document(name: str | None) -> Document:

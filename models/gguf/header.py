@@ -140,9 +140,10 @@ def first_metadata(file: Path) -> dict[str, Value]:
     try:
         with file.open("rb") as stream:
             reader = _HeaderReader(file.name, stream.read(_FIRST_BYTES), file.stat().st_size)
+    except OSError:  # another user's file, or deleted meanwhile
+        return {}
+    with suppress(CheckpointError, UnsupportedModelError, HeaderCutError):  # cut within the vocabulary
         reader.read_metadata()
-    except (OSError, CheckpointError, UnsupportedModelError, HeaderCutError):  # cut within the vocabulary
-        pass
     return reader.metadata
 
 

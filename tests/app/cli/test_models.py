@@ -533,7 +533,7 @@ def test_files_in_the_hubs_cache_stay_while_another_model_needs_them(store: Stor
 
 
 def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     repo = tmp_path / "hub" / "hub" / "models--org--lora"
@@ -560,3 +560,9 @@ def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
     assert [row["name"] for row in json.loads(run("list", "lora", "--json").stdout)] == ["org/lora"]
     assert "not installed" in run("rm", "org/lora@v2", "--yes", code=2).stderr
     assert "no terminal" in run("rm", "org/lora", code=2).stderr
+    entry = store.root / "beside"  # a model whose file lies beside the adapter
+    entry.mkdir(parents=True)
+    (entry / "config.json").write_text("{}")
+    (entry / "headrace.json").write_text(json.dumps(CachedFiles("org/lora", "1" * 40, "m.gguf")._asdict()))
+    assert "shares files" in run("rm", "org/lora", "--yes", code=2).stderr
+    assert folders["main"].is_dir()

@@ -295,6 +295,8 @@ def test_deleting_a_gguf_from_the_cache_leaves_the_others(hub: HubServer, tmp_pa
     files = [fetch_hub(HubId("org/name", file=name)) for name in ("m-Q4_0.gguf", "sub/m-Q8_0.gguf", "n-F16.gguf")]
     first, second, third = (CachedFiles("org/name", each.commit, each.names[0]) for each in files)
     assert delete_cached(first) == 0  # the second has the same content
+    older = second._replace(file="m-Q8_0.gguf")  # as older versions stored it
+    assert cached_bytes(older) == len(content)
     assert cached_bytes(second) == delete_cached(second) == len(content)
     assert delete_cached(second) == delete_cached(CachedFiles("org/name", first.commit, "../../../x.gguf")) == 0
     repo = files[0].folder.parents[1]
