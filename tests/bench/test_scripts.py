@@ -23,6 +23,7 @@ COVERED = {
     "make_model",
     "metal_simulator",
     "speculation_draws",
+    "speculation_pairs",
     "step_parts",
     "telemetry_overhead",
 } | {
@@ -159,6 +160,15 @@ def test_speculation_replay_prints_its_rounds(
 ) -> None:
     run("speculation_replay", monkeypatch, str(write_chat_model(tmp_path / "tiny")), "--tokens", "24")
     assert "edit     at 0:   24 tokens" in capsys.readouterr().out
+
+
+def test_speculation_pairs_prints_its_gains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_chat_model(tmp_path / "tiny"))
+    run("speculation_pairs", monkeypatch, model, "--rounds", "1", "--tokens", "8", "--workload", "edit")
+    native.set_threads(0)
+    assert "edit     at 0:    8 tokens" in capsys.readouterr().out
 
 
 def test_make_model_writes_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_without_a_compute_roof_the_plot_ends_at_its_points() -> None:
 def test_a_point_above_a_roof_has_the_word_for_why() -> None:
     limits = Roofs(10e9, None, 50e9)
     assert limits.why_above(Point(2.0, 19e9)) == ""
-    assert "cache" in limits.why_above(Point(2.0, 21e9))
+    assert "above the measured memory" in limits.why_above(Point(2.0, 21e9))
     assert "compute" in limits.why_above(Point(96.0, 71e9))
     assert limits.limit_of(Point(2.0, 10e9)) == "memory limits it, 50 % used; arithmetic from 5 FLOP/B"
     assert limits.limit_of(Point(10.0, 10e9)) == "arithmetic limits it, 20 % used"
@@ -250,7 +250,7 @@ def test_a_point_above_a_roof_has_the_word_for_why() -> None:
     fast.machine = replace(fast.machine, measured_gb_s=1.0)
     section = RooflineSection(fast)
     section.lines(fast, 60, 12)
-    assert "cache" in str(section.border_subtitle)
+    assert "above the measured memory" in str(section.border_subtitle)
     lines = RooflineSection(_answering()).lines(_answering(), 60, 12)
     assert len(lines) == 12
     assert "memory limits it" in lines[-2].plain

@@ -124,8 +124,8 @@ def test_the_cache_meter_counts_no_tokens_of_ended_answers() -> None:
     metrics.begin_batch((), 16)
     metrics.take([*answer(1), BatchStatus({}, 5, 1.0, (1,), 0, 2 << 20, 2 << 20, None)])
     lines = [line.plain for line in MeterLines(metrics).lines(metrics, 78, MeterLines.HEIGHT)]
-    assert lines[2].startswith("K/V cache    0 B ")
-    assert lines[2].endswith("0 % of 2.00 MiB")
+    assert lines[2].startswith("K/V cache    empty ")
+    assert lines[2].endswith("room for 2.00 MiB")
 
 
 def test_the_chart_shows_steps_of_an_answer_that_runs() -> None:
