@@ -261,7 +261,7 @@ _OPENELM = {
     "model_type": "openelm", "model_dim": 64, "num_transformer_layers": 3, "max_context_length": 256,
     "num_query_heads": [4, 4, 8], "num_kv_heads": [1, 1, 2], "ffn_multipliers": [0.5, 1.0, 1.5], "ffn_dim_divisor": 32,
     "rms_norm_eps": 1e-2, "head_dim": 32, "num_key_value_heads": None, "intermediate_size": None,
-    "tie_word_embeddings": None,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
