@@ -1,6 +1,10 @@
 """`config.json` and `generation_config.json` in Hugging Face terms from GGUF metadata.
 
 Key names follow gguf-py's constants and llama.cpp's converter. `architectures` has the entries of each architecture.
+
+A setting that no function reads must not be ignored, as logits would be wrong. So `Metadata` notes every key that is
+read (`has` does not count), and `refuse_unread` raises an error for other keys with values that change logits. It runs
+after all functions that read keys.
 """
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries
@@ -75,7 +79,7 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
     Raises UnsupportedModelError for an unsupported architecture or feature.
     """
     row = architecture_of(metadata)
-    metadata.ignore(*(f"{{arch}}.{key}" for key in row.unread))
+    metadata.ignore(*(f"{{arch}}.{key}" for key in row.unread))  # counted as read
     config = _sizes(metadata, row, file)
     if row.attends:
         config |= _attention(metadata, row, file, config)
@@ -87,7 +91,7 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
         config |= windows(metadata, config["num_hidden_layers"], row.window_period)
     config |= {entry: file.has(tensor) for entry, tensor in row.by_tensor.items()}
     config |= row.entries(metadata, file, config)
-    refuse_unread(metadata)  # after all reading: `metadata` notes which keys were read
+    refuse_unread(metadata)  # last: a key that is only read after this could be refused
     if not row.wrapped:
         return {"architectures": [row.model_class], **config}
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
@@ -170,7 +174,11 @@ def generation_config(metadata: Metadata, special: SpecialIds) -> dict[str, obje
 
 
 def refuse_unread(metadata: Metadata) -> None:
-    """Raise UnsupportedModelError for the first key that nothing has read and that is not neutral."""
+    """Raise UnsupportedModelError for the first key of `_NEUTRAL` that was not read and has another value.
+
+    `_NEUTRAL` has the values of a key that leave logits as they are; those of three more keys depend on the file. Call
+    this after all reading.
+    """
     head = _head_size(metadata)
     neutral = _NEUTRAL | {
         "attention.value_length": (head,),

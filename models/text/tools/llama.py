@@ -1,7 +1,15 @@
 """Llama 3 and 4: an answer that is a call, or several, sometimes in control tokens.
 
+Llama 3, calls as JSON objects, maybe after `<|python_tag|>`:
+
 {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "time", "parameters": {}}
+
+Llama 4, calls as a list in Python, or as JSON objects without a separator:
+
 <|python_start|>[get_weather(city="Paris"), time()]<|python_end|>
+<|python_start|><|python_end|>{"name": "get_weather", "parameters": {"city": "Paris"}}{"name": "time", "parameters": {}}
+
+`read` accepts lists and JSON objects from both versions.
 """
 
 import re
@@ -15,7 +23,7 @@ from headrace.models.text.tools.json_forms import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
-TAGS_3 = ("<|python_tag|>", "")
+TAGS_3 = ("<|python_tag|>", "")  # begin and end; Llama 3 has no end
 TAGS_4 = ("<|python_start|>", "<|python_end|>")
 MARKUP = (TAGS_3[0], *TAGS_4)
 
@@ -58,7 +66,8 @@ class Llama(ToolForm):
         try:
             calls, position = self._leading_calls(text, start, is_tagged=is_tagged)
         except UnfinishedError:
-            return no_call(max(start, 1), final=final)  # past one character, so that reading goes on
+            # `start` is 0 without tags. A reading of no characters would be repeated for ever.
+            return no_call(max(start, 1), final=final)
         if not calls:
             return Reading(max(start, 1))
         while True:
@@ -106,5 +115,7 @@ class Llama(ToolForm):
         rules = json_rules(tools, self._before, "}", literal(""))
         if not self._tags[1]:
             return rules
-        empty_tags = literal("".join(self._tags))  # Llama 4's template writes them before calls
+        # Llama 4's template writes empty tags before calls. The text of the rules begins with the rule `rest`, in
+        # which they become optional: `rest: (call0 | call1)` becomes `rest: (TAGS)? (call0 | call1)`.
+        empty_tags = literal("".join(self._tags))
         return rules.replace("rest:", f"rest: ({empty_tags})?", 1)

@@ -167,12 +167,19 @@ class Written(ToolForm):
         self.markup: Markup = markup
         self._tools = tools
         self._marks = marks
+
+        # The begin of calls. `rule_begin` and `_rest_of_begin` are for the grammar, and have control tokens as the
+        # template writes them. `begins` and all patterns are for answers, where `marks` has replaced these tokens.
+        # `fixed` is the same in all calls: it ends before the first number, identifier or space. If it is no markup by
+        # itself, `rule_begin` stays "", and only forced calls have a grammar.
         begin = markup.begin.lstrip()
         fixed = _VARIABLE_OR_SPACE.split(begin)[0]
         if _marks_a_call(fixed):
             self.rule_begin = fixed
         self._rest_of_begin = begin.removeprefix(self.rule_begin)
         self.begins = (marks(fixed),)
+
+        # Patterns of the texts around names and arguments, and `begins`: the texts before the first and a later name.
         self._begin = _pattern(marks(begin))
         self._middle = _pattern(marks(markup.middle))
         self._end = _pattern(marks(markup.end))
@@ -181,23 +188,32 @@ class Written(ToolForm):
         begins = [self._begin]
         if markup.separator is not None:
             self._separator = _pattern(marks(markup.separator))
-            # Each call has an end of its own, so the end of one may be the beginning of the separator.
+            # Each call has its own end, so the separator begins with an end. `read` then cannot tell at an end whether
+            # a further call follows, and waits for more text.
             self._separates_by_end = markup.separator.startswith(markup.end.rstrip())
             begins.append(self._separator)
-        self._max_head = sum(map(len, markup.texts)) + _MAX_NAME  # characters: longer texts are no incomplete head
-        # `_name`: a tool's name and the text after it. After these come the arguments: without that condition, a name
-        # would end before an empty `middle`.
+        # In characters. `read` does not wait for the rest of a head, or of an end, in a text as long as this.
+        self._max_head = sum(map(len, markup.texts)) + _MAX_NAME
+
+        # `_name`: a tool's name and the text after it. The arguments follow these: without that condition, a name would
+        # end before an empty `middle`. `head` also has the text before the name.
         self._parameter: re.Pattern[str] | None = None  # None: arguments are JSON
         if markup.key_begin is None:
             self._name = f"({_NAME}){self._middle}(?=\\s*{{)"
             self.head = re.compile(f"(?:{'|'.join(begins)}){self._name}")
         else:
+            # After a name stands the first key, or without arguments the end or another call. The same texts
+            # stand after `value_end`.
             after_name = [_pattern(marks(markup.key_begin)), self._end, *begins[1:]]
             self._name = f"({_NAME}){self._middle}(?={'|'.join(after_name)})"
+            # The first pattern ends a value at the first `value_end`. The second wants one of these texts after it, as
+            # a value may contain its own end. A value with `_call_begin`, the last tag before a name, would take in
+            # another call: `_pairs` then uses the first pattern.
             parameter = self._parameter_pattern(marks)
             self._parameter = re.compile(parameter)
             self._parameter_before_tag = re.compile(f"{parameter}(?={'|'.join(after_name)})")
-            self._call_begin = re.compile(_pattern(marks(begin[max(begin.rfind("<"), 0) :])))  # its last tag
+            self._call_begin = re.compile(_pattern(marks(begin[max(begin.rfind("<"), 0) :])))
+        # Text before a value that is a text, for markup that names types. No name of another type matches.
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
     def _parameter_pattern(self, marks: Marks) -> str:
