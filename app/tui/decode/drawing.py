@@ -32,12 +32,20 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[int, float]]]:
-    """Return the top of an axis from zero over `rows` lines, and its ticks: (line, from the lowest up; round value).
+    """Return the top of an axis from zero, and its ticks as (line, value): line 0 is the lowest, values are round.
 
-    The top is at least `high`, and such that ticks are equally many lines apart, at least `apart`.
+    A tick stands exactly on a line, and all are equally many lines apart. So the top follows from the ticks, and need
+    not be round.
+
+    high: value that the axis has to reach; the top is not below it.
+    rows: number of lines of the axis.
+    apart: least number of lines from tick to tick.
     """
-    if not (rows > apart and 0 < high < math.inf):
+    if not (rows > apart and 0 < high < math.inf):  # no room for a second tick, or no values
         return high, [(0, 0.0)]
+    # Each scale has a tick every `lines` lines, and values that differ by `step`. With `high` as the top, so many lines
+    # would be worth `high * lines / rows`. `step` is the least round value not below that, so the top becomes
+    # `step * rows / lines`. The scale with the lowest top leaves the least of the chart empty.
     scales = [(tick_step(high * lines / rows, 1), lines) for lines in range(apart, min(2 * apart + 1, rows - 1) + 1)]
     step, lines = min(scales, key=lambda scale: scale[0] * rows / scale[1])
     return step * rows / lines, [(line, line // lines * step) for line in range(0, rows, lines)]

@@ -114,14 +114,17 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         self.query_one(Sections).show(self.metrics)
 
     def _place_steps(self) -> None:
-        """Give the steps the upper lines; in a small window all, unless a key has put another section first.
+        """Divide the lines between the steps, above, and the other sections.
 
-        Parallel answers have a table there.
+        A large window has both: the steps get a share of the lines, the sections the others. A small window has no room
+        for both, and shows the steps alone. It shows the sections alone instead if a key has put one first, if parallel
+        answers have their table among the sections, or if there are no steps to show.
         """
         room = self.size.height - _OTHER_LINES
         is_small = room < _LEAST_STEPS + _LEAST_SECTIONS
         steps = self.query_one(LatencySection)
         sections = self.query_one(Sections)
+        # Steps are hidden by their key, or in a small window by the sections.
         hidden = self._hides_steps or (is_small and (sections.is_asked or self.metrics.answers.is_several))
         steps.display = steps.applies(self.metrics) and not hidden
         sections.display = not (is_small and steps.display)

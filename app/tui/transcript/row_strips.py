@@ -40,11 +40,15 @@ class RowStrips:
         """
         if marked or span is not None:
             return self._finished(self._text(row, width, marked=marked, span=span), width, thumb=thumb)
+        # The key has the content object, not its text: a line that stays the same stays the same object, see
+        # `GrowingMarkdown`. The row's kind is not in the key: only "user" changes the look, and no content object is in
+        # rows of "user" and of another kind. Marked and selected rows are never in the cache, and `clear` empties it
+        # when the style changes.
         content = row[0]
         key = id(content), width, thumb
         drawn = self._drawn.get(key)
         if drawn is None:
-            # The content is kept too: as long as it is, no other one has its id.
+            # The cache keeps the content, too: as long as the object exists, no other one has its id.
             drawn = content, self._finished(self._text(row, width), width, thumb=thumb)
             self._drawn[key] = drawn
         return drawn[1]
