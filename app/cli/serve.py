@@ -167,6 +167,8 @@ class _Announcer:
             self._drawing.close()
             self._progress = None
             if isinstance(event, Ready):
+                # `announced_address` in engine/server_process.py reads the address after the last " at " of this line,
+                # which has to be the first one on standard output.
                 say(f"headrace: {event.card.name} at {self._url}")
                 sys.stdout.flush()
             else:

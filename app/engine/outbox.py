@@ -37,6 +37,7 @@ class Outbox:
         if isinstance(part, Completed) and part.is_empty:
             return
         self._parts.append(part)
+        # Steps without output may have been sent just before: the first output does not wait for `text_s`.
         is_first = not self._has_first and self._answer.ttft_s is not None
         self._has_first = self._has_first or is_first
         if is_first or part.calls or time.monotonic() - self._sent >= self.text_s:  # a delta ends with calls
@@ -45,10 +46,11 @@ class Outbox:
     def flush(self) -> None:
         """Send everything."""
         if self._parts:
+            # The opening goes with the first delta that has text, and with no other one.
             opening = ""
             if any(part.text for part in self._parts):
                 opening = self._opening
                 self._opening = ""
             self._send(Delta(self._id, self._parts, self._answer.ttft_s, opening))
             self._parts = []
-        self._sent = time.monotonic()
+        self._sent = time.monotonic()  # the time to the next delta counts from here, also if there was nothing to send
