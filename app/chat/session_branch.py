@@ -40,6 +40,7 @@ class SessionBranch:
         self.session = self.store.session(self.session.id)
         self.leaf = leaf
         self.messages = self.store.branch(self.session.id, leaf) if leaf is not None else []
+        # One process holds one session: this locks it, and releases the lock of the session that was open before.
         self.shared = self.store.hold(self.session.id)
         self.context_tokens = cached_tokens(self.messages)
 
