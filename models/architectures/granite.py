@@ -20,7 +20,11 @@ from headrace.runtime.errors import UnsupportedModelError
 
 
 def _multiplied(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Add the multipliers. The residual stream is stored divided by `residual_multiplier`."""
+    """Add the multipliers. The residual stream is stored divided by `residual_multiplier`.
+
+    Then the layers add the outputs of attention and feed-forward without a factor. Embeddings are divided once, and a
+    norm's result is the same with an epsilon that is divided by the square.
+    """
     residual = fields.positive("residual_multiplier", default=1.0)
     return replace(
         decoder,
@@ -33,6 +37,9 @@ def _multiplied(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 def _minicpm(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add MiniCPM's multipliers. mlx-lm's class leaves tied logits unscaled, the model's own code scales them."""
+    # MiniCPM's training settings were found with small models, and carried over to large ones by these factors
+    # (arXiv:2404.06395). Outputs of attention and feed-forward shrink with the square root of the depth, since a sum of
+    # n independent ones grows with the root of n. Logits shrink with the width, over that of the small models.
     residual = fields.positive("scale_depth") / len(decoder.layers) ** 0.5
     return replace(
         decoder,
@@ -101,10 +108,12 @@ def _swa_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, 
 
 
 def _swa(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add Granite's multipliers, and sinks to every layer: a learned score for each head in the softmax."""
     return with_sinks(_multiplied(fields, decoder))
 
 
 def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike; the weights of the chosen experts sum to one."""
     counts = count_experts(fields, "num_local_experts")
     size = fields.count("intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, router="router.layer")] * layers
@@ -119,6 +128,10 @@ def _hybrid_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _older_keys(config: Config) -> None:
+    """State layer kinds and positions of transformers 5 in the older words that mlx-lm's class reads.
+
+    `uses_positions` also reads the older word for no positions, "nope".
+    """
     names = {"linear_attention": "mamba", "full_attention": "attention"}
     if isinstance(kinds := config.get("layer_types"), list):
         config["layer_types"] = [names.get(kind, kind) for kind in kinds]

@@ -56,10 +56,19 @@ def load(
 
     head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
     UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+
+    The order of steps:
+    1. Refuse settings that the class would ignore, before weights are read.
+    2. Make the model with its weights; they stay lazy, unless they are a GGUF's.
+    3. Correct what the class does otherwise than its model, and windows that it ignores.
+    4. Apply an adapter. Its factors belong to whole matrices, so this comes before `divide`.
+    5. Note the layers' arrays, for kernels that read the types of the file. The dtypes change after that.
+    6. Convert to the compute dtype.
     """
     refuse_what_classes_ignore(checkpoint.config)
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
+        # Weights in a format that headrace converts while it loads. `_drop_float32` means conversions made before.
         converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
         if head is None and not converted:
             model = _from_files(checkpoint)
@@ -67,7 +76,7 @@ def load(
             model = _from_arrays(checkpoint, device, head)
         correct(model, checkpoint)
         apply_ignored_windows(model, checkpoint.config)
-        if checkpoint.adapter is not None and head is None:
+        if checkpoint.adapter is not None and head is None:  # an adapter does not change a head
             apply_adapter(model, checkpoint, checkpoint.adapter)
         if divide is not None:
             divide(model)
@@ -176,28 +185,37 @@ def _from_files(checkpoint: Checkpoint) -> nn.Module:
 def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:
     """Return a model with arrays that headrace reads, where mlx-lm cannot read the files or the head is part of it.
 
-    Modules are quantized where their arrays are, and again where only headrace could read their quantization.
+    The class's `sanitize` stands in the middle. It takes the checkpoint's names, and returns those of its parameters.
+    1. Make the model with plain layers, and a head's input in it: `sanitize` and the strict loading look at its names.
+    2. Read the arrays. Requantize groups of 16 while modules still have the names that config.json lists.
+    3. Call `sanitize`.
+    4. Quantize the layers whose arrays came out packed, so that they have scales to load; then load all.
+    5. Quantize the layers whose arrays were dequantized for `sanitize`. This computes from the loaded weights.
     """
     model = _unquantized_model(checkpoint.config)
     if head is not None:
         head.adapt(model)
     stored = _read_for_class(checkpoint)
-    # Identities, since the class renames arrays: other float32 arrays are dequantized. `stored` keeps them in use.
+    # Arrays that are float32 in the file stay plain at the end; those that headrace dequantized become 8 bits. After
+    # `sanitize` the names are others, so arrays are recognized by `id()`. No id is used again meanwhile, since `stored`
+    # keeps all arrays. An array that `sanitize` computes has a new id, and counts as dequantized if it is float32.
     unpacked_ids = {id(array) for name, array in stored.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
+        # `checkpoint.tensors` lists foreign matrices as they become, some of them in float32.
         unpacked_ids -= {id(stored[name]) for name in checkpoint.foreign.matrices}
-    # If there is none, all float32 arrays are as stored, also the stacks of experts that the class makes of them.
+    # If none was dequantized, the stacks that the class makes of float32 experts stay plain, too.
     has_dequantized = any(array.dtype == mx.float32 and id(array) not in unpacked_ids for array in stored.values())
     arrays = {**stored, **_regrouped(checkpoint, stored)}
     if head is not None:
         arrays = head.arrays(arrays)
     weights = arrays
     if hasattr(model, "sanitize"):
-        weights = model.sanitize(dict(arrays))
+        weights = model.sanitize(dict(arrays))  # a copy: classes take entries out
     if head is not None:
-        weights = head.shifted(weights, arrays)
+        weights = head.shifted(weights, arrays)  # needs both, to see which norms the class left as they were
 
     def was_dequantized(path: str) -> bool:
+        """Return whether the module's weight is one that headrace, or the class, computed in float32."""
         array = weights.get(f"{path}.weight")
         if array is None or not has_dequantized:
             return False
@@ -286,6 +304,11 @@ def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> N
 
     Classes name the arrays that they want in float32; mlx-lm's own conversion asks them, too.
     """
+    # headrace.json is in folders that headrace made: conversions of a GGUF, links to one, and its own quantized copies.
+    # It quantizes only models of its own decoder, so a model that mlx-lm's class runs, with this file, was a GGUF,
+    # where norms and biases are float32 whatever the model had. There is one exception: quantized copies with recurrent
+    # state come here if the native kernels are missing. Safetensors of the hub have no such file, and are in the types
+    # that their publisher chose.
     converted = (checkpoint.path / "headrace.json").exists()
     wanted = getattr(model, "cast_predicate", lambda _: True)
 
@@ -339,6 +362,7 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
                 weights = super().sanitize(weights)
             return _stacked(weights, names)
 
+    # mlx-lm's `load_processor` knows a model by the module of its class, and MLX prints the name of the class.
     Adapted.__module__ = stock.__module__
     Adapted.__name__ = stock.__name__
     Adapted.__qualname__ = stock.__qualname__
