@@ -58,6 +58,7 @@ class Tokenizer:
         if sources:
             self.chat_template = ChatTemplate(sources, self._special_texts)
         self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
+        # In this order: `_find_eos_ids` reads the texts and the template above, and `_find_controls` the end tokens.
         self.eos_ids = self._find_eos_ids(configs)
         self._controls = self._find_controls()
         self.detokenizers = DetokenizerFactory(rust)
@@ -228,7 +229,11 @@ class Tokenizer:
 
     @cached_property
     def _shadow(self) -> Encoder:
-        """Return the encoder that knows control tokens by secret names only, see `ControlTokens.shadow`."""
+        """Return the encoder that knows control tokens by secret names only, see `ControlTokens.shadow`.
+
+        Text of a user that spells a control token has no secret name, so it stays text here; `encode_chat` writes the
+        names in place of the control tokens of the template.
+        """
         with library_errors(_FAILED):
             return Encoder(self._controls.shadow(self._rust))
 
@@ -247,6 +252,7 @@ class Tokenizer:
         return [bos]
 
     def _find_eos_ids(self, configs: Mapping[str, Mapping[str, object]]) -> frozenset[int]:
+        """Return the tokens that end an answer: stated ids, the EOS token, and ends of turns in the template."""
         declared: list[Any] = []
         for config in (configs["generation_config.json"], configs["config.json"]):
             for part in (config, as_mapping(config.get("text_config"))):
@@ -255,8 +261,8 @@ class Tokenizer:
                     declared += ids
                 else:
                     declared.append(ids)
-        # Names count only if the checkpoint states no end tokens. In Harmony `<|end|>` ends a channel, such as
-        # thinking, and the answer follows.
+        # Ends of turns are found by name only if generation_config.json is silent on end tokens: config.json may state
+        # the end of a text alone. In Harmony `<|end|>` ends a channel, such as thinking, and the answer follows.
         silent = configs["generation_config.json"].get("eos_token_id") is None
         texts = [text for text in TURN_ENDS if silent and text in self.template_source]
         if self._rust.token_to_id("<|channel|>") is not None and "<|end|>" in texts:

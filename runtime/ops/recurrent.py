@@ -64,10 +64,16 @@ def mix_pass(
 
 
 def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
-    """Mix one sequence's tokens. Returns the mixed tokens (1, T, width of values) and the new state.
+    """Mix one sequence's tokens. Returns the mixed tokens (1, T, Hv * Dv) and the new state, flat like the old one.
 
     x: (1, T, projected). state: flat, the convolution's newest inputs, then that of the recurrence.
+
+    In three stages: convolve, compute step and decay, run the recurrence and the gate.
+    - "conv" has the first stage only, with a gate before and after it.
+    - "delta" and "kda" normalize q and k, and have beta. The decay is that of a head, in "kda" of each key channel.
+    - "ssm" has no beta. Its step also scales the values.
     """
+    # Stage 1: the convolution.
     sizes = spec.sizes
     count = x.shape[1]
     channels = sizes.channels
@@ -83,11 +89,12 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     taps = seen[:, count:].flatten()  # the newest inputs
     convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
     if sizes.kind == "conv":
-        return out_gate * convolved, taps
+        return out_gate * convolved, taps  # (1, T, E), ((width - 1) * E,)
     convolved = convolved * mx.sigmoid(convolved)  # SiLU
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
-    v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)
+    v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dv); q, k (1, T, Hk, Dk)
+    # Stage 2: the step of each token. A state decays by exp(rate * step), with a negative rate.
     # After the channels: the gate z, beta of each head (not for Mamba-2), and what the decay is computed from.
     ends = [inner] if sizes.kind == "ssm" else [inner, inner + sizes.heads]
     z, *b, a = mx.split(x[..., channels:], ends, axis=-1)
@@ -96,21 +103,23 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, as a
     rate = spec.rate
     if spec.bound:
+        # A bounded decay is exp(-bounded_steps): in the same formula, with these as steps and a rate of -1.
         step = bounded_steps(a, spec)
         rate = -mx.ones_like(rate)
+    # Stage 3: the recurrence, then skip and gate.
     recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
     if sizes.kind != "ssm":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
         q = q * sizes.key_dim**-0.5
         step = step.reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dk) or (1, T, Hv, 1)
         decay = mx.exp(rate[:, None] * step)
-        beta = mx.sigmoid(b[0]) * spec.most_beta
+        beta = mx.sigmoid(b[0]) * spec.most_beta  # (1, T, Hv)
         y, recurrent = recurrence(q, k, v, decay, beta, recurrent)
     else:
-        step = mx.clip(step, *spec.steps)
+        step = mx.clip(step, *spec.steps)  # (1, T, Hv)
         # Mamba-2's names: C, B and x are q, k and v; the step multiplies the input, and the decay is exp(A * step).
         y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(rate * step), None, recurrent)
-    if spec.skip is not None:
+    if spec.skip is not None:  # y (1, T, Hv, Dv)
         y = y + v * spec.skip[:, None]
     return _gated(y, z, spec), mx.concatenate([taps, recurrent.flatten()])
 
