@@ -106,7 +106,10 @@ class Timeline:
         return record
 
     def discard_tokens(self, tokens: int) -> None:
-        """Subtract the last tokens of the newest step: the answer had ended before them."""
+        """Subtract the last tokens of the newest step: the answer had ended before them.
+
+        The step may be left with none. Its latency still counts as decoding, but no token has a part of it.
+        """
         if tokens > 0:
             self._tokens[-1] -= tokens
 
@@ -124,12 +127,14 @@ class Timeline:
         itl: list[float] = []  # inter-token latencies
         for latency, count in zip(steps, self._tokens[1:], strict=True):
             # Accepted draft tokens come with their step: its latency is divided among its tokens.
-            if count:  # none if the answer had ended before the step's tokens
+            if count:  # 0 if `discard_tokens` took all tokens of the step
                 itl += [latency / count] * count
         decode_s = fsum(steps)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,
+            # The first step feeds the prompt's last token, so prefill ends one before it. Entries of the output are
+            # committed, too, and a request that ended during its prefill has fewer.
             prefill_tokens=max(0, min(committed, self._prompt_tokens - 1) - self._reused_tokens),
             completion_tokens=completion_tokens,
             steps=len(self._latencies),

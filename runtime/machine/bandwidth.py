@@ -35,12 +35,13 @@ _HOUR_S = 3600.0
 _MIN_PASSES = 8
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
-_CPU_SIZE = (256 << 20, 2 << 30)
-_GPU_SIZE = (64 << 20, 1 << 30)
+# Bytes of a pass, (least, most). If memory is short, a CPU's pass may have a quarter of the least (`_cpu_size`).
+_CPU_SIZE = (256 << 20, 2 << 30)  # of all threads
+_GPU_SIZE = (64 << 20, 1 << 30)  # the least on Metal only
 _GPU_BATCH = 8
 _GPU_TRIALS = 3
 _COLUMNS, _GROUP = 4096, 64  # of the 4-bit matrix
-_ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4
+_ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4  # half a byte a weight; a float16 scale and bias a group
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
     from queue import SimpleQueue
 
     threads = host.usable_cores
-    half = _cpu_size(threads) // threads // 2 & -4096  # bytes, whole pages
+    # Bytes, rounded down to whole pages of 4,096: `& -4096` clears the last 12 bits. Threads share no such page.
+    half = _cpu_size(threads) // threads // 2 & -4096
     libc = ctypes.CDLL(None)  # CDLL, unlike PyDLL, releases the interpreter lock during the call
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -171,10 +173,10 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
         share = ctypes.addressof(view) + thread * half * 2  # the closure keeps `view` alive
         # First touch by its own thread places a share in the memory next to its core.
         libc.memset(share, 1, half * 2)
-        spans.put((0.0, 0.0))
+        spans.put((0.0, 0.0))  # no span: it reports that the share is filled, for the loop before `yield`
         with suppress(threading.BrokenBarrierError):
             while passes[thread].get():
-                ready.wait()
+                ready.wait()  # all threads begin at once
                 began = time.perf_counter()
                 libc.memcmp(share, share + half, half)
                 spans.put((began, time.perf_counter()))
@@ -189,7 +191,7 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
     try:
         for reader in readers:
             reader.start()
-        for _ in readers:
+        for _ in readers:  # no pass is timed before all shares are filled
             spans.get()
         yield Reader(one_pass, threads * half * 2, _memcmp_method(host))
     finally:
@@ -250,7 +252,7 @@ def _cpu_size(threads: int) -> int:
 
 
 def _affordable(size: int, least: int) -> int:
-    """Return `size` or a quarter of the free memory, whichever is less."""
+    """Return `size` or a quarter of the free memory, whichever is less, but at least `least` bytes."""
     free = memory_available()
     if free is None:
         return size
