@@ -13,13 +13,13 @@ from headrace.app.versions import NOT_INSTALLED, versions
 from headrace.runtime.errors import HeadraceError
 
 Facts = dict[str, Any]
-_TOOL_S = 5.0
+_TOOL_S = 5.0  # seconds until a tool of the system is given up
 # Files whose digest tells whether two copies of a model are the same.
 _COMPARED = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")
 _NOT_COMPARED = ("headrace.json",)  # the store's own notes
 _WHOLE = 1 << 20  # bytes; larger files are sampled
-_SAMPLES = 32
-_SAMPLE = 4 << 10
+_SAMPLES = 32  # of a larger file
+_SAMPLE = 4 << 10  # bytes of each
 
 
 def own_versions() -> dict[str, str]:
@@ -51,8 +51,9 @@ def model_facts(model: Facts) -> Facts:
 def model_digest(directory: Path) -> str:
     """Return a digest in hex of a model's folder, to compare copies before weights are read. Raises OSError.
 
-    It covers names and sizes of all files, small files whole, and of each weight file its header and samples at even
-    distances. So it takes milliseconds for any model, and tells apart models, formats and fine-tuned weights.
+    It covers names and sizes of all compared files, small files whole, and of each larger file samples at even
+    distances, from its first bytes to its last. So it takes milliseconds for any model, and tells apart models, formats
+    and fine-tuned weights.
     """
     key = blake2b(digest_size=16)
     files = sorted(file for file in directory.iterdir() if file.suffix in _COMPARED and file.name not in _NOT_COMPARED)
@@ -64,13 +65,14 @@ def model_digest(directory: Path) -> str:
                 key.update(content.read())
                 continue
             for sample in range(_SAMPLES):
+                # The last sample ends with the file: there are `_SAMPLES - 1` distances between the first and it.
                 content.seek((size - _SAMPLE) * sample // (_SAMPLES - 1))
                 key.update(content.read(_SAMPLE))
     return key.hexdigest()
 
 
 def machine_facts() -> Facts:
-    """Return the machine's name, bandwidth and memory in bytes; imports MLX."""
+    """Return the machine's name, bandwidth in bytes per second, memory in bytes and cores; imports MLX."""
     from headrace.runtime.machine.hardware import machine
     from headrace.runtime.machine.memory import budget
     from headrace.runtime.machine.peaks import cached_peak
@@ -97,6 +99,7 @@ def rdma_state() -> str | None:
     if shutil.which("rdma_ctl") is None:
         return "not in this macOS (26.2 has it)"
     state = _output("rdma_ctl", "status") or "unknown"
+    # A table: a line of headings, a line of dashes, then a line for each device, which begins with its name.
     devices = [line.split()[0] for line in _output("ibv_devices").splitlines()[2:] if line.split()]
     return ", ".join([state, *devices])
 

@@ -9,6 +9,10 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar, first_that_fits, fitting
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
+# The names are made elsewhere, and a name that is missing here raises KeyError in `_bars`:
+# - parts of bytes, by `figures.step_bytes`. Those of the weights come from `StepCost.weight_parts`: from `part` of
+#   `models.network.tensors.Tensor` for headrace's decoder, from `models.mlx_lm.costs` for mlx-lm's classes;
+# - parts of times, by `figures.step_times`, which has those of timed steps from `StepParts.named`.
 _LOOKS = {  # style of each part's bar, and its name where that is a longer one
     "weights": ("$primary", "model weights"),
     "attention": ("$primary", ""),

@@ -87,6 +87,12 @@ class MeasuredPrefill:
 
     @classmethod
     def of(cls, cost: StepCost, reused: int, fed: int, seconds: float) -> "MeasuredPrefill":
+        """Return the cost of `fed` tokens after `reused` ones from the cache, as if they were computed in one pass.
+
+        Prefill skips the late weights, such as the output projection: no token is chosen. The K/V are read once for
+        all queries, as far as the last one sees them; `kv_bytes_read` adds that token's own entry to those before it.
+        Each chunk of a long prompt reads the weights again, so the bytes are the least that it takes.
+        """
         read = cost.weight_bytes - cost.late_bytes + cost.kv_bytes_read(reused + fed - 1)
         return cls(cost.prompt_flops(reused, fed), read + cost.kv_bytes_written(fed), seconds)
 
@@ -156,7 +162,7 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
 
 
 def _coarse(card: ModelCard) -> str:
-    """Return the bits of prompts' activations, if they are not 16."""
+    """Return the bits of prompts' activations, to append to the kernels; "" for the usual 16."""
     return "" if card.activations == 16 else f", activations {card.activations}"
 
 
