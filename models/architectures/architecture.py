@@ -51,7 +51,22 @@ def uses_positions(fields: Fields) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One model_type. Fields are what its config.json does not state; functions read what it does."""
+    """One model_type. Fields are what its config.json does not state; functions read what it does.
+
+    The functions are called in this order:
+
+    1. When a checkpoint is opened (`checkpoint.normalize`): `add_keys`, which changes the config, after `defaults`,
+       `older_keys` and `constants` are in it. A multimodal config has it called for its text part, then for the whole,
+       each by its own row. Then `outer`. mlx-lm's classes get this config.
+    2. For each tensor (`checkpoint.text_part`): `is_unread`, by the name with the usual prefix "model."; `rename`, by
+       the name after `tensor_names`. A text-only config whose row has no `tensor_names` skips both.
+    3. For the decoder's configuration (`read.decoder_config`): `ropes`, `runs`, `latent`, `inner_size`; for its layers
+       `pairs`, `rotates`, `experts`, `mixer`, `recurrent`. Last comes `complete`: it gets the result of all others, and
+       may replace any of it. `mixer` and `latent` are called several times.
+    4. For the weights of headrace's decoder (`network.parameters`), before any is prepared: `turn`, then `multiply`,
+       with all arrays by their names here. `multiply` is also told whether a conversion, such as MLX's, has
+       applied most factors.
+    """
 
     name: str
     family: Family | None = None  # facts of the decoder's layers; None: only mlx-lm's classes run it
@@ -62,7 +77,7 @@ class Architecture:
     nested_defaults: Mapping[str, object] = field(default_factory=dict)  # that transformers omits from nested sections
     constants: Mapping[str, object] = field(default_factory=dict)  # of transformers' class, which mlx-lm reads as keys
     older_keys: Mapping[str, str] = field(default_factory=dict)  # older key -> newer one
-    add_keys: Callable[[Config], None] | None = None  # adds older keys that are no renamed newer ones
+    add_keys: Callable[[Config], None] | None = None  # changes the config, where `older_keys` cannot
     states_head_dim: bool = False  # older configs always have head_dim
     context: int | None = None  # default of transformers' class
     period_key: str = ""  # older key of the period of `layer_types`
@@ -77,7 +92,7 @@ class Architecture:
     rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
     is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
     converted: str = ""  # part of names in conversions with whole norms alone, see `TextPart.whole_norms`
-    turn: "Callable[[dict[str, mx.array], Fields], dict[str, mx.array]] | None" = None  # see `_with_turned_weights`
+    turn: "Callable[[dict[str, mx.array], Fields], dict[str, mx.array]] | None" = None  # transposes matrices
     multiply: "Callable[[dict[str, mx.array], Fields, bool], dict[str, mx.array]] | None" = None  # see `falcon`
     head: HeadNames | None = None
     # The decoder's configuration

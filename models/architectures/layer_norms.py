@@ -99,6 +99,8 @@ _NEOX_NAMES = (
 def _neox_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation, by the family's own names or by those of transformers 5."""
     values = fields.values
+    # The row's `older_keys` add the family's own names to a config with the newer ones, since mlx-lm's class reads the
+    # family's. They add nothing the other way: an older config has no newer names, and `full_rope` reads only those.
     theta = values.get("rotary_emb_base", values.get("rope_theta"))
     rotated = Fields({"share": values.get("rotary_pct", values.get("partial_rotary_factor"))})
     share = rotated.positive("share", default=0.25)

@@ -27,7 +27,7 @@ def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
         return None
     config = decoder_config(part.config)
     if config is not None and any(layer.mixer for layer in config.layers) and select() is not native:
-        return None  # recurrent state is kept beside blocks, which stock MLX does not read
+        return None  # recurrent state is kept next to blocks, which stock MLX does not read
     return config
 
 
@@ -40,6 +40,8 @@ def network_kind(checkpoint: Checkpoint) -> NetworkKind:
 def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
     """Return the degree of batching: shared passes, or a pass for each sequence, one after the other."""
     config = own_decoder(checkpoint)
+    # LongRoPE rotates all keys of a sequence by short or by long factors, as its length demands. A pass has one list of
+    # factors, so sequences of different lengths cannot share it.
     if config is None or long_rope(config) is not None:
         return "turns"
     return "batched"
@@ -47,6 +49,9 @@ def many_sequences(checkpoint: Checkpoint) -> Literal["batched", "turns"]:
 
 def verifies_drafts(checkpoint: Checkpoint) -> bool:
     """Return whether draft tokens can be verified, which takes a cache that rolls back. Reads no weights.
+
+    A cache with LongRoPE does not: draft tokens may lengthen a sequence beyond the context of its short factors, and
+    all its keys are then computed again with the long ones. A rollback would have to undo that.
 
     For mlx-lm's classes the network is made; raises what making it raises.
     """
@@ -63,4 +68,4 @@ def context_length(checkpoint: Checkpoint) -> int:
     length = text_section(checkpoint.config).get("max_position_embeddings")
     if isinstance(length, int) and length > 0:
         return length
-    return 2048
+    return 2048  # as `decoder_config` assumes; also the default of transformers' Llama
