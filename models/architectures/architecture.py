@@ -59,7 +59,7 @@ class Architecture:
        `older_keys` and `constants` are in it. A multimodal config has it called for its text part, then for the whole,
        each by its own row. Then `outer`. mlx-lm's classes get this config.
     2. For each tensor (`checkpoint.text_part`): `is_unread`, by the name with the usual prefix "model."; `rename`, by
-       the name after `tensor_names`. A text-only config whose row has no `tensor_names` skips both.
+       the name after `tensor_names`. Both are skipped for a text-only config and a row without `tensor_names`.
     3. For the decoder's configuration (`read.decoder_config`): `ropes`, `runs`, `latent`, `inner_size`; for its layers
        `pairs`, `rotates`, `experts`, `mixer`, `recurrent`. Last comes `complete`: it gets the result of all others, and
        may replace any of it. `mixer` and `latent` are called several times.

@@ -60,7 +60,7 @@ def load(
     The order of steps:
     1. Refuse settings that the class would ignore, before weights are read.
     2. Make the model with its weights; they stay lazy, unless they are a GGUF's.
-    3. Correct what the class does otherwise than its model, and windows that it ignores.
+    3. Correct the class where its answers differ from the model's, and where it ignores windows.
     4. Apply an adapter. Its factors belong to whole matrices, so this comes before `divide`.
     5. Note the layers' arrays, for kernels that read the types of the file. The dtypes change after that.
     6. Convert to the compute dtype.
@@ -189,8 +189,8 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     1. Make the model with plain layers, and a head's input in it: `sanitize` and the strict loading look at its names.
     2. Read the arrays. Requantize groups of 16 while modules still have the names that config.json lists.
     3. Call `sanitize`.
-    4. Quantize the layers whose arrays came out packed, so that they have scales to load; then load all.
-    5. Quantize the layers whose arrays were dequantized for `sanitize`. This computes from the loaded weights.
+    4. Quantize the layers with arrays that came out packed, so that they have scales to load; then load all.
+    5. Quantize the layers with arrays that were dequantized for `sanitize`. This computes from the loaded weights.
     """
     model = _unquantized_model(checkpoint.config)
     if head is not None:
@@ -306,7 +306,7 @@ def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> N
     """
     # headrace.json is in folders that headrace made: conversions of a GGUF, links to one, and its own quantized copies.
     # It quantizes only models of its own decoder, so a model that mlx-lm's class runs, with this file, was a GGUF,
-    # where norms and biases are float32 whatever the model had. There is one exception: quantized copies with recurrent
+    # where norms and biases are float32 for any model. There is one exception: quantized copies with recurrent
     # state come here if the native kernels are missing. Safetensors of the hub have no such file, and are in the types
     # that their publisher chose.
     converted = (checkpoint.path / "headrace.json").exists()

@@ -68,7 +68,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
 
     x: (1, T, projected). state: flat, the convolution's newest inputs, then that of the recurrence.
 
-    In three stages: convolve, compute step and decay, run the recurrence and the gate.
+    In three stages: convolve, compute the step, run the recurrence with its decay and gate.
     - "conv" has the first stage only, with a gate before and after it.
     - "delta" and "kda" normalize q and k, and have beta. The decay is that of a head, in "kda" of each key channel.
     - "ssm" has no beta. Its step also scales the values.
@@ -106,7 +106,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         # A bounded decay is exp(-bounded_steps): in the same formula, with these as steps and a rate of -1.
         step = bounded_steps(a, spec)
         rate = -mx.ones_like(rate)
-    # Stage 3: the recurrence, then skip and gate.
+    # Stage 3: decay and recurrence by kind, then skip and gate.
     recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
     if sizes.kind != "ssm":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
