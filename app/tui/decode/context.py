@@ -15,7 +15,7 @@ from headrace.app.tui.widgets.lines import Section, first_that_fits, legend, seg
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.metrics.units import counted, format_bytes, format_roughly
 
-_NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
+_NOT_FED = 8  # at most so many tokens at the end of a conversation are fed with the next question
 _NO_BLOCK = "·"
 _LOOKS = {  # character of each part without colours, and style
     "cached": ("█", "$primary"),
@@ -36,7 +36,7 @@ class ContextSection(Section):
     TITLE = "context"
     NAME = "context"
     MIN_LINES = 6
-    MAX_LINES = 11
+    MAX_LINES = 11  # two of the frame, six of the context, three about a miss
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.context > 0
@@ -44,7 +44,7 @@ class ContextSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         model = metrics.model
         fill = metrics.fill
-        if not model.name:  # zero bytes would be a figure
+        if not model.name:  # without a model the bytes are unknown, which 0 would not say
             return [Content.styled("no model yet", "$quiet")]
         of_limit = f" of {model.context_limit:,}" if model.context_limit else ""
         tokens = Content.assemble((f"{metrics.context:,}", "bold"), (f"{of_limit} tokens", "$quiet"))
@@ -64,7 +64,7 @@ class ContextSection(Section):
             spread(tokens, Content.styled(token_text, "$quiet"), width),
             _bar(parts, model.context_limit, width),
             _legend(parts, width),
-            *_miss(metrics.reuse, width, height - 6),
+            *_miss(metrics.reuse, width, height - 6),  # the other lines are six
             _reuse(metrics, width),
             Content.styled(fill_text, "$quiet"),
             _until_full(metrics, width),
@@ -86,8 +86,9 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
             "new": computed,
             "output": answer.tokens,
         }
-    else:  # nothing was asked since the session was opened
+    else:  # no prefill of one answer is known, as after a session is opened, or in a turn of several answers
         known = {"cached": metrics.fill.tokens}
+    # The counts may exceed the context. The last parts are then cut, so that the sum is right.
     for name, tokens in known.items():
         count = min(remaining, tokens)
         parts.append((name, count))
@@ -166,7 +167,10 @@ def _reuse(metrics: LiveMetrics, width: int) -> Content:
 
 
 def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content]:
-    """Return the reason why no more of the prompt was reused, in at most three lines."""
+    """Return the reason why no more of the prompt was reused, in at most three lines.
+
+    max_lines: below three, the text around the difference is left out.
+    """
     if reuse is None:
         return []
     if reuse.dropped:
@@ -192,7 +196,7 @@ def _around(difference: PrefixDifference, width: int) -> list[Content]:
         ("prompt", difference.prompt_token, difference.prompt),
     ):
         shown = _visible(text)
-        end = len(_visible(token)) if text.startswith(token) else 1
+        end = len(_visible(token)) if text.startswith(token) else 1  # a token alone may be part of a character
         head = f"{name:<{_SIDE}}{before}"
         line = Content.assemble((head, "$quiet"), (shown[:end], "bold reverse"), shown[end:])
         lines.append(line.truncate(width, ellipsis=True))
@@ -230,5 +234,6 @@ def seconds_until_full(metrics: LiveMetrics) -> float | None:
         return None
     here = metrics.context
     limit = metrics.model.context_limit
+    # `achieved` contains the tokens per step, so that bytes of a step / `achieved` is the time of a token.
     mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
     return max(0, limit - here) * mean / (achieved * 1e9)

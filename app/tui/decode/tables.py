@@ -14,6 +14,7 @@ from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting, le
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
+# Columns: name and width in cells. The cells of a row, in `_sequence` and `_cells`, have the same order.
 _SEQUENCES = (("", 3), ("state", 10), ("tokens", 7), ("tok/s", 7), ("cached", 7))
 _TURNS = (
     ("turn", 4),
@@ -27,7 +28,7 @@ _TURNS = (
 )
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 _HITS_SHOWN = 12  # answers whose prefix hits matter more than words
-_LEAST_ROWS = 2  # of the answers of a server
+_LEAST_ROWS = 2  # rows of answers that stay in an endless turn, where the foot comes first
 _LEAST_WORDS = 8  # cells of last words that are worth showing
 _WORDS: dict[RowPhase, str] = {
     "waiting": "… waiting",
@@ -64,7 +65,7 @@ class SequencesSection(Section):
         columns = _fitting(_SEQUENCES, width)
         words = 0  # cells of the last words
         if len(columns) == len(_SEQUENCES):
-            words = width - sum(cells for _, cells in columns) - 2
+            words = width - sum(cells for _, cells in columns) - 2  # two spaces stand before them
             if words < _LEAST_WORDS:
                 words = 0
         foot = [*_shared(batch, width), *_prefix_hits(metrics.turns, width)]
@@ -85,7 +86,10 @@ class SequencesSection(Section):
 
 
 def _cells_text(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str:
-    """Return the cells of a line that have a column; the first two columns are texts, the others numbers."""
+    """Return the cells of a line that have a column; the first two columns are texts, the others numbers.
+
+    There may be fewer columns than cells: a narrow panel has only the first ones.
+    """
     text = ""
     for index, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False)):
         text += cell.ljust(room) if index < 2 else cell.rjust(room)
@@ -95,7 +99,7 @@ def _cells_text(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
     """Return the line of an answer. words: cells of its last words; 0: without them."""
     count = f"{row.tokens:,}"
-    if row.phase == "prefill":
+    if row.phase == "prefill":  # no output yet: the share of the prompt that is computed
         count = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
     cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.totals.tokens_per_second), f"{row.reused:,}"]
     line = Content.styled(_cells_text(cells, columns), _ROW_STYLES.get(row.phase, ""))
@@ -121,6 +125,7 @@ def _shared(batch: TurnAnswers, width: int) -> list[Content]:
     if (blocks := batch.blocks) is None:
         return [*lines, fitting([Content.styled(room, "$quiet")], width)]
     named = zip(_block_counts(blocks), ("own", "shared", "cached", "free"), strict=True)
+    # Largest first: the legend puts together those that do not fit.
     counts = sorted((count, name, mark, style) for (count, mark, style), name in named if count)[::-1]
     pieces = [Content.assemble((mark, style), (f" {count:,} {name}", "$quiet")) for count, name, mark, style in counts]
 
@@ -135,9 +140,12 @@ def _shared(batch: TurnAnswers, width: int) -> list[Content]:
 
 
 def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:
-    """Return count, character and style of blocks: used by one sequence, shared, cached for later prompts, free."""
+    """Return count, character and style of blocks: used by one sequence, shared, cached for later prompts, free.
+
+    `_shared` names them in this order. The counts sum to `blocks.total`.
+    """
     return (
-        (blocks.used - blocks.shared, "█", "$primary"),
+        (blocks.used - blocks.shared, "█", "$primary"),  # `used` includes the shared ones
         (blocks.shared, "▓", "$secondary"),
         (blocks.cached, "▒", "$accent"),
         (blocks.free, "·", "$foreground 60%"),
@@ -159,7 +167,7 @@ def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
 
 
 class TurnsSection(Section):
-    """Newest last; columns that do not fit are dropped from the right."""
+    """A row for each answer of the conversation, newest last; the last columns are left out if they do not fit."""
 
     TITLE = "answers"
     NAME = "turns"
@@ -170,6 +178,7 @@ class TurnsSection(Section):
         return bool(metrics.turns) or metrics.running is not None
 
     def change_key(self, metrics: LiveMetrics) -> object:
+        # Not `version`, which also grows with events that leave the answers as they are.
         last = tuple(metrics.turns[-1:])
         return id(metrics), last, len(metrics.turns), metrics.running
 

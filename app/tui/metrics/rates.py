@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import StepRecord
 
-NOW_S = 1.0  # the span of current rates
+NOW_S = 1.0  # seconds of decode steps that current rates cover
 
 
 @dataclass(slots=True)
@@ -16,18 +16,24 @@ class StepTotals:
     The first step of an answer is left out, since its latency is not between tokens.
     """
 
+    # With `whole_batch` a record adds 1 / batch size here, so that a pass counts once when all its records are added.
     steps: float = 0
     records: int = 0
     """Steps times sequences. The rows of a pass are more: draft tokens have rows of their own."""
-    tokens: int = 0
-    seconds: float = 0.0
-    nbytes: float = 0
-    flops: int = 0
+    tokens: int = 0  # output tokens
+    seconds: float = 0.0  # latency of the steps
+    nbytes: float = 0  # weights and K/V; with `whole_batch` a pass counts its weights once
+    flops: int = 0  # 0 if no cost was given to `add`
     proposed: int = 0
     accepted: int = 0
 
     def add(self, record: StepRecord, cost: StepCost | None = None, *, whole_batch: bool = False) -> None:
-        """Add a step. cost: for its FLOPs. whole_batch: each sequence's record of a pass is added, as a part of it."""
+        """Add a sequence's record of a step.
+
+        cost: for its FLOPs; None: leave them out.
+        whole_batch: the totals are of all sequences, so this record counts as its share of the pass. Without it, the
+            totals are of one sequence, which waits for the whole pass and all its weights.
+        """
         if record.index == 0:
             return
         batch = max(1, record.batch) if whole_batch else 1
@@ -57,6 +63,7 @@ class StepTotals:
 
 def flops_of(step: StepRecord, cost: StepCost) -> int:
     """Return the FLOPs of a step: all its rows, rejected draft tokens included."""
+    # `context` is counted after the step. It grew by one entry per output token: those of rejected tokens are dropped.
     return cost.step_flops(step.context - step.tokens, 1 + step.proposed)
 
 
@@ -69,7 +76,7 @@ def totals_of(steps: Sequence[StepRecord]) -> StepTotals:
 
 
 def current_totals(steps: Sequence[StepRecord], cost: StepCost | None) -> StepTotals:
-    """Return the totals of the last NOW_S seconds, at least one step."""
+    """Return the totals of the latest steps that took NOW_S seconds together, of at least one step if there is one."""
     totals = StepTotals()
     for record in reversed(steps):
         totals.add(record, cost)
