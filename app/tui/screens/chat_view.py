@@ -35,8 +35,9 @@ _PICK_KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 class ChatView:
     """Brings the widgets of the chat's screen up to date with the conversation.
 
-    queue: messages to send after the answer. editing: id of the message whose text is in the prompt, MARK for the
-    summary, None outside an edit.
+    queue: messages to send after the answer.
+    editing: id of the message whose text is in the prompt, MARK for the summary, None outside an edit.
+    asked_about_disk: the dialog has opened for this full disk; set it to False to have it opened again.
     """
 
     def __init__(self, screen: Screen[None], state: ChatState) -> None:
@@ -48,10 +49,10 @@ class ChatView:
         self._edited = ""  # text of the message in the prompt, as it was
         self._draft = Draft()  # the prompt's text before the edit
         self._branch = ShownBranch()
-        self._shown: Conversation | None = None
+        self._shown: Conversation | None = None  # the one on the screen; `sync` draws another as a new session
         self._loading = ModelLoading(screen, state)
         self._prompt_title = ""
-        self._drawn: tuple[object, ...] = ()
+        self._drawn: tuple[object, ...] = ()  # the state at the latest drawing of `_follow_state`
         self._asked = False  # about the full context
         self.asked_about_disk = False
         self._marks_drafts = False
@@ -83,11 +84,11 @@ class ChatView:
     def conversation_changed(self) -> None:
         """Draw another session with its draft, or the same one after it was reloaded."""
         other = self._shown is not self.conversation
-        self._shown = self.conversation
+        self._shown = self.conversation  # before `sync`, which calls this method for a conversation not shown
         self._branch = ShownBranch()
         self._asked = False
         self.editing = None
-        if other:  # the unsent text was kept with the session before
+        if other:  # the unsent text, queued messages included, is stored with a session by now
             self.queue.take_back()
             self.prompt.put_draft(self.conversation.session.draft)
         elif self.queue.texts:
@@ -103,6 +104,7 @@ class ChatView:
         if conversation is not self._shown:
             self.conversation_changed()
         messages = self._branch.messages(conversation)
+        # Events may change the states of messages that are the same, such as the progress of a prefill.
         if events or messages != [entry.message for entry in self.transcript.entries]:
             self._show_messages(messages)
         if conversation.trimming.returned is not None:
@@ -140,6 +142,7 @@ class ChatView:
     def _follow_state(self, *, empty: bool) -> None:
         """Draw keys, status, notice and queue if the state they show changed."""
         conversation = self.conversation
+        # All that they depend on has to be in here, except the progress of a load, for which `sync` draws them.
         drawn = (
             conversation.phase == "idle",
             self.state.engine.state,
@@ -227,15 +230,16 @@ class ChatView:
 
     def begin_edit(self, message: Message) -> None:
         """Put a message's text into the prompt; its own text comes back after the edit."""
-        if self.editing is None:
+        if self.editing is None:  # else the prompt has the text of another edit
             self._draft = self.prompt.draft
         self.editing = message.id
         self.prompt.put(message.content)
         self._edited = self.prompt.text
 
     def end_edit(self) -> None:
+        """End the edit, and put the text from before it back into the prompt."""
         self.editing = None
-        self.prompt.put(self._draft.text)
+        self.prompt.put(self._draft.text)  # the prompt still has the pastes that placeholders in it stand for
 
     def return_queue(self) -> None:
         """Put queued messages back into the prompt, before its text."""
@@ -246,12 +250,12 @@ class ChatView:
         drafts = [Draft(text) for text in self.queue.texts]
         if self.editing is not None:
             drafts.append(self._draft)
-        if self.editing is None or self.prompt.text != self._edited:
+        if self.editing is None or self.prompt.text != self._edited:  # an unchanged message is stored anyway
             drafts.append(self.prompt.draft)
         return joined(drafts)
 
     def _prefetch_prompt(self, pause: bool) -> None:
-        """Count the tokens of the prompt's text; in a pause of typing, prefill it too."""
+        """Count the tokens of the prompt's text. In a pause of typing, store it as unsent, and prefill it too."""
         if pause:
             with suppress(HeadraceError):  # reported when the chat is left
                 self.state.keep_draft()

@@ -54,6 +54,7 @@ class CompareScreen(ParallelScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *SCROLL_KEYS,
+        # Esc has two actions: `check_action` enables one of them at a time.
         Binding("escape", "stop", "Stop this answer", key_display="Esc"),
         Binding("escape", "leave", "Take one", key_display="Esc"),
         Binding("ctrl+b", "again", "Both again"),
@@ -72,7 +73,7 @@ class CompareScreen(ParallelScreen):
         self._front = self.panes[0]  # that pane
         self._is_front_chosen = False  # by the user; else it is the pane that answers
         self._prompt_title = ""
-        self._chat_unsent = state.unsent  # of the chat's prompt, which this screen covers
+        self._chat_unsent = state.unsent  # returns the text of the chat's prompt, which this screen covers
 
     def compose(self) -> ComposeResult:
         yield Static(id="parallel-head", markup=False)
@@ -86,11 +87,12 @@ class CompareScreen(ParallelScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
+        # Textual calls the `on_mount` of the base class, too.
         questions = [message.content for message in self.state.conversation.messages if message.role == "user"]
         self.prompt.remember(questions)
         self.prompt.focus()
         self.prompt.placeholder = "a question: A answers, then B"
-        self.state.unsent = self._unsent
+        self.state.unsent = self._unsent  # `ChatActions` sets the chat's again when this screen is left
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -119,7 +121,7 @@ class CompareScreen(ParallelScreen):
                 self._bring_forward(pane)
 
     def sync_panes(self) -> None:
-        self._send_next()
+        self._send_next()  # first: it may begin the answers that are drawn below
         a, b = self.panes
         a.sync(b)
         b.sync(a)
@@ -247,7 +249,7 @@ class CompareScreen(ParallelScreen):
             else:
                 self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
-            if invocation is None:
+            if invocation is None:  # a refused question returns to the prompt, a command does not
                 self.prompt.restore(event.typed)
             self.state.show_error(error)
         else:

@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 _SHOWN = 60  # characters of a code block's first line
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`|\\^{}]+")
-_TRAILING = ".,;:!?)]*_"
+_TRAILING = ".,;:!?)]*_"  # characters after an address that rarely belong to it
 
 
 class MessageActions:
-    """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen."""
+    """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen.
+
+    commands: functions by the names in `app.chat.commands.COMMANDS`; each takes the text after the name. The public
+    methods with a message are for keys on a selected message, see `ChatActions.act`.
+    """
 
     def __init__(self, view: ChatView) -> None:
         self._view = view
@@ -55,7 +59,7 @@ class MessageActions:
         }
 
     def send(self, text: str) -> None:
-        """Send a message, or queue it behind the answer in progress; during an edit, finish that."""
+        """Send a message, or queue it after the answer in progress; during an edit, finish that."""
         view = self._view
         conversation = self._state.conversation
         if view.editing is not None:
@@ -129,13 +133,14 @@ class MessageActions:
         self._view.begin_edit(message)
 
     def edit_summary(self, what: str) -> None:
-        """Edit the summary sent in place of older messages; `undo`: send those again."""
+        """Edit the summary sent in place of older messages; `undo`: undo the latest change of the messages left out."""
         conversation = self._state.conversation
         if what == "undo":
             undone = undo_trimming(conversation)
             self._view.sync()
             self._state.notify(undone)
         else:
+            # The stand-in has the id MARK, by which `send` knows that the text is a summary.
             self.edit(mark_message(conversation.session.id, summary_to_edit(conversation)))
 
     # -- branches --------------------------------------------------------------------------------------------------

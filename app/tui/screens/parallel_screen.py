@@ -48,7 +48,7 @@ class FigureLines(Lines):
         self._state: tuple[str, str] = ("", "")
         self._figures = _NO_FIGURES
         self._other: tuple[str, Turn] | None = None
-        self._fill: tuple[int, int | None] = (0, None)
+        self._fill: tuple[int, int | None] = (0, None)  # tokens of the context, and their limit
 
     def set_figures(
         self,
@@ -71,7 +71,7 @@ class FigureLines(Lines):
         self.show(self.metrics)
 
     def change_key(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
-        return self._state, self._figures, self._other, self._fill
+        return self._state, self._figures, self._other, self._fill  # the values of `set_figures`, not the metrics
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures = self._figures
@@ -135,7 +135,7 @@ class AnswerPane(Vertical):
         self._first = first
         self._known = known
         self._title = title
-        self._card: object = None
+        self._card: object = None  # the one that the metrics have
         self._shown_title = ""
         self._shown: Message | None = None  # the last message as it is on the screen
 
@@ -171,7 +171,7 @@ class AnswerPane(Vertical):
     def extend_last_line(self) -> bool:
         """Draw text that only extends the last line; return False if a layout is needed."""
         last = self.side.messages[-1] if self.side.messages else None
-        if last is self._shown or not self.display or not self.transcript.display:
+        if last is self._shown or not self.display or not self.transcript.display:  # nothing to draw
             return True
         if last is None or not self.transcript.extend_last_line(last):
             return False
@@ -185,6 +185,7 @@ class AnswerPane(Vertical):
         side = self.side
         messages = list(side.messages[self._first :])
         self._shown = side.messages[-1] if side.messages else None
+        # An answer without text is no message yet. `turn` remains after the end until the answer is stored.
         if (side.phase != "idle" or side.turn is not None) and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, "", None, "assistant", "", 0.0, partial=True))
         message_states = [MessageState() for _ in messages]
@@ -193,7 +194,7 @@ class AnswerPane(Vertical):
         self.transcript.show(messages, message_states)
         self.transcript.highlight_code()
         compared = None
-        if other is not None and side.phase == other.side.phase == "idle":
+        if other is not None and side.phase == other.side.phase == "idle":  # the figures of both are final
             compared = (other.side.name, other.figures)
         limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).set_figures(
@@ -239,7 +240,8 @@ class AnswerPane(Vertical):
 class ParallelScreen(SingleDismissal, Screen[Draft]):
     """A head, one pane per answer, and a notice; the app polls the answers.
 
-    Subclasses arrange the panes and define `head`, `busy`, `scrolled` and `sync_panes`.
+    Subclasses compose the widgets, arrange the panes, and define `head`, `busy` and `sync_panes`. They may override
+    `scrolled` and `typed`. The screen is dismissed with the text of `typed`.
     """
 
     def __init__(self, state: ChatState, answers: "ParallelAnswers", panes: Sequence[AnswerPane]) -> None:
@@ -248,7 +250,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         self.state = state
         self.answers = answers
         self.panes = list(panes)
-        self._busy: object = None
+        self._busy: object = None  # `busy` at the latest drawing
         self._shown_notice = "", 0  # the notice, and the width it was wrapped for
 
     def on_mount(self) -> None:
@@ -258,6 +260,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     @property
     def head(self) -> str:
+        """Text of the first line; its part before the first " · " is drawn bold."""
         raise NotImplementedError
 
     @property
@@ -267,6 +270,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     @property
     def scrolled(self) -> Sequence[AnswerPane]:
+        """The panes that the scroll keys move."""
         return self.panes
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     def sync(self) -> None:
         """Draw all changes."""
-        if not self.is_mounted or not self.query(Notice):
+        if not self.is_mounted or not self.query(Notice):  # before the widgets are there, or after they are gone
             return
         self.sync_panes()
         if self.busy != self._busy:
@@ -306,6 +310,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
             self.query_one(Notice).show(notice[0])
 
     def sync_panes(self) -> None:
+        """Call `AnswerPane.sync` for the panes that show."""
         raise NotImplementedError
 
     @property
@@ -323,7 +328,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         scroll([pane.transcript for pane in self.scrolled], where)
 
     def leave(self, side: "ParallelAnswer | None") -> None:
-        """Return to the chat with this answer; None: as before."""
+        """Return to the chat with this answer; None: as before. After an error the screen stays open."""
         try:
             self.state.end_comparison(side)
         except HeadraceError as error:
