@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.runtime.network import Network
 
 _ELSEWHERE = "HEADRACE_HOME=DIR puts the store somewhere else"
-_CHECK_BYTES = 256 << 20  # a checksum takes a fraction of a second
+_CHECK_BYTES = 256 << 20  # bytes whose checksum takes a fraction of a second
 
 
 def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False) -> None:
@@ -39,7 +39,7 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
     from headrace.models.registry.source import LocalGGUF
     from headrace.models.registry.store import Store
 
-    if name is None:
+    if name is None:  # the default model is no local file
         return
     store = Store()
     try:
@@ -53,13 +53,14 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.import_gguf import find_copy, has_chat_template
 
-    if find_copy(source.path, store) is not None:
+    if find_copy(source.path, store) is not None:  # by path, size and time: quick
         return
     if chat and not has_chat_template(source.path):
         raise UsageError("this model has no chat template", hint="give it plain text with --raw")
     plan = download_plan(name)
-    if plan is None:
+    if plan is None:  # the model runs from its file
         return
+    # With `progress`, the content is compared, too, which may hash the whole file.
     with drawn_progress(quiet=quiet) as progress:
         if find_copy(source.path, store, progress=progress) is not None:
             return
@@ -119,7 +120,7 @@ def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Netwo
 
 
 def raise_damage(check: "BackgroundCheck") -> None:
-    """Raises CheckpointError if the model's files are known to be damaged.
+    """Raise CheckpointError if the model's files are known to be damaged.
 
     A small model's files are read here, once; those of larger ones in chats, in benchmarks and by `models verify`.
     """

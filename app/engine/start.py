@@ -1,7 +1,8 @@
 """Entry point of an engine process: `python -P start.py PACKAGE DESCRIPTOR`, run by `app.engine.link`, never imported.
 
-`headrace` is imported from the folder PACKAGE, the chat's own. The search path stays unchanged: no folder of the user
-replaces our packages, and none beside headrace the standard library.
+PACKAGE is the folder from which the starting process imported `headrace`. The search path stays unchanged: no folder
+of the user replaces our packages, and no module next to headrace replaces one of the standard library. DESCRIPTOR is
+the number of the inherited socket. `EngineLink` builds this command.
 """
 
 import importlib.util
@@ -16,6 +17,7 @@ def import_package(package: Path) -> None:
     )
     assert spec is not None
     assert spec.loader is not None
+    # Entered before it runs, as `import` does: its own code may import from `headrace`.
     sys.modules["headrace"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["headrace"])
 

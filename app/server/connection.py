@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 15.0  # for the request line and all headers, also of an idle new connection
 MAX_CONNECTIONS = 1024
-_OTHER_FILES = 64  # that the process may have open
+_OTHER_FILES = 64  # files besides connections that the process may have open
 
 
 class BoundedProtocol(H11Protocol):
@@ -28,6 +28,7 @@ class BoundedProtocol(H11Protocol):
         self._idle_since = self.loop.time()
         self._watch_head()
         if len(self.connections) > _most_connections():
+            # This connection is idle, too: it is the only one, and is closed, if all others are being answered.
             idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_idle]
             min(idle, key=lambda each: each._idle_since).transport.abort()
 
@@ -42,7 +43,7 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        super().data_received(data)  # first: it parses the data, which changes `their_state`
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -57,8 +58,11 @@ class BoundedProtocol(H11Protocol):
             self.cycle.keep_alive = False
 
     def _watch_head(self) -> None:
-        """Start the timer while a request's head is incomplete."""
-        if self.conn.their_state is not h11.IDLE:
+        """Start the timer if a request's head is incomplete; stop it once the head is complete.
+
+        Between two requests uvicorn's `timeout_keep_alive` applies, until the first bytes of the next one.
+        """
+        if self.conn.their_state is not h11.IDLE:  # IDLE until a whole head has come
             self._stop_head_timer()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
@@ -80,5 +84,5 @@ def _most_connections() -> int:
 
 
 def http_options() -> dict[str, Any]:
-    """Return uvicorn's options of connections. h11 bounds the size of a head."""
+    """Return uvicorn's options of connections: the size of a head in bytes, and seconds until an idle one is closed."""
     return {"http": BoundedProtocol, "ws": "none", "h11_max_incomplete_event_size": 64 << 10, "timeout_keep_alive": 60}

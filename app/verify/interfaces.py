@@ -1,6 +1,6 @@
 """The same requests through `run`, `batch`, the Python API and the server, alone and several at once.
 
-Every command runs as a process of its own. Compared are tokens and their log probabilities, with those of `run`.
+Every command runs as a process of its own. Tokens and their log probabilities are compared with those of `run`.
 """
 
 import json
@@ -36,7 +36,12 @@ class Interfaces:
     def __init__(
         self, loaded: LoadedModel, expected: Expectation, plan: Plan, path: Path, options: Mapping[str, Any]
     ) -> None:
-        """loaded: not used any more when the checks run. path: the model's directory. options: of `load`."""
+        """Prepare the requests, without a reference to the network of `loaded`: the checks load the model again.
+
+        loaded: its tokenizer is kept.
+        path: the model's directory.
+        options: of `load`.
+        """
         if loaded.tokenizer.chat_template is None:
             raise UsageError(f"{loaded.name} has no chat template, which --server needs")
         self._expected = expected
@@ -46,7 +51,8 @@ class Interfaces:
         self._text_of = loaded.tokenizer.token_text
         self._load = ["-m", self._path, *_flags(options)]
         self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: min(MOST, plan.sequences)]]
-        # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled.
+        # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled. All of these
+        # are given, so that neither settings nor the model's recommendations fill them in.
         self._options: dict[str, Any] = {
             "temperature": 0.8 if expected.exact else 0.0,
             "seed": plan.seed,
@@ -61,7 +67,8 @@ class Interfaces:
 
     def run(self, begin: Begin = lambda *_: None) -> Iterator[CheckResult]:
         """Run every check; `begin(number, of, name)` is called before each."""
-        begin(0, 6, "Python API")
+        begin(0, 6, "Python API")  # six checks: three interfaces, each alone and at once
+        # Both answers of the API are made here, so that this process has freed the model before a command loads it.
         with load(self._path, **self._load_options) as model:
             by_api = self._by_api(model), self._by_api_at_once(model)
         begin(0, 6, "run, alone")
@@ -73,7 +80,11 @@ class Interfaces:
             yield judged(self._expected, f"{name}, {how}", compared, self._tokenizer)
 
     def _ways(self, by_api: Sequence[list[Trace]], expected: Sequence[Trace]) -> Iterator[tuple[tuple[str, str], Way]]:
-        hows = {"alone": 1, f"{len(expected)} at once": len(expected)}
+        """Yield (interface, how many at once) of each check, and the function that serves the requests.
+
+        Call each function before the next check is taken: the server runs during its two checks only.
+        """
+        hows = {"alone": 1, f"{len(expected)} at once": len(expected)}  # in the order of `by_api`
         for how, traces in zip(hows, by_api, strict=True):
             yield ("Python API", how), partial(list, traces)
         for how, parallel in hows.items():
@@ -101,6 +112,7 @@ class Interfaces:
 
     def _by_batch(self, expected: Sequence[Trace], parallel: int) -> list[Trace]:
         lines = [{"custom_id": str(index), "body": self._body(prompt)} for index, prompt in enumerate(self._prompts)]
+        # No system prompt from the settings, and answers in the order of the prompts.
         arguments = ["batch", *self._load, "--system", "", f"--parallel={parallel}", "--in-order", "-q"]
         output = _command(arguments, "\n".join(map(json.dumps, lines)))
         bodies = [json.loads(line)["response"]["body"] for line in output.splitlines()]
@@ -154,11 +166,12 @@ class Interfaces:
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:
-    """Return options of `load` as those of a command."""
+    """Return options of `load` as those of a command; None and False are left out."""
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
 
 
 def _trace(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Trace:
+    # JSON has lists in place of (token, log probability).
     copies = [TokenLogprobs(report.chosen, [(token, value) for token, value in report.top]) for report in logprobs]
     return Trace(tokens=list(tokens), logprobs=copies)
 

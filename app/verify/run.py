@@ -26,16 +26,17 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
 def verify_interfaces(
     load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, object]
 ) -> VerifyDocument:
-    """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before the checks load it."""
+    """Compare the interfaces: see `Interfaces`. load: loads the model; it is freed before the checks load it again."""
     loaded = load()
     expected = expectation(loaded)
     begun = document(loaded.name, expected, plan, interfaces=True)
     checks = Interfaces(loaded, expected, plan, path, options)
-    del loaded
+    del loaded  # frees the weights: `checks` keeps the tokenizer alone
     return _checked(begun, lambda stages: checks.run(stages.begin))
 
 
 def _checked(begun: VerifyDocument, run: Callable[[NumberedStages], Iterator[CheckResult]]) -> VerifyDocument:
+    """Return the document `begun` with the results of `run`. An interrupted verification has not passed."""
     checks = list[CheckResult]()
     interrupted = False
     try:
