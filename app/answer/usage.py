@@ -22,7 +22,11 @@ def token_counts(prompt: int, completion: int) -> dict[str, int]:
 
 
 def openai_usage(ends: Sequence[Finished], count: int = 1) -> dict[str, object]:
-    """Return the `usage` of a request's answers, with the `timings` of the first. count: answers to each prompt."""
+    """Return the `usage` of a request's answers, with the `timings` and the cached tokens of the first.
+
+    ends: the answers to a prompt come one after the other.
+    count: number of answers to each prompt.
+    """
     summaries = [end.summary for end in ends]
     prompt = sum(summary.prompt_tokens for summary in summaries[::count])  # each prompt counts once
     completion = sum(summary.completion_tokens for summary in summaries)
@@ -54,4 +58,5 @@ def named_figures(summary: Summary, *names: str) -> dict[str, object]:
 
 
 def _figure(value: object, name: str) -> object:
+    """Return a figure in the unit that its name ends with. Percentiles are in seconds; None stands for unknown ones."""
     return in_milliseconds(value) if isinstance(value, Percentiles | None) and name.endswith("_ms") else value

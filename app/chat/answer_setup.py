@@ -19,7 +19,12 @@ WARMER = f"temperature 0 would repeat the answer: sampled at {WARM.temperature}"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSetup:
-    """model: as after `-m`; None: the default. sampling: the options that are set, as a session stores them."""
+    """Model, system prompt and sampling of an answer.
+
+    model: as after `-m`; None: the default.
+    system: "" for none.
+    sampling: the options that are set, as a session stores them; `stored_options` reads them.
+    """
 
     model: str | None = None
     system: str = ""
@@ -78,9 +83,12 @@ def answer_request(
     continuing: bool = False,
     drop_oldest: bool = False,
 ) -> Generate:
-    """Return the request for an answer to this branch, whose last message is the answer so far if `continuing`.
+    """Return the request for an answer to this branch. Raises UsageError for settings out of range.
 
-    sampling: replaces the session's. Raises UsageError for settings out of range.
+    id: of the generation.
+    branch: first to last; its last message is the answer so far if `continuing`, else the question.
+    sampling: replaces the session's.
+    drop_oldest: see `Generate`.
     """
     return Generate(
         id,
@@ -92,7 +100,10 @@ def answer_request(
 
 
 def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, bool]:
-    """Return the question that this message (None: the last) asks or answers, and whether the branch answers it."""
+    """Return the id of the question that this message (None: the last) asks or answers, and if the branch answers it.
+
+    Raises UsageError if there is none.
+    """
     if not branch.messages:
         raise UsageError("nothing was asked yet")
     again = branch.messages[-1] if message_id is None else branch.message(message_id)
@@ -103,7 +114,10 @@ def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, boo
 
 
 def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int = 0) -> dict[str, object]:
-    """Return the settings of one more answer, after `later` others: another seed, no greedy sampling."""
+    """Return the settings of one more answer, after `later` others: another seed, no greedy sampling.
+
+    greedy: the session's settings are greedy. Without a seed in the settings, none is set.
+    """
     sampling = dict(branch.session.sampling)
     if greedy:
         sampling |= WARM.given()
@@ -111,5 +125,6 @@ def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int 
     if isinstance(seed, int):
         answer = next((message for message in branch.messages if message.parent_id == question), None)
         existing = len(branch.store.alternatives(answer)) if answer is not None else 0
+        # The question's first answer has `seed`, each further one the next. A seed has 64 bits.
         sampling["seed"] = (seed + existing + later) % 2**64
     return sampling

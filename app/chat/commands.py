@@ -23,8 +23,13 @@ Function = TypeVar("Function")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """argument: shown after the name in the help, a word to be typed in lower case; "" for a command without one.
+    """A slash command, without its function.
 
+    name: without the slash.
+    help: a line; its part before the first comma or semicolon is the title.
+    argument: shown after the name in the help; "" for a command without one. In brackets: it is optional. In lower
+        case: it is a word to be typed, and no other is accepted.
+    key: of the full screen, for the help; "" without one.
     aliases: other names of the command, mostly those that other programs use.
     """
 
@@ -61,6 +66,7 @@ class Command:
         return bool(self.argument) and not self.argument.startswith("[")
 
 
+# In the order of the help. Each command needs a function in `IN_EVERY_CHAT` or in the table of a surface.
 COMMANDS = (
     Command("help", "show the keys and commands", key="F1", aliases=("?",)),
     Command("model", "switch the model, or pick one", "[NAME]", key="F5", aliases=("models",)),
@@ -169,7 +175,10 @@ def message_text(text: str) -> str:
 
 
 def matching(prefix: str) -> list[Command]:
-    """Return the command of that name or alias, then those that start with `prefix`, then those that contain it."""
+    """Return the commands for what was typed of a name, best first, each once.
+
+    The order: that name or alias, names that start with `prefix`, aliases that do, names that contain it.
+    """
     exact = [command for command in COMMANDS if prefix in command.names]
     starting = [command for command in COMMANDS if command.name.startswith(prefix)]
     aliased = [command for command in COMMANDS if any(alias.startswith(prefix) for alias in command.aliases)]
@@ -222,6 +231,7 @@ def set_schema(conversation: Conversation, argument: str) -> str:
         return f"no schema, {_LATER}"
     options = AnswerOptions.read({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
     options.grammar_source()  # refused now, not at the next message
+    # None removes the schema or grammar that was set before.
     conversation.branch.set_sampling(dict.fromkeys(GRAMMARS) | options.stored())
     return f"schema set, {_LATER}"
 
@@ -249,6 +259,7 @@ def use_preset(conversation: Conversation, argument: str) -> str:
         return f"preset {name.strip()} deleted"
     preset = chosen_preset(load_presets(), argument)
     conversation.branch.set_system(preset.system)
+    # None removes the settings that the preset does not have.
     conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(preset.sampling))
     return f"preset {argument} applied, {_LATER}"
 
@@ -262,7 +273,7 @@ def switch_branch(conversation: Conversation, direction: str) -> None:
         branches = conversation.branch.alternatives(message.id)
         if len(branches.ids) > 1:
             step = -1 if direction == "back" else 1
-            if not 0 <= branches.shown + step < len(branches.ids):
+            if not 0 <= branches.shown + step < len(branches.ids):  # from the last one to the first, or the reverse
                 step = -step * (len(branches.ids) - 1)
             conversation.switch_branch(message.id, step)
             return
@@ -320,7 +331,7 @@ def export_session(conversation: Conversation, session_id: str, name: str) -> st
 
 def _rename(conversation: Conversation, title: str) -> str:
     conversation.branch.rename(title)
-    return ""
+    return ""  # nothing to show
 
 
 def _export(conversation: Conversation, name: str) -> str:

@@ -57,7 +57,9 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes, percent
 
 _GROUP_SIZE = 64  # weights per scale, without --group-size
-_LABEL = 14
+_LABEL = 14  # cells of a label of `show`
+
+# Texts of `show` for the values of `sequences`, `speculates` and `draft_head` in `checkpoint_document`.
 _SEQUENCES = {
     "batched": "several share each pass (`batch`, `run --samples`)",
     "turns": "several take turns, one pass each",
@@ -144,6 +146,7 @@ def _print_problems(rows: list[Document]) -> None:
 
 def _columns(rows: list[Document]) -> list[Column]:
     def column(name: str, leaves: int, cell: Callable[[Document], str], *, right: bool = False) -> Column:
+        """Make a column of clean texts. leaves: see `Column`."""
         return Column.of(rows, name, lambda row: _clean(cell(row)), leaves, right=right)
 
     return [
@@ -293,6 +296,7 @@ def rm(name: str, yes: bool) -> None:
             size += f", {format_bytes(cached)} of it in the hub cache that other programs may use"
         confirm(f"Remove {entry} ({size})?")
     freed = 0
+    # The store's entry goes first: without its files in the cache it would be broken.
     if adapter is None:
         freed = store.remove(entry)
     if files is not None:
@@ -332,8 +336,11 @@ def _models_with(store: Store, files: CachedFiles, entry: str) -> list[str]:
 
 
 def _overlap(files: CachedFiles | None, others: CachedFiles) -> bool:
-    """Return whether files of a model are among others. A GGUF without a folder may be in any: an older entry."""
-    if files is None or files[:2] != others[:2]:
+    """Return whether files of a model are among others.
+
+    Older entries store a GGUF without its folder in the repository, so that it may be in any.
+    """
+    if files is None or files[:2] != others[:2]:  # another repository or commit
         return False
     if files.file is None or others.file is None:  # the revision, with all of its files
         return others.file is None
@@ -440,12 +447,16 @@ class _Quality(Struct):
     """Figures of a quantized copy, as `headrace quantize` stores them."""
 
     kl: _Figure
-    top1_agreement: _Figure
+    top1_agreement: _Figure  # share of positions, 0 to 1
     bits_per_weight: float
 
 
 class _Verified(Struct):
-    """The state of a model's files."""
+    """The state of a model's files.
+
+    state: whole: all checksums are right; unrecorded: the model was installed without checksums.
+    problems: of damaged files, or the reason why the model cannot be read.
+    """
 
     name: str
     path: str | None = None  # None without files
@@ -467,6 +478,7 @@ def _quality_rows(figures: object) -> list[tuple[str, str]]:
 
 
 def _tokens(count: int) -> str:
+    """Return a number of tokens; a multiple of 1,024 in the form `8k`."""
     return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
 
 
@@ -479,6 +491,7 @@ def _dimmed(text: str) -> str:
 
 
 def _clean(text: str) -> str:
+    """Return text without control characters and line breaks, so that it stays in its line."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 

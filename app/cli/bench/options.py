@@ -20,7 +20,12 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The options of `headrace bench`, named as click names them."""
+    """The options of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
+
+    prompts, generates, depths, batches, arrivals: numbers separated by commas, as typed.
+    repetitions: None: chosen by the noise.
+    form: see `chosen_form`.
+    """
 
     models: tuple[str, ...]
     prompts: str
@@ -152,13 +157,14 @@ _OPTIONS = (
 
 def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options, in the order of the help text."""
+    # Of click's decorators the one applied last comes first in the help: those of `hosts_options`, then `_OPTIONS`.
     for option in reversed(_OPTIONS):
         command = option(command)
     return hosts_options(command)
 
 
 def typed_options(ctx: click.Context) -> dict[str, str]:
-    """Return the long flags of the options that were set on the command line, by their names here."""
+    """Return the long flags of the options that were set on the command line, by the parameters' names."""
     return {
         str(parameter.name): parameter.opts[-1]
         for parameter in ctx.command.params
@@ -167,7 +173,7 @@ def typed_options(ctx: click.Context) -> dict[str, str]:
 
 
 def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
-    """Return the peers of --vs. Raises UsageError for options of others."""
+    """Return the peers of --vs, each once. kv: our K/V format. Raises UsageError for options of others."""
     from headrace.app.bench.measure.peers import Peer
 
     if given.peer_threads and not given.peers:
@@ -178,6 +184,7 @@ def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
         raise UsageError("--llama-model goes with --vs llama.cpp")
     if given.llama_model and not Path(given.llama_model).is_file():
         raise UsageError(f"{given.llama_model} cannot be read: no such file")
+    # llama.cpp runs the first model alone.
     gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
     known = {
         "mlx-lm": Peer("mlx-lm", given.mlx_python),
