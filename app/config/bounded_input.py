@@ -10,9 +10,10 @@ from typing import cast
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
-PROMPT = 64 << 20  # bytes: more than the longest contexts hold
-DOCUMENT = 1 << 30
-_AT_ONCE = 1 << 20
+# Limits in bytes.
+PROMPT = 64 << 20  # more than the longest contexts hold
+DOCUMENT = 1 << 30  # requests of `batch`, results of `bench`
+_AT_ONCE = 1 << 20  # bytes of one read
 
 
 def read_bounded(source: Path | None, limit: int) -> bytes:
@@ -21,7 +22,7 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
     try:
         with nullcontext(cast(BufferedReader, sys.stdin.buffer)) if source is None else source.open("rb") as file:
             pieces = []
-            remaining = limit
+            remaining = limit  # below zero: the file is longer than the limit
             while remaining >= 0 and (piece := file.read1(_AT_ONCE)):  # `read` asks a terminal again after its end
                 pieces.append(piece)
                 remaining -= len(piece)

@@ -49,8 +49,8 @@ class AnswerPrinter:
         self._output = output
         self._show_thinking = show_thinking
         self._sanitiser = Sanitiser()
-        self._id = None if last is None else last.id
-        self._printed = 0 if last is None else len(self._text(last))  # characters
+        self._id = None if last is None else last.id  # of the message that `_printed` counts
+        self._printed = 0 if last is None else len(self._text(last))  # characters of `_text`, thinking included
         self._is_new = False  # something was printed
 
     def show(self, message: Message | None) -> None:
@@ -80,12 +80,15 @@ class AnswerPrinter:
         facts = [] if message.metrics is None else summary_phrases(message.metrics)
         ending = ENDINGS.get(message.finish_reason or "")
         if ending is not None:
-            facts.append(ending[1])
+            facts.append(ending[1])  # its words, without the mark
         if facts:
             self._terminal.say(f"({', '.join(facts)})")
 
     def _text(self, message: Message) -> str:
-        """Return the answer as it is printed; text that is added to the answer only extends it."""
+        """Return the answer as it is printed; text that is added to the answer only extends it.
+
+        `show` depends on this: it prints what follows the first `_printed` characters.
+        """
         answer = message.by_kind
         if answer.thinking is None:
             return answer.content

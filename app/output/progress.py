@@ -21,11 +21,11 @@ _BAR = 24  # columns
 
 
 class RedrawnLine:
-    """A line on standard error that is redrawn in place, on a terminal alone. draws: False where nothing is drawn."""
+    """A line on standard error that is redrawn in place. draws: False if nothing is drawn: no terminal, or `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.draws = can_redraw(sys.stderr) and not quiet
-        self._width = 0
+        self._width = 0  # characters of the drawn line, which spaces overwrite
 
     def draw(self, text: str) -> None:
         """Draw `text` over the line before."""
@@ -59,7 +59,7 @@ def drawn_progress(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 class NumberedStages:
-    """Progress of several checks or passages, reported as the stage `check 3 of 12: NAME`."""
+    """Progress of several checks or passages, reported as the stage `check 3 of 12: NAME`. what: `check` in this."""
 
     def __init__(self, what: str, progress: Progress) -> None:
         self._what = what
@@ -82,7 +82,7 @@ class _Drawing:
         self.line = RedrawnLine(quiet=False)
         self._lock = threading.Lock()
         self._stage: str | None = None
-        self._first = 0
+        self._first = 0  # bytes done when the stage began, such as of a resumed download: not part of the speed
         self._started = 0.0
         self._drawn_at = 0.0
 

@@ -1,4 +1,4 @@
-"""Markdown of a model as styled lines for a terminal that appends text, whole and of an answer that grows."""
+"""Rendering of a model's Markdown as styled lines: of whole texts, and of a growing answer on a terminal."""
 
 import shutil
 import time
@@ -33,19 +33,20 @@ BLANK = RenderedLine("", 0)
 class MarkdownOutput:
     """Appends finished blocks, rendered. Below them are the growing ones, drawn again as text comes.
 
-    Of growing blocks that are taller than the window only the last lines are drawn; all are, once they are finished.
+    The cursor stays at the beginning of the line below. It cannot go up beyond the top of the window, so only the last
+    lines of taller blocks are drawn while they grow; all are drawn once they are finished.
     """
 
     def __init__(self, append: Callable[[str], None]) -> None:
         """append: takes text and escape sequences for the terminal."""
         self._append = append
-        self._source = ""  # of the growing blocks
+        self._source = ""  # of the growing blocks, drawn or not
         self._drawn: list[RenderedLine] = []  # lines of them on the screen
         self._has_finished = False  # blocks stand above
         self._draws_at = 0.0  # earliest time of the next drawing
 
     def write(self, text: str) -> None:
-        """Add sanitised text."""
+        """Add sanitised text. It is drawn at once, or by a later call of `write` or `end`."""
         self._source += text
         begin = time.perf_counter()
         if begin < self._draws_at:
@@ -54,6 +55,7 @@ class MarkdownOutput:
         finished = self._rendered("".join(blocks[:-_GROWING]))
         if finished:
             self._source = "".join(blocks[-_GROWING:])
+        # Between the two renderings, each of which puts a blank line first if blocks stand above.
         self._has_finished = self._has_finished or bool(finished)
         height = shutil.get_terminal_size().lines
         self._draw(finished, self._rendered(self._source)[-max(1, height - 2) :])
@@ -100,10 +102,10 @@ def blocks_of(source: str) -> list[str]:
     """Return the sources of the blocks of Markdown at the top level, each up to the begin of the next."""
     tokens = parser().parse(source)
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
-    lines = source.splitlines(keepends=True)
+    lines = source.splitlines(keepends=True)  # sanitised text has no line break but \n, which the parser counts
     if not starts:
         return []
-    cuts = [0, *starts[1:], len(lines)]
+    cuts = [0, *starts[1:], len(lines)]  # lines before the first block belong to it
     return ["".join(lines[start:end]) for start, end in pairwise(cuts)]
 
 
@@ -126,7 +128,7 @@ def _block_lines(source: str, width: int) -> list[RenderedLine]:
 
 
 def _as_text(tokens: list["Token"]) -> list["Token"]:
-    """Keep line breaks, and show images as text with their address."""
+    """Change the tokens in place, and return them: line breaks stay, images become text with their address."""
     for token in tokens:
         for child in token.children or ():
             if child.type == "softbreak":

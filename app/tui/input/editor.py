@@ -42,7 +42,8 @@ def edit_text(text: str) -> str:
 
 
 def _run(command: list[str]) -> int:
-    """Run an editor and return its exit code. Ctrl+C is the editor's: a handler of Python's is not handed on to it."""
+    """Run an editor and return its exit code, negative if a signal killed it."""
+    # Ctrl+C is for the editor. It does not inherit a handler, as it would inherit SIG_IGN.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         return subprocess.run(command).returncode

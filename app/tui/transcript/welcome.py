@@ -9,7 +9,7 @@ from headrace.app.sessions.records import Session
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from headrace.runtime.metrics.units import format_bytes
 
-# A mill wheel under its race, from half blocks and a line of water.
+# Water that runs above the name and falls at its end; the name takes the place of the second line's spaces.
 _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               ╰≈≈≈≈≈≈≈≈")
 
 
