@@ -68,9 +68,9 @@ def device_facts(host: Machine, memory: MemorySpeed | None) -> Device:
 
 
 def identity(results: Sequence[Result], expected: Mapping[str, Expectation]) -> Identity | None:
-    """Report whether speculation changed tokens, if measured. expected: by model; exact ones must be equal.
+    """Report whether speculation changed tokens; None if no test measured that.
 
-    broken: a must-be-equal answer differed.
+    expected: by model. Tests with other tokens are in `differs`, those of exact models in `broken`, too.
     """
     tests = sum(entry.speculation is not None for entry in results)
     if not tests:
@@ -125,7 +125,7 @@ def _text(value: object) -> str | None:
 
 
 def _headers_hash(loaded: "LoadedModel") -> str:
-    """Hash configuration and tensor table; the hash differs between models and quantizations."""
+    """Hash configuration and tensor table, no weights; the hash differs between models and quantizations."""
     tensors = loaded.checkpoint.tensors
     table = {name: [info.dtype, info.shape, info.nbytes] for name, info in sorted(tensors.items())}
     return hashlib.sha256(json.dumps([loaded.checkpoint.config, table], sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Memory bandwidth during a benchmark, from short streaming reads between measurements.
 
 Bandwidth of a shared machine varies by a third within seconds, so a peak of another moment makes MBU meaningless. The
-run's peak is the upper quartile of all passes, as in `runtime.machine.bandwidth`.
+run's peak is the upper quartile of all passes, as in `runtime.machine.peaks.summarise`.
 """
 
 from statistics import median
@@ -10,7 +10,7 @@ from headrace.app.bench.measure.records import MeasuredPeak
 from headrace.runtime.machine.bandwidth import Reader
 from headrace.runtime.machine.peaks import Peak, summarise
 
-PASSES = 6
+PASSES = 6  # of one call of `read`
 
 
 class MemorySpeed:
@@ -18,7 +18,7 @@ class MemorySpeed:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._rates: list[float] = []
+        self._rates: list[float] = []  # GB/s of every pass of the run
 
     def read(self) -> float:
         """Read memory and return the median rate of the passes, in GB/s."""
@@ -35,7 +35,7 @@ class MemorySpeed:
 
     def measurement(self) -> Peak | None:
         """Return all passes as one measurement for the peak cache."""
-        rates = [rate * 1e9 for rate in self._rates]
+        rates = [rate * 1e9 for rate in self._rates]  # `summarise` takes bytes per second
         if not rates:
             return None
         return summarise(rates, pass_bytes=self._reader.pass_bytes, method=self._reader.method, source="bench")
@@ -58,4 +58,4 @@ class MemorySpeed:
 
 
 def _upper_quartile(ordered: list[float]) -> float:
-    return ordered[len(ordered) * 3 // 4]
+    return ordered[len(ordered) * 3 // 4]  # the same index as in `summarise`

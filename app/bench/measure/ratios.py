@@ -8,7 +8,7 @@ from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
 
 
 class PairedRatio(NamedTuple):
-    """A ratio of speeds by round, its 95 % interval, and the number of rounds."""
+    """A ratio of speeds by round, its 95 % interval (None for fewer than two rounds), and the number of rounds."""
 
     ratio: float
     low: float | None
@@ -36,7 +36,7 @@ def paired_ratio(entry: Result, base: Result) -> PairedRatio:
 def scaling(results: Sequence[Result]) -> list[Scaling]:
     """Compare every batch with one sequence of the same run, paired by round, with 95 % intervals.
 
-    speedup: total speed. step_time: time per step.
+    speedup: ratio of the total tokens per second. step_time: ratio of the times of a step, which has `batch` tokens.
     """
     alone = {_alone(entry): entry for entry in results if entry.is_single_decode}
     rows = []
@@ -53,6 +53,7 @@ def scaling(results: Sequence[Result]) -> list[Scaling]:
                 engine=entry.engine,
                 batch=batch,
                 speedup=Mean(ratio, low, high),
+                # The bounds change places: the highest speed has the shortest step.
                 step_time=Mean(batch / ratio, high and batch / high, low and batch / low),
                 pairs=pairs,
             )
@@ -61,7 +62,10 @@ def scaling(results: Sequence[Result]) -> list[Scaling]:
 
 
 def agreement(results: Sequence[Result], peer: str) -> list[Agreement]:
-    """Return our measurement of a peer over its own report of the same repetitions."""
+    """Return our measurement of a peer over its own report (`own_...`) of the same repetitions.
+
+    Tests without such reports are left out.
+    """
     rows = []
     for entry in results:
         pairs = [

@@ -100,6 +100,7 @@ def _claude(endpoint: Endpoint) -> Setup:
         names = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW")
         shared |= dict.fromkeys(names, str(endpoint.context))
         shared |= {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_output)}
+    # None removes them: they set another key, or choose another service.
     others: dict[str, str | None] = dict.fromkeys(
         ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
     )
@@ -131,6 +132,7 @@ def _pi(endpoint: Endpoint) -> Setup:
         "reasoning": False,
         "input": ["text"],
         "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        # The second numbers stand for a server that does not tell its context.
         "contextWindow": endpoint.context or 32_768,
         "maxTokens": endpoint.max_output or 8_192,
     }
