@@ -23,7 +23,8 @@ class BenchOptions:
     """The options of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
 
     prompts, generates, depths, batches, arrivals: numbers separated by commas, as typed.
-    repetitions: None: chosen by the noise.
+    repetitions: None: five rounds, more if the results are noisy.
+    hosts: None: this machine alone.
     form: see `chosen_form`.
     """
 
