@@ -1,7 +1,8 @@
 """Falcon-H1: Mamba-2 next to attention in every layer, and multipliers of its weights.
 
 The multipliers (maximal update parametrization, arXiv:2203.03466) are applied to the weights. MLX's conversions have
-most of them folded in, and files of llama.cpp all. The keys' one is a factor of all scores.
+all but that of the values folded in, and files of llama.cpp all. `key_multiplier` is no factor of weights here: it
+multiplies all scores.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ def _multiplied(arrays: "dict[str, mx.array]", fields: Fields, folded: bool) -> 
 
 
 def _unfolded(fields: Fields) -> dict[str, float]:
+    """Return the factors that MLX's conversions have folded in, by the end of a module's name."""
     attention = fields.positive("attention_in_multiplier", default=1.0)
     gate, down = _list(fields, "mlp_multipliers", [0.8838834764831844, 0.5859375])
     return {
@@ -51,17 +53,21 @@ def _unfolded(fields: Fields) -> dict[str, float]:
 
 
 def _scaled(name: str, array: "mx.array", factors: Mapping[str, float], fields: Fields, folded: bool) -> "mx.array":
-    """Scale a weight, or scales and offsets of a quantized one; a bias if it belongs to a product that is scaled."""
+    """Return a tensor with its factors. The 32-bit codes of a quantized weight stay: their scales and offsets change.
+
+    name: with the part at its end: weight, or bias of a projection; scales or biases (offsets) of a quantized weight.
+    """
     module, _, part = name.rpartition(".")
     key = next((key for key in factors if module.endswith(key)), "")
     quantized = str(array.dtype).endswith("uint32")
+    # These multipliers scale a projection's input, so its bias stays. Others scale the output, bias included.
     inputs = (key.startswith("self_attn.") and not key.endswith("o_proj")) or key == "mixer.in_proj"
     scales = (
         key and part in ("weight", "scales", "biases", "bias") and not quantized and not (inputs and part == "bias")
     )
     result = array * factors[key] if scales else array
     if not folded and key == "mixer.in_proj" and not quantized:
-        rows = _row_factors(fields, array.shape[0])
+        rows = _row_factors(fields, array.shape[0])  # they scale the output, so the bias (rows,) too
         result = result * rows.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
     return result
 
@@ -73,7 +79,7 @@ def _row_factors(fields: Fields, rows: int) -> "mx.array":
     heads = fields.count("mamba_n_heads")
     groups = fields.count("mamba_n_groups", default=1)
     keys = groups * fields.count("mamba_d_state")
-    inner = (rows - 2 * keys - heads) // 2
+    inner = (rows - 2 * keys - heads) // 2  # of z, and of x
     multipliers = _list(
         fields, "ssm_multipliers", [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]
     )
@@ -82,6 +88,7 @@ def _row_factors(fields: Fields, rows: int) -> "mx.array":
 
 
 def _list(fields: Fields, key: str, default: list[float]) -> list[float]:
+    """Return a list of positive numbers, as long as its default."""
     stated = fields.values.get(key)
     stated = default if stated is None else stated
     if not isinstance(stated, list) or len(stated) != len(default):
@@ -90,6 +97,7 @@ def _list(fields: Fields, key: str, default: list[float]) -> list[float]:
 
 
 def _mixer(fields: Fields) -> MixerConfig:
+    """Return the mixer. The size of a head and the limits of steps that the config may state are not used."""
     values = fields.values
     heads = fields.count("mamba_n_heads")
     hidden = fields.count("hidden_size")
@@ -97,7 +105,8 @@ def _mixer(fields: Fields) -> MixerConfig:
     if inner % heads:
         raise CheckpointError(f"config.json: {heads} Mamba heads cannot share {inner} numbers")
     mixer = mamba2(Fields({**values, "mamba_d_head": inner // heads, "time_step_limit": [0.0, float("inf")]}))
-    assert mixer is not None
+    assert mixer is not None  # `mamba_n_heads` is counted above
+    # Its norm is over each group of heads that share B and C.
     return replace(mixer, norm_parts=mixer.sizes.key_heads if values.get("mamba_rms_norm") else 0)
 
 

@@ -19,7 +19,7 @@ def latent_with_eps(fields: Fields) -> LatentConfig:
 
 
 def latent_sizes(fields: Fields, eps: float) -> LatentConfig:
-    """Return the sizes, with norms of this epsilon."""
+    """Return the sizes, with norms of this epsilon. Without `q_lora_rank`, queries are projected directly."""
     return LatentConfig(
         queries=fields.count("q_lora_rank") if fields.values.get("q_lora_rank") else 0,
         size=fields.count("kv_lora_rank"),
@@ -31,7 +31,11 @@ def latent_sizes(fields: Fields, eps: float) -> LatentConfig:
 
 
 def latent_scale(fields: Fields, latent: LatentConfig) -> float:
-    """Return the scale of scores, sharpened with YaRN."""
+    """Return the scale of scores, sharpened with YaRN: by the square of 0.1 mscale_all_dim ln(factor) + 1.
+
+    The square stands for both sides of a score, query and key. Without either key, or for a factor up to 1, YaRN
+    changes nothing.
+    """
     scaling = Fields(fields.section("rope_scaling"))
     scale = 1 / math.sqrt(latent.rotated + latent.other)
     factor = scaling.values.get("factor")
@@ -42,7 +46,7 @@ def latent_scale(fields: Fields, latent: LatentConfig) -> float:
 
 
 def with_indexers(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Give every layer an indexer."""
+    """Return the decoder with an indexer in every layer. Layers of kind "shared" use an earlier layer's choice."""
     indexer = IndexerConfig(
         heads=fields.count("index_n_heads"),
         head_dim=fields.count("index_head_dim"),
@@ -68,6 +72,7 @@ def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
     if kinds is None:
         period = fields.count("index_topk_freq", default=1)
         full = fields.count("index_skip_topk_offset", default=2)  # layers before the first shared one
+        # The first `full` layers have their own, then every `period`-th, counted from the last of these.
         return ["shared" if max(i - full + 1, 0) % period else "full" for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or kinds[0] != "full" or set(kinds) - {"full", "shared"}:
         raise CheckpointError(f"config.json: indexer_types does not list {layers} full or shared ones, the first full")

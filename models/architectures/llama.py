@@ -8,6 +8,7 @@ from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, state_usual_names
 
+# Defaults of transformers' classes, which multimodal configs omit from the section of their text part.
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "rms_norm_eps": 1e-6,
@@ -19,7 +20,7 @@ _MISTRAL = {
 
 
 def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Let the queries of all layers grow with their position (Ministral 3, Mistral 4)."""
+    """Let the queries of all layers grow with their position (Ministral 3, Mistral 4). See `AttentionSpec.growth`."""
     section = Fields(fields.section("rope_parameters"))
     beta = section.values.get("llama_4_scaling_beta")
     length = section.count("original_max_position_embeddings")
@@ -32,18 +33,20 @@ def _mixtral_experts(fields: Fields, layers: int) -> ExpertLayers:
     return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=True)] * layers
 
 
-_CHUNK = 8192  # default of Llama 4's attention in chunks
+_CHUNK = 8192  # default of Llama 4's attention in chunks, and of the positions after which its queries grow
 
 
 def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add the chunks that layers attend in, and the growth of queries without rotation."""
     values = fields.values
     kinds = values.get("layer_types")
+    # A key that is null or 0 turns chunks off; a missing one has its default.
     chunk = fields.count("attention_chunk_size", default=_CHUNK) if values.get("attention_chunk_size", _CHUNK) else 0
     growth = None
     if values.get("attn_temperature_tuning", True):
         growth = fields.positive("attn_scale", default=0.1), fields.count("floor_scale", default=_CHUNK), 1
     layers = []
+    # Without `layer_types`, the layers that rotate are those that attend in chunks.
     for number, layer in enumerate(decoder.layers):
         cut = layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"
         chunked = bool(chunk and cut)
@@ -59,6 +62,10 @@ def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _llama4_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of the layers in `moe_layers`; without a list, of every `interleave_moe_layer_step`-th.
+
+    Experts and the shared expert have `intermediate_size`; dense layers have `intermediate_size_mlp`.
+    """
     listed = fields.values.get("moe_layers")
     step = fields.values.get("interleave_moe_layer_step")
     if not isinstance(listed, list):
@@ -104,6 +111,7 @@ def _lille_keys(config: Config) -> None:
         config["intermediate_size"] = 256 * round(int(8 * width / 3) / 256)
 
 
+# Order matters: the name of a norm or an output is replaced before the module that it belongs to.
 _LILLE_NAMES = (
     ("model.tok_embeddings.", "model.embed_tokens."),
     (".attention.norm.", ".input_layernorm."),

@@ -1,4 +1,7 @@
-"""OLMo 2, 3, hybrid and OLMoE: norms after each half of a layer, and one norm over all heads of queries or keys."""
+"""OLMo 2, 3, hybrid and OLMoE: one norm over all heads of queries or keys, and norms after attention.
+
+OLMoE, and the hybrid's recurrent layers, have the usual norms before each half of a layer instead.
+"""
 
 from dataclasses import replace
 
@@ -16,6 +19,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope
 from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
 
+# Attention and feed-forward get the residual stream as it is. Their outputs are normalized before they are added.
 AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
@@ -32,6 +36,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _mixer(fields: Fields) -> MixerConfig:
+    """Return the gated delta network. Betas are twice a sigmoid if eigenvalues of its transitions may be negative."""
     max_beta = 2.0 if fields.values.get("linear_allow_neg_eigval", True) else 1.0
     eps = fields.positive("layer_norm_epsilon", default=1e-5)
     return replace(gated_delta(fields), eps=eps, apart=True, most_beta=max_beta)
@@ -49,11 +54,13 @@ ROWS = (
     Architecture("olmoe", Family(qk_norm="heads"), experts=_experts, only={"clip_qkv": None}),
     Architecture(
         "olmo_hybrid",
-        Family(AFTER, qk_norm="heads", mixer_norms=NormNames()),
+        Family(AFTER, qk_norm="heads", mixer_norms=NormNames()),  # recurrent layers normalize before each half instead
         tensor_names=(
+            # The two names that differ come before the rule for all others of the mixer.
             (".linear_attn.o_proj", ".mixer.out_proj"),
             (".linear_attn.o_norm", ".mixer.norm"),
             (".linear_attn.", ".mixer."),
+            # The norms of recurrent layers, which have names of their own.
             (".attention_layer_norm.", ".input_layernorm."),
             (".feedforward_layer_norm.", ".post_attention_layernorm."),
         ),
