@@ -53,7 +53,11 @@ from headrace.runtime.ops.kv_format import KVFormat
 def read_mixer(
     config: DecoderConfig, parameters: Parameters, prefix: str, mixer: MixerConfig
 ) -> tuple[MixerSpec, list[Weight], Weight]:
-    """Return a layer's mixer, the projections into it, and the one out of it."""
+    """Return a layer's mixer, the projections into it, and the one out of it.
+
+    The rows of the projections come in the order that `MixerSizes` describes, and the taps of the convolution in that
+    of its channels, whatever order the checkpoint has.
+    """
     at = f"{prefix}.mixer"
     sizes = mixer.sizes
     inputs = mixer_inputs(config, mixer)
@@ -85,6 +89,7 @@ def read_mixer(
         norm_first=False,
         norm_eps=mixer.eps,
     )
+    # Stored are the rows [z | x, B, C | dt]. Wanted are [C, B, x | z | dt]: `order` counts from x on, after z.
     rows = inputs[0].rows
     turned = mx.concatenate([sizes.inner + order, mx.arange(sizes.inner), mx.arange(rows - sizes.heads, rows)])
     return spec, parameters.fused(prefix, inputs, turned), output
@@ -111,6 +116,7 @@ def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array
 
 
 def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | None:
+    """Return the norm of an "ssm" mixer: (Hv * Dv,), or (parts, Hv * Dv / parts) if parts are normalized alone."""
     if not mixer.norm_parts:
         return None
     weight = parameters.vector(name, mixer.sizes.inner)
@@ -131,6 +137,7 @@ def _by_key_head(sizes: MixerSizes) -> mx.array:
     key = sizes.key_dim
     value = sizes.inner // sizes.key_heads
     wide = mx.arange(sizes.channels + sizes.inner).reshape(sizes.key_heads, -1)
+    # b and a are a matrix of their own: its rows count on from the first matrix's.
     narrow = wide.size + mx.arange(2 * sizes.heads).reshape(sizes.key_heads, -1)
     parts = [*mx.split(wide, [key, 2 * key, 2 * key + value], axis=1), *mx.split(narrow, 2, axis=1)]
     return mx.concatenate([part.flatten() for part in parts])
@@ -167,7 +174,11 @@ def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> 
 
 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
-    """Return the shape of the layers' K/V and recurrent state."""
+    """Return the shape of the layers' K/V and recurrent state.
+
+    The keys of each indexer are one more layer after all others, as `KVShape.index_keys_of` expects: one head, with
+    half of a key stored as K and half as V.
+    """
     indexers = {i: layer.own_indexer for i, layer in enumerate(config.layers) if layer.own_indexer is not None}
     count = len(layers) + len(indexers)
     sources = list(range(count))
@@ -196,6 +207,11 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
 def _layer(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> LayerWeights:
+    """Return the weights of one layer, which are taken out of `parameters`.
+
+    `qkv` and `output` are attention's projections. In a layer with recurrence alone they are the mixer's; next to
+    attention, the mixer has `mixer_ends`.
+    """
     width = config.hidden_size
     attn = f"{prefix}.self_attn"
     norms: dict[str, mx.array] = {}
@@ -210,6 +226,7 @@ def _layer(
         return norms[name]
 
     def branch_norm(name: str | None) -> mx.array | None:
+        """Return the norm of a branch's output, with the factor of the branch folded in."""
         weight = norm(name)
         if weight is None or config.branch_scale == 1.0:
             return weight
@@ -268,7 +285,7 @@ def _layer(
             branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in BRANCH_NORMS))
     dense = feed_forward(config, layer)
     if dense:
-        gate_up = parameters.fused(prefix, dense[:-1])
+        gate_up = parameters.fused(prefix, dense[:-1])  # the last tensor is the projection out
         down = parameters.tensor(prefix, dense[-1])
     own_input = None
     if config.input_size:
@@ -337,6 +354,7 @@ def _xielu(parameters: Parameters, at: str) -> Xielu:
     """Return a layer's xIELU. Two of its numbers are stored before softplus."""
     defaults = {"alpha_p": None, "alpha_n": None, "beta": 0.5, "eps": -1e-6}
     positive, negative, beta, eps = (parameters.number(f"{at}.{name}", default) for name, default in defaults.items())
+    # softplus, log(1 + e^x), in the form that cannot overflow
     positive, negative = (math.log1p(math.exp(-abs(x))) + max(x, 0.0) for x in (positive, negative))
     return Xielu(positive, beta + negative, beta, eps)
 
@@ -351,6 +369,7 @@ def _projections(
         inputs[0], gate = parameters.gated(prefix, inputs[0], config.heads)
     for tensor in attention_gate(config, layer):
         gate = parameters.tensor(prefix, tensor)
+    # After `gated`, which leaves the queries' rows for `fused`. An indexer's projections come last.
     qkv = parameters.fused(prefix, inputs, qkv_order(config, rope))
     qkv += [parameters.tensor(prefix, tensor) for tensor in indexer(config, layer)]
     return qkv, gate, parameters.tensor(prefix, output)
@@ -359,6 +378,7 @@ def _projections(
 def _attention(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> AttentionSpec:
+    """Return the attention of a layer. Norms of heads are reordered as the rows of queries and keys (`head_order`)."""
     together = config.family.qk_norm == "heads"
     heads = config.query_heads(layer)
     kv_heads, head_dim = config.heads_of(layer)
@@ -414,6 +434,7 @@ def _attention(
 def _chooser(
     config: DecoderConfig, parameters: Parameters, prefix: str, sizes: IndexerConfig, rope: Rope | None
 ) -> BlockChooser:
+    """Return the indexer of an attention without latents; its keys have one head, and no scale is applied to scores."""
     q_norm, k_norm = (
         parameters.vector(f"{prefix}.index_{part}_norm.weight", sizes.head_dim, config.norm_weight_offset)
         for part in ("q", "k")
@@ -448,6 +469,7 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
     if config.family.by_kv_head:
         shared = config.heads // config.kv_heads
         rows = mx.arange((config.heads + 2 * config.kv_heads) * config.head_dim)
+        # Stored for each K/V head: the queries that share it, its key, its value.
         by_head = rows.reshape(config.kv_heads, shared + 2, -1)
         return mx.concatenate([part.flatten() for part in mx.split(by_head, [shared, shared + 1], axis=1)])
     if not config.family.interleaved:
@@ -465,6 +487,7 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
 def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
     width = config.hidden_size
     mlp = f"{prefix}.mlp"
+    # One stack into the experts has no gate; of two, the first is the gate's.
     *before, after = expert_stacks(config, experts)
     inputs = [parameters.stack(prefix, tensor) for tensor in before]
     gate: Weight | None = None
@@ -482,6 +505,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
     norm = None
     scale = None
     if experts.branch:
+        # The router's input has a factor of E^-0.5, which its norm takes in.
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
     return Mixture(

@@ -101,12 +101,13 @@ class SlotCache(ReusableCache):
         kinds = grouped(shape.kinds)
         self.spans = [Span(kind.window, layers, shape.row_bytes(kind)) for kind, layers in kinds.items()]
         self.firsts = [0] * shape.layers  # the position of each layer's first row
+        # Lists by layer; a packed layer has `parts` entries in a row: codes, scales, offsets.
         self.parts = _PACKED_PARTS if shape.format.packed else 1  # arrays of a layer's keys
         self.keys, self.values = (_empty(shape, scales, values=side) for side in (False, True))
         self.buffers: object | None = None  # the `SlotBuffers` of `keys` and `values`, if shared
-        self.slot = 0
-        self.closed = False
-        self.reserved = 0  # entries, in the KV budget
+        self.slot = 0  # first index of the arrays; 0 in own buffers, which have one slot
+        self.closed = False  # counts no memory any more
+        self.reserved = 0  # entries, in the KV budget; set by the backend
         self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
         self._choices: list[Choice] = []  # of the last layer with an indexer of its own
         self._newest: mx.array | None = None  # the output of the last layer that appended
@@ -174,6 +175,7 @@ class SlotCache(ReusableCache):
         """Make room for `tokens` more entries: grow, or drop entries outside the windows."""
         self.phase = phase
         end = self.length + tokens
+        # All spans are fitted before any is changed: a new capacity may need `leave` first, which copies all layers.
         changed: list[tuple[Span, int, int]] = []  # with its new position and capacity
         for span in self.spans:
             first, capacity = span.fit(end, self.committed, self.limit, self.reserved)
@@ -186,6 +188,7 @@ class SlotCache(ReusableCache):
             self.leave()
         with moving_buffers():
             for span, first, capacity in changed:
+                # Rows of the old buffer; none if all entries are before `first`.
                 remaining = slice(first - span.first, max(first, self.length) - span.first)
                 for layer in span.layers:
                     self._move(layer, remaining, capacity)
@@ -324,6 +327,7 @@ class SlotCache(ReusableCache):
             self._use(node)
         numbers: list[int | None] = [None] * len(self.spans)
         for group, span in enumerate(self.spans):
+            # A window has dropped the rows, or the block is there already.
             if span.first > entries.start or (node is not None and node.blocks[group] is not None):
                 continue
             numbers[group] = number = pool.allocate(group)
@@ -353,7 +357,10 @@ class SlotCache(ReusableCache):
         return matching_entries(path)
 
     def _fill(self, group: int, path: PrefixPath) -> None:
-        """Fill new buffers of a group's layers from blocks, as far back as its window needs."""
+        """Fill new buffers of a group's layers from blocks, as far back as its window needs.
+
+        A rollback is allowed for if the blocks are there. Unpacked formats only: others have no pool.
+        """
         span = self.spans[group]
         length = matching_entries(path)
         first = len(path)
