@@ -26,7 +26,7 @@ def commit_batch(
     """Commit a batch and return its events.
 
     in_flight: the batch, computed.
-    chosen: its chunks and the tokens that each chose.
+    chosen: its chunks, each with the tokens that its rows chose.
     facts: for the records.
     kv: shares the entries of prompts.
     ending: ends sequences at a token that ends the turn, or at an error of their own.
@@ -36,6 +36,7 @@ def commit_batch(
         sequence = chunk.sequence
         if sequence.state == "finished":  # while the batch was in flight
             continue
+        # An error in a chunk that chooses ends its sequence alone; other errors are raised.
         if chunk.chooses:
             with ending.own_errors(sequence, events):
                 if sequence in in_flight.errors:
@@ -46,6 +47,7 @@ def commit_batch(
         sequence.kv.commit(chunk.count)
         if chunk.phase == "prefill":
             _commit_prefill(sequence, kv, events)
+            # The prompt has ended, and no sequence decoded in this batch.
             if not in_flight.num_decoding and sequence.kv.committed == sequence.prefill_end:
                 mx.clear_cache()  # decoding needs no working memory of chunks
     return events
@@ -54,7 +56,11 @@ def commit_batch(
 def _commit_decode(
     chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch, facts: PassFacts, ending: Ending
 ) -> Step | Finished:
-    """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
+    """Commit a decode chunk: one token, and as many more as draft tokens were accepted.
+
+    The order matters: hidden states are handed over before their entries are committed, and the record is made after
+    that. The rollback comes last, as caches with recurrent state then drop committed entries, too.
+    """
     sequence = chunk.sequence
     draft_tokens = chunk.draft_tokens
     accepted = num_accepted(chosen, draft_tokens)
@@ -65,7 +71,7 @@ def _commit_decode(
         sequence.constraint.accept(output[:stop])
     if stop is not None:
         output = output[: stop + 1]
-    num_committed = chunk.num_refed + len(output)
+    num_committed = chunk.num_refed + len(output)  # entries; those fed again had been rolled back
     _hand_over(in_flight, sequence, num_committed)
     sequence.kv.commit(num_committed)
     source = None
@@ -90,7 +96,7 @@ def _commit_decode(
 
 
 def _commit_prefill(sequence: Sequence, kv: KVBackend, events: list[Delivery]) -> None:
-    """Report a committed chunk of a prompt, and share it."""
+    """Share a committed chunk of a prompt, and report it."""
     cache = sequence.kv
     if sequence.is_reusable:
         kv.on_prefill(cache, sequence.tokens)
@@ -101,7 +107,10 @@ def _commit_prefill(sequence: Sequence, kv: KVBackend, events: list[Delivery]) -
 
 
 def _hand_over(in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
-    """Give the hidden states of the next `count` committed positions to the proposer that drafts from them."""
+    """Give the hidden states of the next `count` positions to the proposer that drafts from them.
+
+    Call it before these are committed: the first of them is at `committed`.
+    """
     hidden = in_flight.hidden.get(sequence)
     if hidden is not None and sequence.mtp is not None:
         sequence.mtp.take(sequence.kv.committed, hidden[:, :count])

@@ -43,7 +43,7 @@ class PrefixNode:
     children_by_token: dict[int, list["PrefixNode"]] = field(default_factory=dict)
 
     def common(self, tokens: Sequence[int], answers: bool) -> int:
-        """Return the length of the common prefix with `tokens`; `answers`: decode-written entries count."""
+        """Return how many entries match `tokens`. answers: all may, else only those that equal a cold prefill."""
         max_tokens = min(len(tokens), len(self.tokens) if answers else self.prefill_exact)
         return next((i for i in range(max_tokens) if self.tokens[i] != tokens[i]), max_tokens)
 
@@ -64,7 +64,7 @@ class PrefixIndex:
         self.root = PrefixNode(blake2b(key, digest_size=16).digest(), None, (), b"", 0, [])
 
     def find(self, tokens: Sequence[int], answers: bool) -> PrefixPath:
-        """Return the longest path along `tokens`."""
+        """Return the longest path along `tokens`. answers: see `PrefixNode.common`."""
         end = self.root  # the last node of the longest path so far
         length = 0  # its matching entries
         best = (0, 0)  # entries of that path; at equal length, the node with more exact entries is better
@@ -92,7 +92,10 @@ class PrefixIndex:
         return path[::-1]
 
     def shared_blocks(self, tokens: Sequence[int]) -> int:
-        """Return how many of the cached blocks along `tokens` are followed by blocks of other sequences, too."""
+        """Return the number of cached blocks from the root to the last that a different block follows.
+
+        0 if there is none, or if different blocks follow the root alone.
+        """
         path = [self.root, *(node for node, length in self.find(tokens, answers=True) if length == BLOCK)]
         for depth in range(len(path) - 1, 0, -1):
             block_tokens = tuple(tokens[depth * BLOCK : (depth + 1) * BLOCK])
@@ -102,7 +105,11 @@ class PrefixIndex:
         return 0
 
     def add(self, parent: PrefixNode, tokens: Sequence[int], decode_written: bytes, groups: int) -> PrefixNode:
-        """Return the node of these entries after `parent`, new or not. Raises ValueError after a partial block."""
+        """Return the node of these entries after `parent`, new or not.
+
+        groups: layer groups of the pool; a new node has no block in any of them. Raises ValueError after a partial
+        block, and for entries that are no block.
+        """
         if parent is not self.root and len(parent.tokens) < BLOCK:
             raise ValueError("a partial block is the last of its path")
         if not 1 <= len(tokens) <= BLOCK or len(decode_written) != len(tokens):
@@ -116,7 +123,7 @@ class PrefixIndex:
                 raise ValueError("two blocks of different tokens have one key")
             return child
         prefill_exact = 0
-        if parent.prefill_exact == len(parent.tokens):
+        if parent.prefill_exact == len(parent.tokens):  # the root's are both 0
             prefill_exact = (decode_written + b"\1").index(1)  # all, if no decode step wrote any
         node = PrefixNode(key, parent, tuple(tokens), decode_written, prefill_exact, [None] * groups)
         parent.children[key] = node
@@ -124,7 +131,7 @@ class PrefixIndex:
         return node
 
     def remove(self, node: PrefixNode) -> Iterator[PrefixNode]:
-        """Remove a node and all nodes after it, and yield each."""
+        """Remove a node and all nodes after it, and yield each. Nothing is removed before it is iterated."""
         assert node.parent is not None, "the root stays"
         del node.parent.children[node.key]
         siblings = node.parent.children_by_token[node.tokens[0]]

@@ -41,7 +41,10 @@ class ReusableCache(CacheLengths):
         self._shorten(pending)
 
     def load_prefix(self, tokens: Sequence[int], *, answers: bool = False) -> int:
-        """Start with the pool's longest prefix of `tokens`, committed, and return its length. See `lookup`."""
+        """Start with the pool's longest prefix of `tokens`, committed, and return its length.
+
+        answers: see `BlockPool.lookup`.
+        """
         if self.length or self.committed:
             raise ValueError("only an empty cache can load a prefix")
         if self._pool is None:
@@ -52,7 +55,7 @@ class ReusableCache(CacheLengths):
         except BaseException:
             self.close()
             raise
-        self._nodes = [node for node, _ in path[: length // BLOCK]]
+        self._nodes = [node for node, _ in path[: length // BLOCK]]  # of full blocks
         self._decode_written += b"".join(node.decode_written for node, _ in path)[:length]
         self.length = self.committed = length
         return length

@@ -13,7 +13,7 @@ from typing import Literal
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
-BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # plus a prefill chunk
+BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # entries beyond its window at most, 512 of them of a prefill chunk
 
 Roof = Literal["memory", "arithmetic"]
 
@@ -56,7 +56,7 @@ class LayerKV:
 
     def read_by_all(self, entries: int, rows: int) -> int:
         """Return the number of positions that successive queries read, the first at the last of `entries` positions."""
-        all_entries = entries - 1 + rows
+        all_entries = entries - 1 + rows  # in the cache at the last query
         if self.unread:
             return self.visible(all_entries)
         if self.chosen is not None and rows > 1:
@@ -68,7 +68,8 @@ class LayerKV:
         if self.chosen is not None and rows == 1:
             return self.visible(entries)
         if self.unread:
-            idle = min(rows, max(0, self.unread + 1 - entries))  # first queries, which see no more
+            # First queries that see up to `unread` positions, and read none; all others read all.
+            idle = min(rows, max(0, self.unread + 1 - entries))
             return visible_by_all(entries + idle, rows - idle, None)
         if self.window is None or not self.chunked:
             return visible_by_all(entries, rows, self.window)
@@ -141,7 +142,10 @@ class StepCost:
         )
 
     def prompt_flops(self, past: int, rows: int) -> int:
-        """Return the FLOPs of `rows` tokens of a prompt, which choose none: as far as they append K/V."""
+        """Return the FLOPs of `rows` tokens of a prompt that choose no token.
+
+        After the last K/V that they append, their pass ends: no `late_flops`, and no attention of late layers.
+        """
         late = sum(layer.late * self.entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv)
         return self.step_flops(past, rows) - rows * self.late_flops - late
 
@@ -191,7 +195,7 @@ class Matrix:
         """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
         if batch == 1 or self.share == 1:
             return round(self.count * self.nbytes * self.share * self.reads)
-        # An expert is read unless none of the sequences uses it.
+        # An expert is read unless none of the sequences uses it. Experts' `reads` is 1.
         return round(self.count * self.nbytes * (1 - float(1 - self.share) ** batch))
 
     @property
