@@ -64,7 +64,7 @@ BLOCKS = {
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
-# Unsupported types: a common file type of about the same size to suggest.
+# Unsupported types, by the beginning of `_type_name`: a common file type of about the same size to suggest.
 _INSTEAD = {
     "NVFP4": "Q4_K_M",
     "Q1_0": "Q2_K",
@@ -148,6 +148,7 @@ def first_metadata(file: Path) -> dict[str, Value]:
 
 
 def _type_name(number: int) -> str:
+    """Return the name of a tensor type, as in `BLOCKS`. Other numbers are named for messages."""
     from gguf import GGMLQuantizationType
 
     try:
@@ -168,19 +169,25 @@ def _foreign(start: bytes) -> str | None:
 
 
 def _instead(type_name: str) -> str:
+    """Return the file type to suggest in place of an unsupported tensor type."""
     return next((other for kind, other in _INSTEAD.items() if type_name.startswith(kind)), "Q8_0")
 
 
 class _HeaderReader:
-    """A single pass over the header; `position` stays within `[0, size]`."""
+    """A single pass over the header; `position` stays within `[0, size]`.
+
+    file_name: for messages.
+    data: the file, or its first bytes: HeaderCutError is raised where they end.
+    size: of the whole file.
+    """
 
     def __init__(self, file_name: str, data: mmap.mmap | bytes, size: int) -> None:
         self.file_name = file_name
         self.data = data
         self.size = size
         self.position = 0
-        self.alignment = 32
-        self.array_elements = 0
+        self.alignment = 32  # bytes, of tensors and of the data section; unless the metadata state another
+        self.array_elements = 0  # of all arrays so far
         self.metadata: dict[str, Value] = {}
 
     def run(self) -> Header:
@@ -188,19 +195,20 @@ class _HeaderReader:
         tensors = [self.tensor() for _ in range(tensor_count)]
         if len({tensor.name for tensor in tensors}) != len(tensors):
             self.fail("two tensors have the same name")
+        # The data section begins at the next multiple of the alignment: rounded up.
         data_start = -(-self.position // self.alignment) * self.alignment
         self.check_spans(tensors, data_start)
         return Header(self.metadata, tensors, data_start)
 
     def read_metadata(self) -> int:
         """Read all keys; return the count of tensors, which follow."""
-        if self.size < 24:
+        if self.size < 24:  # magic, version and two counts: 4 + 4 + 8 + 8 bytes
             self.fail("too short to be a GGUF file")
         self.skip(4, "the magic")
         if self.data[:4] != b"GGUF":
             self.fail("not a GGUF file (wrong magic)", _foreign(self.data[:64]))
         version = self.number("I")
-        if version & 0xFFFF == 0:
+        if version & 0xFFFF == 0:  # a small number with its bytes in the other order
             raise UnsupportedModelError(
                 f"{self.file_name}: big-endian GGUF files are not supported",
                 hint="turn it with gguf-convert-endian of the package gguf, or take the usual file of this model",
@@ -209,8 +217,8 @@ class _HeaderReader:
             raise UnsupportedModelError(f"{self.file_name}: GGUF version {version} is not supported (2 and 3 are)")
         tensor_count = self.number("Q")
         key_count = self.number("Q")
-        self.expect(tensor_count, 24, "tensors")
-        self.expect(key_count, 13, "metadata keys")
+        self.expect(tensor_count, 24, "tensors")  # length of the name, dimensions, type, offset: 8 + 4 + 4 + 8 bytes
+        self.expect(key_count, 13, "metadata keys")  # length of the name, type, a value of one byte: 8 + 4 + 1
         if key_count > _MAX_KEYS or tensor_count > _MAX_TENSORS:
             self.fail(f"{key_count} metadata keys and {tensor_count} tensors are more than any model has")
 
@@ -222,6 +230,7 @@ class _HeaderReader:
         return tensor_count
 
     def value(self, key: str) -> Value:
+        """Read a value's type and the value. That of general.alignment holds for all tensors, which come later."""
         kind = self.number("I")
         if key == "general.alignment":
             return self.read_alignment(kind)
@@ -235,6 +244,7 @@ class _HeaderReader:
         return value
 
     def array(self, key: str) -> list[Any] | Texts:
+        """Read an array. Its length is checked before anything is allocated."""
         kind = self.number("I")
         length = self.number("Q")
         if kind == _ARRAY:
@@ -248,6 +258,7 @@ class _HeaderReader:
         return self.texts(length, key) if kind == _STRING else self.scalars(kind, length, key)
 
     def tensor(self) -> TensorEntry:
+        """Read an entry of the tensor table. The file has the fastest dimension first, `TensorEntry.shape` last."""
         name = self.name("tensor name")
         n_dims = self.number("I")
         if not 1 <= n_dims <= _MAX_DIMS:
@@ -265,7 +276,7 @@ class _HeaderReader:
         elements = 1
         for dim in dims:
             elements *= dim  # Python integers do not overflow
-        if elements == 0 or dims[0] % block:
+        if elements == 0 or dims[0] % block:  # blocks run along the fastest dimension
             self.fail(f"tensor {name} has shape {dims}, not a multiple of the {type_name} block of {block}")
         if offset % self.alignment:
             self.fail(f"tensor {name} starts at {offset}, which is not aligned to {self.alignment}")
@@ -323,6 +334,7 @@ class _HeaderReader:
         return Texts(data[first : self.position], ends)
 
     def text(self, key: str) -> str:
+        """Read a text of UTF-8, after its length."""
         length = self.number("Q")
         start = self.position
         self.skip(length, key)
@@ -334,6 +346,7 @@ class _HeaderReader:
             self.fail(f"unreadable GGUF metadata ({key} is not UTF-8 text)")
 
     def name(self, what: str) -> str:
+        """Read a short printable name. what: its kind, for messages."""
         length = self.number("Q")
         start = self.position
         if length > _MAX_NAME_BYTES:
@@ -345,6 +358,7 @@ class _HeaderReader:
         return name
 
     def number(self, code: str) -> int:
+        """Read a whole number. code: its format in `struct`."""
         start = self.position
         self.skip(struct.calcsize(code), "a number")
         return int(struct.unpack_from("<" + code, self.data, start)[0])
@@ -355,6 +369,7 @@ class _HeaderReader:
             self.fail(f"claims {count} {what}, more than the file can hold")
 
     def skip(self, length: int, what: str) -> None:
+        """Move past bytes that are all there: callers read them afterwards, without checks. what: for messages."""
         if length > self.size - self.position:
             self.fail(f"ends in the middle of {what}")
         if self.position + length > MAX_HEADER_BYTES:

@@ -37,7 +37,11 @@ class _Conversion:
         self._arrays: dict[str, Array] = {}
 
     def take(self, name: str) -> Array:
-        """Return the array `name` and release it. Raises CheckpointError for values that no format holds."""
+        """Return the array `name` and release it. Raises CheckpointError for values that no format holds.
+
+        The other arrays of the tensor stay in memory until they are taken. An array that is taken again is converted
+        again, with all others.
+        """
         if name not in self._arrays:
             self._arrays = {name: np.empty(info.shape, TYPES[info.dtype][0]) for name, info in self._infos.items()}
             for rows in self._chunks():
@@ -45,16 +49,17 @@ class _Conversion:
         return self._arrays.pop(name)
 
     def _chunks(self) -> Sequence[slice]:
-        """Return the rows that are converted together: all of them where their order changes."""
+        """Return the rows that are converted together: all of them where rows move or the shape changes."""
         target = self._target
         tensor = self._container.tensors[target.source]
         vector = len(tensor.shape) < 2
         if vector or target.rows is not None or target.below or target.index is not None or target.stored:
             return [slice(None)]
-        count = max(1, _CHUNK * len(tensor.data) // tensor.data.nbytes)
+        count = max(1, _CHUNK * len(tensor.data) // tensor.data.nbytes)  # _CHUNK over the bytes of a row
         return [slice(start, start + count) for start in range(0, len(tensor.data), count)]
 
     def _convert(self, rows: slice) -> None:
+        """Fill these rows of all arrays, and take the pages of the file that were read out of memory."""
         whole = rows == slice(None)
         made = converted(self._container, self._target, groups_of_16=True, rows=None if whole else rows)
         for name, stored in made.arrays.items():
@@ -122,6 +127,7 @@ class GgufPart:
         return read if self._kind is None else read.view(self._kind)
 
     def _changed(self, change: Callable[[Array], Array]) -> "GgufPart":
+        """Return the part after a change, which is made now on the example, and on the array when it is read."""
         cut = self._cut
         return GgufPart(self._take, self._kind, change(self._example), lambda array: change(cut(array)))
 
@@ -142,6 +148,7 @@ def gguf_parts(checkpoint: Checkpoint) -> dict[str, GgufPart]:
     takes: dict[str, Callable[[], Array]] = {
         name: partial(np.asarray, values, "<f4") for name, values in vectors.items()
     }
+    # Types and shapes that the file gives now, to compare with those that the store lists.
     forms = {name: ("F32", np.shape(values)) for name, values in vectors.items()}
     container = replace(container, metadata={})  # a vocabulary takes more memory than the tokenizer
     for target in layout.targets:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 Order = npt.NDArray[np.intp]
 Values = Literal["same", "minus_one", "log", "log_negative"]
 # Tensors that some files have in place of several, whose rows they stack.
+# The rows are stacked in this order; `unfused` computes from it where each begins.
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 
 
@@ -45,7 +46,7 @@ class Target:
 
     @property
     def axis(self) -> int:
-        """Return the axis of the rows."""
+        """The axis of the rows, from the end; matrices may be in a stack."""
         return -1 if self.leaf == "bias" or len(self.shape) == 1 else -2
 
     @property
@@ -54,13 +55,21 @@ class Target:
 
 
 def interleaved(heads: int, head_dim: int) -> Order:
-    """Return the rows in Hugging Face order. GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ..."""
+    """Return the row of the tensor for each row in Hugging Face order.
+
+    GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ... So the even rows of a head come first.
+    """
     return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)  # (H, D / 2, 2)
 
 
 def unfused(wanted: Mapping[str, Target], present: Collection[str]) -> Iterator[Target]:
-    """Yield one layer's targets, with rows of a fused tensor in place of missing ones. wanted: by key, as `FUSED`."""
+    """Yield one layer's targets, with rows of a fused tensor in place of missing ones.
+
+    wanted: by kind as in `FUSED`, a dot, and weight or bias.
+    present: names of the file's tensors.
+    """
     for key, target in wanted.items():
+        # All parts of the fused tensor have to be in `wanted`: their sizes tell which of its rows are this target's.
         kind, _, leaf = key.partition(".")
         whole = next((name for name, parts in FUSED.items() if kind in parts), None)
         source = target.source.replace(kind, whole or kind)

@@ -30,6 +30,9 @@ def parts_of(
 ) -> tuple[tuple[int, int], dict[str, str], tuple[int, int], float]:
     """Return (shape, parts, block sizes, offset) of a 4-bit matrix. Reads its state, a few hundred bytes of the shard.
 
+    parts: tensor by role, the nested ones only with double quantization.
+    block sizes: codes that share a scale; scales that share one, 1 by default.
+
     Raises CheckpointError for parts that are missing or contradict each other.
     """
     parts = {"data": weight, "scales": f"{weight}.absmax", "table": f"{weight}.quant_map"}
@@ -42,6 +45,7 @@ def parts_of(
     offset = stated.get("nested_offset", 0.0)
     blocks = (stated.get("blocksize"), stated.get("nested_blocksize", 1))
     sizes: list[object] = [*shape, *blocks] if isinstance(shape, list) and len(shape) == 2 else []
+    # `isinstance` would accept true, which JSON may have there.
     counts = [size for size in sizes if type(size) is int and 0 < size < 1 << 40]
     if len(counts) != 4:
         raise CheckpointError(f"{state}: shape and block sizes must be positive integers")
@@ -49,6 +53,7 @@ def parts_of(
         raise CheckpointError(f"{state}: nested_offset is {offset!r:.40}")
     rows, columns, group, outer = counts
     scales = -(-rows * columns // group)
+    # Elements by role; the last block of codes or scales may be shorter.
     wanted: dict[str, tuple[str, int]] = {
         "data": ("U8", -(-rows * columns // 2)), "scales": ("U8" if nested else "F32", scales), "table": ("F32", 16),
         "nested_scales": ("F32", -(-scales // outer)), "nested_table": ("F32", 256),
@@ -66,7 +71,7 @@ def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.ar
 
     scales = parts["scales"].reshape(-1)
     if "nested_scales" in parts:
-        outer = matrix.blocks[0]
+        outer = matrix.blocks[0]  # scales that share one
         values = parts["nested_table"].reshape(-1)[scales]
         scales = values * mx.repeat(parts["nested_scales"].reshape(-1), outer)[: values.size] + matrix.offset
     data = parts["data"].reshape(-1)
