@@ -17,7 +17,11 @@ class LongRope:
     def __init__(
         self, modules: list[nn.Module], original: int, short: mx.array, long: mx.array, scales: Sequence[float | None]
     ) -> None:
-        """original: longest sequence of the short factors. scales: amplitudes, if they differ."""
+        """original: longest sequence of the short factors, in tokens. scales: amplitudes with short and with long ones.
+
+        A scale is None if the config states none: the module's own is then used.
+        """
+        # mlx-lm's `_freqs` are periods times the long factors; the quotient gives them the short factors instead.
         self._modules = modules
         self.original = original
         self._short = [module._freqs * (short / long) for module in modules]
@@ -43,7 +47,7 @@ class LongRope:
         return cls(modules, int(modules[0].original_max_position_embeddings), short, long, scales)
 
     def use(self, long: bool) -> None:
-        """Rotate by the long or the short factors from here on."""
+        """Rotate by the long or the short factors from here on. Changes the modules, for all sequences."""
         for module, frequencies in zip(self._modules, self._long if long else self._short, strict=True):
             module._freqs = frequencies
             if (scale := self._scales[long]) is not None:

@@ -29,17 +29,17 @@ Progress = Callable[[float], None]
 """Called before each pass with the fraction done, 0 to 1; an exception from it ends the measurement."""
 
 _SECONDS = 0.6  # of passes, without filling the memory
-_SHORT_S = 0.15
-_AGAIN_S = 60.0
-_HOUR_S = 3600.0
+_SHORT_S = 0.15  # the same of `measure_now`
+_AGAIN_S = 60.0  # age from which a reading is repeated that other programs slowed down
+_HOUR_S = 3600.0  # age from which any other is
 _MIN_PASSES = 8
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
 # Bytes of a pass, (least, most). If memory is short, a CPU's pass may have a quarter of the least (`_cpu_size`).
 _CPU_SIZE = (256 << 20, 2 << 30)  # of all threads
 _GPU_SIZE = (64 << 20, 1 << 30)  # the least on Metal only
-_GPU_BATCH = 8
-_GPU_TRIALS = 3
+_GPU_BATCH = 8  # reads per submission
+_GPU_TRIALS = 3  # submissions of each reader, of which the fastest tells which reader is used
 _COLUMNS, _GROUP = 4096, 64  # of the 4-bit matrix
 _ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4  # half a byte a weight; a float16 scale and bias a group
 
@@ -116,6 +116,7 @@ def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
 
 
 def _readers(host: Machine) -> list[Opener]:
+    """Return the readers of a machine: one on a GPU, which chooses between its two kinds itself."""
     if host.backend != "cpu":
         return [_gpu_reader]
     if not native.status().available:
@@ -143,6 +144,7 @@ def _native_reader(host: Machine) -> Iterator[Reader]:
 
 
 def _memcmp_method(host: Machine) -> str:
+    """Return the name of the memcmp reader in measurements, by which `_best_readers` recognises it."""
     return f"memcmp, {counted(host.usable_cores, 'thread')}"
 
 
@@ -207,6 +209,7 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
         size = _affordable(size, _GPU_SIZE[0])
     data = mx.arange(size // 4, dtype=mx.float32)
     rows = size // _ROW_BYTES
+    # Eight 4-bit weights are in 32 bits. Any bits are valid codes, so the floats serve as a matrix, too.
     matrix = data[: rows * _COLUMNS // 8].view(mx.uint32).reshape(rows, _COLUMNS // 8)  # shares the memory
     scales, biases = (mx.full((rows, _COLUMNS // _GROUP), value, mx.float16) for value in (1.0, -8.0))
     x = mx.ones((1, _COLUMNS), mx.float16)

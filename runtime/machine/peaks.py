@@ -109,6 +109,7 @@ def store(peak: Peak, host: Machine | None = None) -> None:
 
 
 def _keep(peak: Peak, host: Machine) -> None:
+    """Write a measurement to the file. Entries of other machines stay, unless they are of an older format."""
     older = sorted(_recent(measurements(host)), key=lambda measured: measured.bytes_per_second)[-(KEPT - 1) :]
     entries = [asdict(measured) for measured in sorted([*older, peak], key=lambda measured: measured.measured_at)]
     stored = read_cache(_cache_file()).get("peaks")
@@ -123,7 +124,8 @@ def correct_peak(
 ) -> Peak | None:
     """Store and return a new peak if `steps` decode steps of `step_bytes` were faster than it, else return None.
 
-    Steps below STEP_BYTES, fewer than STEPS, or rates above the nominal bandwidth do not count.
+    steps: the first one included, which has no interval. Steps below STEP_BYTES, fewer than STEPS intervals, or rates
+    above the nominal bandwidth do not count.
     """
     host = host or machine()
     known = cached_peak(host)
@@ -138,7 +140,7 @@ def correct_peak(
 
 def _recent(peaks: Sequence[Peak]) -> list[Peak]:
     oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
-    return [peak for peak in peaks if peak.measured_at >= oldest]
+    return [peak for peak in peaks if peak.measured_at >= oldest]  # as texts: `_TIME` sorts by time
 
 
 def _read(entry: object) -> Peak | None:

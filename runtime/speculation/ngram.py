@@ -77,13 +77,14 @@ class RecentAnswers:
     def add(self, tokens: Sequence[int]) -> None:
         """Add an answer."""
         max_tokens = MAX_RECENT // 2
-        tokens = tokens[1 - max_tokens :]  # with END, no more than fit
+        tokens = tokens[1 - max_tokens :]  # the newest: with END, no more than fit
         if len(self._newer.tokens) + len(tokens) >= max_tokens:
-            self._older = self._newer
+            self._older = self._newer  # proposers that follow a match in the text before keep it
             self._newer = Suffixes(_RECENT_WIDTH)
         self._newer.append([*tokens, END])
 
     def matches(self, end: Sequence[int]) -> list[Match]:
+        """Return occurrences of a text's end, those in the newer answers first."""
         if not self._newer.tokens:
             return []
         return self._newer.matches(end) + self._older.matches(end)
@@ -96,6 +97,7 @@ class NGram:
     recent: answers of other sequences; None: matches come from the sequence alone.
     """
 
+    # See `Proposer` for these.
     source = "ngram"
     cost_s = 0.0
     needs_all_tokens = False
@@ -156,6 +158,7 @@ class NGram:
         """Compare a new token with the draft, and move on, resume or drop the match."""
         if not self._next:
             return
+        # In range: `update` has appended the new tokens to the own text, and END, which is never accepted, ends others.
         accepted = self._text[self._next] == token
         self.acceptance.record(self._length, accepted)
         if accepted and self._length:
@@ -171,7 +174,10 @@ class NGram:
             self._next = 0
 
     def _follow(self, matches: Sequence[Match]) -> None:
-        """Follow the best match; one in use is replaced only by a longer one."""
+        """Follow the best match: the longest of those before the token with most votes.
+
+        A match in use is replaced only by a longer one; a resumption, by one that is longer than a pair.
+        """
         votes: dict[int, int] = {}  # by the token that follows a match
         longest: dict[int, Match] = {}  # the same
         for match in matches:
