@@ -89,6 +89,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text, nothing added. special: written-out control tokens become control tokens."""
         ids = self._encoder.encode(_well_formed(text))
+        # Only a text with control tokens needs the shadow, which is not made before the first of them.
         if special or self._controls.ids.isdisjoint(ids):
             return ids
         return self._shadow.encode(_well_formed(text))
@@ -157,7 +158,10 @@ class Tokenizer:
         return [added.content for added in added_tokens if added.special and added.content in text]
 
     def marked(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """Return the text of a sequence in parts: control tokens (True), and text between them."""
+        """Return the text of a sequence in parts: control tokens (True), and text between them (False).
+
+        Neighbours of one kind are one part.
+        """
         parts: list[tuple[str, bool]] = []
         stream = self.detokenizer()
         for index in ids:
@@ -240,6 +244,7 @@ class Tokenizer:
     @cached_property
     def _bos_prefix(self) -> list[int]:
         """Return the tokens before every text: one BOS token or nothing."""
+        # Without `add_bos_token`, the tokenizer's own post-processing decides.
         bos = self._rust.token_to_id(self._special_texts.get("bos_token", ""))
         if bos is None:
             return []
@@ -314,6 +319,7 @@ class Tokenizer:
         return pieces
 
     def _ids_of(self, text: str) -> list[int]:
+        """Return the ids of a text on this thread, for `limited`; none if the tokenizer fails. A panic is raised."""
         try:
             return self._encoder.encode_here(text)
         except PanicError:
@@ -343,7 +349,10 @@ def _check_length(texts: Iterable[object]) -> None:
 
 
 def _special_texts(*configs: Mapping[str, object]) -> dict[str, str]:
-    """Return bos_token, eos_token, ... as text; the first file that names one takes precedence."""
+    """Return bos_token, eos_token, ... as text; the first file that names one takes precedence.
+
+    A file may have a text or an object with the key `content`.
+    """
     texts: dict[str, str] = {}
     for config in configs:
         for name, value in config.items():

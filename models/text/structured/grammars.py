@@ -41,7 +41,7 @@ _MAX_COMPILED = 64  # compiled grammars: those of many tools, too
 _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
 _UNMARKED = "calls without markup are checked only if they are forced"
 _COMPACT = {"whitespace_flexible": False}
-_IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
+_IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)  # in llguidance's messages, as `_UNIMPLEMENTED`
 _ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)  # of a rule, in brackets
 _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be counted, or taken back
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.+)\]")
@@ -75,6 +75,7 @@ class Grammars:
         key = (source, thinks, begun, calls)
         grammar = self._compiled.get(key)
         if grammar is None:
+            # Outside the lock, so that other grammars are found meanwhile. Two threads may compile the same one.
             grammar = self._compile(source, thinks, begun, calls)
         with self._lock:  # several threads may compile
             self._compiled[key] = grammar
@@ -86,7 +87,11 @@ class Grammars:
     def _compile(
         self, source: GrammarSource | None, thinks: Thinks, begun: str, calls: CallRules | None
     ) -> MatcherGrammar:
-        """Compile a grammar. See `compile`."""
+        """Compile a grammar. See `compile`.
+
+        The masks of `JsonTokens` refuse a key that comes twice or is spelled with needless escapes. They need an answer
+        that is JSON alone; with calls, or without a token that begins it, the schema's grammar has to refuse these.
+        """
         kind: Kind = "tools"
         json_tokens = None
         if source is not None:
@@ -145,6 +150,7 @@ class Grammars:
 
     @cached_property
     def _control_texts(self) -> re.Pattern[str]:
+        """A pattern of the control tokens' texts, in one group for `split`. Longer ones are tried first."""
         texts = sorted((self._tokenizer.token_text(index) for index in self.trie.marks), key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, filter(None, texts)))})")
 
@@ -185,6 +191,7 @@ class Grammars:
         """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
         _check_size(source, whole)
         grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
+        # The trial's process starts while the trie is built.
         self._trial.start()
         built = self.trie.built
         try:
@@ -193,7 +200,7 @@ class Grammars:
             warnings: Sequence[str] = []
             if not matcher.is_error():
                 warnings = matcher.get_grammar_warnings()
-            matcher.compute_bitmask()
+            matcher.compute_bitmask()  # a limit may be exceeded by the first mask only
             error = matcher.get_error() or next(iter(warnings), "")
         except TrialError:
             raise UsageError(
@@ -237,7 +244,10 @@ class Grammars:
         return form is not None and form.has_channels
 
     def _lead(self, thinks: Thinks) -> list[str]:
-        """Return Lark of the text before an answer, and the rules that it needs."""
+        """Return Lark: first the text before an answer, for the rule `start`, then the rules that it needs.
+
+        `TEXT`, `LINES` and `SPACE` are defined by `_whole`.
+        """
         space = ""
         if self._tokenizer.detokenizers.strips_first_space:
             space = "SPACE?"
@@ -257,6 +267,7 @@ class Grammars:
             end = self.literal("<|end|><|start|>assistant")
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
             return [thoughts, thought, "CHANNEL: /analysis|commentary/"]
+        # Other families: tags around one section. A tag may be a token or text, each by itself.
         first, last = (f"<[{index}]>" if index in self.trie.marks else "" for index in self._thinking_marks)
         if last:
             section = f"TEXT {last} LINES?"

@@ -13,7 +13,7 @@ from headrace.models.text.tools.call import Reading, Tool, ToolCall, write_json_
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.markup import Markup
 
-_FIRST = 0xD800  # lone surrogates: a detokenizer returns none
+_FIRST = 0xD800  # the first of the lone surrogates, which a detokenizer never returns; `_MARK` has all
 _MARK = re.compile("[\ud800-\udfff]")
 _SPACED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as templates write JSON
 
@@ -22,7 +22,10 @@ class Marks:
     """Control tokens of markup: their ids and the characters that stand for them."""
 
     def __init__(self, texts: Sequence[str], id_of: Callable[[str], int | None], special: frozenset[int]) -> None:
-        """texts: the markup. Texts that are no special tokens of the vocabulary stand for themselves."""
+        """texts: the markup. Texts that are no special tokens of the vocabulary stand for themselves.
+
+        id_of: returns a token's id; None if there is none. special: ids of tokens that the detokenizer drops.
+        """
         ids = {text: index for text in texts if (index := id_of(text)) is not None and index in special}
         self._characters = {text: chr(_FIRST + number) for number, text in enumerate(ids)}
         self.ids = ids
@@ -107,6 +110,8 @@ def arguments_rule(number: int, tool: Tool, *, any_space: bool = False) -> str:
 def ordered_rules(name: str, written: Mapping[str, str], required: Container[str], separator: str) -> list[str]:
     """Return rules of parameters in an order, from `first{name}x0` on: those that are not required may be left out.
 
+    Each rule names those of the next parameter; the rules after the last are empty. So their number grows with the
+    parameters, not with the sets of them that may be left out.
     written: Lark of each parameter, by its name in this order. separator: text between two.
     """
     rules: list[str] = []
@@ -117,7 +122,7 @@ def ordered_rules(name: str, written: Mapping[str, str], required: Container[str
         if parameter in required:
             choice_first = ""
             choice_later = ""
-        # `first`: no parameter has been written yet; `later`: one has.
+        # `first`: no parameter has been written yet; `later`: one has, so the separator comes before the next.
         rules.append(f"first{name}x{index}: {lark} later{following}{choice_first}")
         rules.append(f"later{name}x{index}: {quoted(separator)} {lark} later{following}{choice_later}")
     last = f"{name}x{len(written)}"

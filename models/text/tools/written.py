@@ -28,7 +28,7 @@ VALUES = ("probe_value_x", "probe_value_y")
 # Identifiers of the calls in the rendered examples: `_ID` and `_LATER_ID` of `template_rules`.
 IDS = ("a1b2c3d4e", "f5g6h7i8j")
 _NAME = r"[A-Za-z0-9_.:/-]{1,128}?"  # of a tool, as a regular expression
-_MAX_NAME = 128  # characters
+_MAX_NAME = 128  # characters, as in `_NAME`
 _SPECIAL = "<probe>\n&"  # a value that XML cannot have as it is
 _CDATA_BEGIN = "<![CDATA["
 _CDATA_END = "]]>"
@@ -141,6 +141,7 @@ def _between(text: str | None, before: str, after: str) -> str | None:
 
 
 def _common_suffix(first: str, other: str) -> str:
+    """Return the longest end that two texts share."""
     length = 0
     while length < min(len(first), len(other)) and first[-1 - length] == other[-1 - length]:
         length += 1
@@ -225,6 +226,10 @@ class Written(ToolForm):
         return f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}"
 
     def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`. If the first call is of an unknown tool, or incomplete at the end of an answer, it is text.
+
+        `head` is the next call's, once its name has been read; None after the last call.
+        """
         head = self._match(self._begin + self._name, text, 0)
         if head is None:
             return no_call(len(self.begins[0]), final=final or len(text) >= self._max_head)
@@ -274,7 +279,11 @@ class Written(ToolForm):
         return re.compile(pattern).match(text, position)
 
     def _arguments(self, text: str, head: re.Match[str], *, final: bool) -> tuple[ToolCall, int] | None:
-        """Return the call and the place after its arguments; None while they are incomplete."""
+        """Return the call and the position after its arguments; None while they are incomplete.
+
+        Tagged arguments are whole once the end or another call follows. In an answer that has ended, those that were
+        read count.
+        """
         name = head[1]
         position = head.end()
         if self._parameter is None:
@@ -314,12 +323,13 @@ class Written(ToolForm):
             position = match.end()
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        if self.head is not None:
+        if self.head is not None:  # arguments are JSON
             return tuple(call for call in super().cut_calls(text) if call.name in self._tools)
         return cut_tagged_calls(text, partial(self.read, final=True), self.markup.mapped(self._marks), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         markup = self.markup
+        # `rule_begin` has been written before `rest` begins.
         begin = _grammar(self._rest_of_begin, literal)
         if markup.key_begin is None:
             middle = _grammar(markup.middle, literal)
@@ -376,7 +386,7 @@ def _pattern(text: str, *, any_type: bool = True) -> str:
 
 
 def _grammar(text: str, literal: Callable[[str], str]) -> str:
-    """Return markup as Lark."""
+    """Return markup as Lark. Numbers have up to three digits, and identifiers the form of `IDS`."""
     parts: list[str] = []
     position = 0
     for match in _VARIABLE.finditer(text):
