@@ -64,10 +64,11 @@ def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: st
         resident_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
         kv_formats=[FLOAT16, *(kind for kind in kinds if not isinstance(kind, str))],
         stock=True,
-        splits=(ways(model, config),) * 2,
+        splits=(ways(model, config),) * 2,  # equal for both devices of `StepShape.splits`
         family=str(config.get("model_type", "")),
     )
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
+    """Return equal entries as one with their number as its count. Each of `kv` has a count of 1."""
     return [replace(layer, count=count) for layer, count in Counter(kv).items()]

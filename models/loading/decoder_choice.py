@@ -32,6 +32,7 @@ def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:
+    """Return which of the two decoders runs the checkpoint."""
     if own_decoder(checkpoint) is None:
         return "mlx-lm"
     return "headrace"

@@ -61,13 +61,18 @@ if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
 
 _API_TIMEOUT_SECONDS = 15.0
-_PART_TIMEOUT_SECONDS = 30.0
+_PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`
 _KEPT = "run it again: complete files are kept"
 
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """A downloaded model: a snapshot folder of the hub cache, and its GGUF for a GGUF repository."""
+    """A downloaded model.
+
+    folder: of its config.json in the hub cache; the snapshot for a GGUF.
+    gguf: the first file of a GGUF; None for others.
+    names: its files, relative to `folder`.
+    """
 
     repo: str
     commit: str
@@ -167,6 +172,7 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
 
 
 def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress) -> HubFiles:
+    """Check a model's header, then download its files. Files that were in the cache before are not verified again."""
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = choose_files(siblings, hub.repo, file, hub.quantization)
     commit = check_commit(info.sha)
@@ -184,7 +190,7 @@ def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress)
         from headrace.models.gguf.convert import plan_of
 
         progress("reading the header", 0, None)
-        with suppress(WholeFilesError):
+        with suppress(WholeFilesError):  # without the check before the download
             plan_of(_gguf_header(hub, info, names))
     folder = _download_files(hub, info, names, cached, progress)
     stated = {name: lfs.sha256 for name in names if (lfs := siblings[name].lfs) is not None}
@@ -283,7 +289,7 @@ def _hub_files(
     config = _config_of(names)
     if config is None:
         return HubFiles(hub.repo, commit, snapshot, snapshot / names[0], licence, names, sha256)
-    at = config.removesuffix("config.json")
+    at = config.removesuffix("config.json")  # "", or the folder with a slash
     sha256 = {name.removeprefix(at): digest for name, digest in sha256.items()}
     return HubFiles(hub.repo, commit, snapshot / at, None, licence, [name.removeprefix(at) for name in names], sha256)
 
@@ -300,7 +306,10 @@ def _licence(info: ModelInfo) -> str | None:
 
 
 def _verify(path: Path, stated: RepoSibling, progress: Progress) -> None:
-    """Compare a file with the hub's digest: sha256 for LFS files, the git blob id for others."""
+    """Compare a file with the hub's digest: sha256 for LFS files, the git blob id for others.
+
+    A file that differs is deleted from the cache, and FetchError is raised.
+    """
     size = path.stat().st_size
     if stated.lfs is not None:
         computed = hash_file(path, ByteProgress(progress, "verifying", size))
@@ -372,7 +381,7 @@ def explain(error: Exception, hub: HubId) -> HeadraceError:
 
 
 class WholeFilesError(FetchError):
-    """The hub ignores ranges."""
+    """The hub ignores ranges, and a part that was asked for is not at the beginning of the file."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +399,8 @@ class HubFile:
         headers = {**build_hf_headers(library_name="headrace"), "Range": f"bytes={start}-{start + count - 1}"}
         with get_session().stream("GET", url, headers=headers, timeout=_PART_TIMEOUT_SECONDS) as response:
             hf_raise_for_status(response)
-            if response.status_code != 206 and start:  # the whole file follows
+            # Without 206 (partial content) the whole file follows. A part at its beginning is read from it.
+            if response.status_code != 206 and start:
                 raise WholeFilesError(f"the hub does not send parts of {self.name}")
             content = bytearray()
             for chunk in response.iter_bytes():
@@ -405,7 +415,7 @@ class HubFile:
 def check_config(config: Mapping[str, object]) -> None:
     """Raise UnsupportedModelError for a config.json that neither headrace's decoder nor mlx-lm's classes run.
 
-    Also raises CheckpointError for broken values. Of quantization only the method is checked.
+    Also raises CheckpointError for broken values. Only the method of quantization is checked: the rest needs tensors.
     """
     from headrace.models.checkpoint.foreign.formats import recognise
     from headrace.models.cost.shape_sources import has_shape
@@ -420,5 +430,6 @@ def check_config(config: Mapping[str, object]) -> None:
         from headrace.models.checkpoint.normalize import normalized
         from headrace.models.mlx_lm.load import of_config  # half a second of imports
 
+        # `of_config` makes the class, which raises for a config that it does not run.
         plain = {key: value for key, value in config.items() if not key.startswith("quantization")}
         of_config(normalized(plain))

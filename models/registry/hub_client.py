@@ -23,7 +23,7 @@ from headrace.runtime.errors import FetchError
 from headrace.runtime.machine.background import run_in_background
 
 MAX_API_BYTES = 64 << 20
-_DOWNLOAD_CHUNK = 256 << 10
+_DOWNLOAD_CHUNK = 256 << 10  # bytes between two reports of progress
 _SLACK_BYTES = 32 << 20  # allowed beyond the size that the hub states
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")
@@ -55,12 +55,18 @@ def check_commit(commit: object) -> str:
 
 
 def _refuse_encodings(request: Any) -> None:
+    """Ask for a body without compression, so that its size is that of what it contains."""
     request.headers["accept-encoding"] = "identity"
 
 
 def _check(response: Any) -> None:
+    """Check a response before the client reads it. The body of one of the API is read here, within the limit.
+
+    Bodies of files are left to the client: their bars limit the bytes, see `Mute`.
+    """
     for name in _NAMES_IN_HEADERS:
         if (value := response.headers.get(name)) is not None:
+            # An etag is quoted, after W/ if it is a weak one.
             _check_name(value.removeprefix("W/").strip('"'))
     if response.headers.get("content-encoding", "identity") != "identity":
         raise FetchError("the hub's response has a content encoding, though none was requested")
@@ -72,11 +78,13 @@ def _check(response: Any) -> None:
 
 
 def _check_name(value: object) -> None:
+    """Raise FetchError for a value that is not a plain name: no slash, and no dot at its beginning. None is allowed."""
     if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
         raise FetchError(f"the hub's response has a name that is not allowed: {value!a:.60}")
 
 
 def _check_names(document: object) -> None:
+    """Check the values of _NAMES_IN_JSON at any depth, without recursion."""
     waiting = [document]
     while waiting:
         part = waiting.pop()
@@ -108,7 +116,11 @@ def _bounded(stream: Any) -> Any:
 
 
 class Mute:
-    """A progress bar with tqdm's interface that shows nothing and limits the bytes."""
+    """A progress bar with tqdm's interface that shows nothing and limits the bytes.
+
+    Used as it is, it suits small files: _SLACK_BYTES at most, whatever their size, and `stop` is never set.
+    `bar_class` returns a subclass for a download.
+    """
 
     stop: threading.Event = threading.Event()
     max_bytes: int = _SLACK_BYTES
@@ -149,7 +161,7 @@ def bar_class(progress: Progress, done: int, total: int) -> type[Mute]:
     class Bar(Mute):
         stop = threading.Event()
         max_bytes = total + _SLACK_BYTES
-        furthest = 0
+        furthest = 0  # bytes of the bar that is ahead, in all bars of this class
 
         def __init__(self, *args: object, **options: Any) -> None:
             super().__init__(*args, **options)
