@@ -37,7 +37,7 @@ _CHUNK = 8192  # default of Llama 4's attention in chunks, and of the positions 
 
 
 def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Add the chunks that layers attend in, and the growth of queries without rotation."""
+    """Add the chunks that layers attend in, and the growth of queries in layers without rotation."""
     values = fields.values
     kinds = values.get("layer_types")
     # A key that is null or 0 turns chunks off; a missing one has its default.

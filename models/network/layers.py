@@ -55,8 +55,8 @@ def read_mixer(
 ) -> tuple[MixerSpec, list[Weight], Weight]:
     """Return a layer's mixer, the projections into it, and the one out of it.
 
-    The rows of the projections come in the order that `MixerSizes` describes, and the taps of the convolution in that
-    of its channels, whatever order the checkpoint has.
+    Rows that a checkpoint has in another order than `MixerSizes` are put into that order: those of Mamba-2, with the
+    channels of its convolution, and those that are stored by key head.
     """
     at = f"{prefix}.mixer"
     sizes = mixer.sizes

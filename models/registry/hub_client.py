@@ -181,7 +181,7 @@ def bar_class(progress: Progress, done: int, total: int) -> type[Mute]:
 def interruptible(work: Callable[[], _Result], bar: type[Mute]) -> _Result:
     """Run `work` in a thread and end its download threads on Ctrl-C, which reaches the main thread.
 
-    They end at the next chunk; a stalled connection ends when it times out.
+    They end at the next chunk or request; a stalled connection ends when it times out.
     """
 
     def guarded() -> _Result:

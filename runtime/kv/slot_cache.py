@@ -76,6 +76,7 @@ class Span:
     def shared_capacity(self, limit: int) -> int:
         """Return a capacity common to sequences of similar length: a power of two, or a multiple of GROWTH."""
         alike = -(-self.capacity // GROWTH) * GROWTH
+        # Up to GROWTH rows: the least power of two that is enough, CHUNK or more.
         while CHUNK < alike <= GROWTH and alike // 2 >= self.capacity:
             alike //= 2
         max_capacity = limit
@@ -363,6 +364,7 @@ class SlotCache(ReusableCache):
         """
         span = self.spans[group]
         length = matching_entries(path)
+        # From the last block backwards: all that the window can see after a rollback, as far as none was evicted.
         first = len(path)
         least = first_visible(length - ROLLBACK, span.window) // BLOCK
         numbers: list[int] = []
