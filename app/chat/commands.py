@@ -5,6 +5,7 @@ with and without a screen. Each surface has functions for the others: `app/tui/s
 `message_actions.py` there, and `app/line_chat/loop.py`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -209,7 +210,8 @@ def set_parameter(conversation: Conversation, assignment: str) -> str:
             f" ({parameter.help}; {parameter.range})"
             for parameter in PARAMETERS
         )
-    name, _, value = assignment.replace("=", " ", 1).partition(" ")
+    # Only the "=" right after the name stands for a space: a value may have one, too.
+    name, _, value = re.sub(r"^([^\s=]+)\s*=", r"\1 ", assignment).partition(" ")
     if value.strip():
         conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
         return f"{name}: {value.strip()}, {_LATER}"

@@ -345,7 +345,8 @@ def _overlap(files: CachedFiles | None, others: CachedFiles) -> bool:
     if files.file is None or others.file is None:  # the revision, with all of its files
         return others.file is None
     same_name = Path(files.file).name == Path(others.file).name
-    return files.file == others.file or (same_name and "/" not in files.file)
+    has_no_folder = "/" not in files.file or "/" not in others.file
+    return files.file == others.file or (same_name and has_no_folder)
 
 
 def _document(name: str | None) -> Document:

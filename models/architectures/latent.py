@@ -74,7 +74,8 @@ def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
         full = fields.count("index_skip_topk_offset", default=2)  # layers before the first shared one
         # The first `full` layers have their own, then every `period`-th, counted from the last of these.
         return ["shared" if max(i - full + 1, 0) % period else "full" for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or kinds[0] != "full" or set(kinds) - {"full", "shared"}:
+    are_kinds = isinstance(kinds, list) and all(kind in ("full", "shared") for kind in kinds)
+    if not isinstance(kinds, list) or not are_kinds or len(kinds) != layers or kinds[0] != "full":
         raise CheckpointError(f"config.json: indexer_types does not list {layers} full or shared ones, the first full")
     return kinds
 

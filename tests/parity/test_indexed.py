@@ -106,7 +106,7 @@ def share_choices(layers: Any) -> None:
 
 
 def test_unknown_kinds_of_indexers_are_refused() -> None:
-    for kinds in (["shared", "full"], ["full"], ["full", "none"]):
+    for kinds in (["shared", "full"], ["full"], ["full", "none"], ["full", []], {}):
         with pytest.raises(CheckpointError, match="indexer_types"):
             decoder_config({**config_of("glm5"), "indexer_types": kinds})
 

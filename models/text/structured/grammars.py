@@ -298,7 +298,7 @@ def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, object
 def _check_size(source: GrammarSource | None, whole: str) -> None:
     """Raise UsageError for a text that is too long, or nested so deeply that its parser could overflow the stack."""
     kind: Kind = "tools"
-    text = whole
+    text = ""
     max_bytes = _MAX_TOOLS
     if source is not None:
         kind = source.kind
@@ -309,7 +309,7 @@ def _check_size(source: GrammarSource | None, whole: str) -> None:
     except UnicodeEncodeError:
         raise UsageError(f"the {kind} has a lone surrogate, which no text contains") from None
     if size > max_bytes:
-        raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {MAX_TEXT}")
+        raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {max_bytes}")
     if kind in ("regex", "grammar") and _nesting(text) > MAX_NESTING:
         raise UsageError(f"the {kind} is nested too deeply: more than {MAX_NESTING} brackets")
     if kind == "grammar":

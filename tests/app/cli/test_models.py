@@ -522,6 +522,7 @@ def test_ctrl_c_while_pulling_leaves_nothing(store: Store, tmp_path: Path, monke
 
 def test_files_in_the_hubs_cache_stay_while_another_model_needs_them(store: Store) -> None:
     files = {"a": CachedFiles("org/x", "1", "m.gguf"), "b": CachedFiles("org/x", "1", "m.gguf")}
+    files |= {"f": CachedFiles("org/z", "1", "m.gguf"), "g": CachedFiles("org/z", "1", "sub/m.gguf")}
     files |= {"c": CachedFiles("org/x", "1", "n.gguf"), "d": CachedFiles("org/x", "1"), "e": CachedFiles("org/y", "1")}
     for name, its in files.items():
         entry = store.root / name
@@ -529,7 +530,7 @@ def test_files_in_the_hubs_cache_stay_while_another_model_needs_them(store: Stor
         (entry / "config.json").write_text("{}")
         (entry / "headrace.json").write_text(json.dumps(its._asdict()))
     needed = {name: _unshared_files(store, name) is None for name in files}
-    assert needed == {"a": True, "b": True, "c": False, "d": True, "e": False}
+    assert needed == {"a": True, "b": True, "c": False, "d": True, "e": False, "f": True, "g": True}
 
 
 def test_list_and_rm_know_the_adapters_in_the_hubs_cache(

@@ -274,3 +274,12 @@ def test_a_message_may_have_several_lines(store: SessionStore) -> None:
     printed, chat = chatted(store, "one\\", "two", '"""three', "", 'four"""')
     assert contents(chat)[::2] == ["one\ntwo", "three\n\nfour"]
     assert "> one\\\n. two\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("stop a=b", ["a=b"]), ("stop=a=b", ["a=b"]), ("stop = a", ["a"]), ("stop a", ["a"])],
+)
+def test_only_the_equals_sign_after_a_name_separates(store: SessionStore, typed: str, value: list[str]) -> None:
+    _, chat = chatted(store, f"/set {typed}")
+    assert list(chat.conversation.session.sampling["stop"]) == value
