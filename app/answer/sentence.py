@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NAME = 24  # characters of another program's name
 _ALL = 0.995  # share of a step from which all of it counts as reading
-_ABOVE = 1.005  # share from which it is above the limit, and not 100 % of it
+ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it, and not 100 % of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def cause(figures: StepFigures) -> str:
         return f"{short[0].upper()}{short[1:]}."
     if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""
-    if figures.share > _ABOVE:
+    if figures.share > ABOVE_PEAK:
         return "Above the measured peak."
     work = "computing" if figures.is_arithmetic_bound else "reading"
     if figures.share >= _ALL:

@@ -61,10 +61,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         shared=shared,
         shared_scale=share,
     )
-    kinds = values.get("mlp_layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise CheckpointError(f"config.json: mlp_layer_types does not list {layers} layers")
-    return [None if kind == "dense" else experts for kind in kinds]
+    return [None if kind == "dense" else experts for kind in fields.required_list("mlp_layer_types", layers)]
 
 
 def _mixture_runs(fields: Fields) -> bool:

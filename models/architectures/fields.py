@@ -32,6 +32,20 @@ class Fields:
         """Return a positive number, `default` if the key is missing, None if it is null."""
         return None if key in self.values and self.values[key] is None else self.positive(key, default)
 
+    def listed(self, key: str, layers: int) -> list[Any] | None:
+        """Return a value for each layer; None if the config states none."""
+        values = self.values.get(key)
+        if values is not None and (not isinstance(values, list) or len(values) != layers):
+            raise CheckpointError(f"config.json: {key} does not list {layers} layers")
+        return values
+
+    def required_list(self, key: str, layers: int) -> list[Any]:
+        """Return a value for each layer. Raises CheckpointError if the config states none."""
+        values = self.listed(key, layers)
+        if values is None:
+            raise CheckpointError(f"config.json: {key} does not list {layers} layers")
+        return values
+
     def section(self, key: str) -> Mapping[str, Any]:
         value = self.values.get(key)
         if value is None:

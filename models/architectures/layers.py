@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, LayerConfig, RopeConfig
@@ -117,10 +116,8 @@ def layers_of(
 
 def sliding_layers(fields: Fields, architecture: Architecture, count: int) -> list[bool]:
     """Return for each layer whether it attends through a sliding window."""
-    kinds = fields.values.get("layer_types")
+    kinds = fields.listed("layer_types", count)
     if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != count:
-            raise CheckpointError(f"config.json: layer_types does not list {count} layers")
         return [kind == "sliding_attention" for kind in kinds]
     if architecture.sliding == "period":
         pattern = fields.values.get("sliding_window_pattern")
@@ -138,14 +135,6 @@ def sliding_layers(fields: Fields, architecture: Architecture, count: int) -> li
 def with_sinks(decoder: DecoderConfig) -> DecoderConfig:
     """Give every layer sinks."""
     return replace(decoder, layers=tuple(replace(layer, sinks=True) for layer in decoder.layers))
-
-
-def listed(fields: Fields, key: str, layers: int) -> list[Any] | None:
-    """Return a value for each layer; None if the config states none."""
-    values = fields.values.get(key)
-    if values is not None and (not isinstance(values, list) or len(values) != layers):
-        raise CheckpointError(f"config.json: {key} does not list {layers} layers")
-    return values
 
 
 def _listed_rotations(fields: Fields, count: int) -> list[bool]:

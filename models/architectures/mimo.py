@@ -6,7 +6,6 @@ from headrace.models.architectures.architecture import QKV, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, LayerConfig, RopeConfig
 from headrace.models.architectures.experts import corrected_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import listed
 from headrace.runtime.errors import CheckpointError
 
 _HEAD = HeadNames(
@@ -58,7 +57,7 @@ def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
     experts = corrected_experts(fields)
     shared = fields.count("n_shared_experts") if fields.values.get("n_shared_experts") is not None else 0
     experts = replace(experts, normalized=experts.normalized and experts.active > 1, shared=shared * experts.size)
-    kinds = listed(fields, "moe_layer_freq", layers) or []
+    kinds = fields.listed("moe_layer_freq", layers) or []
     return [experts if kind == 1 else None for kind in kinds]
 
 

@@ -14,7 +14,7 @@ from headrace.models.architectures.config import (
 )
 from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size, listed
+from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import EXPERT_NAMES
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -77,10 +77,10 @@ def _m3_experts(fields: Fields, layers: int) -> ExpertLayers:
         scale=fields.positive("routed_scaling_factor"),
         shared=fields.count("shared_intermediate_size"),
     )
-    kinds = listed(fields, "mlp_layer_types", layers)
+    kinds = fields.listed("mlp_layer_types", layers)
     if kinds is not None:
         return [experts if kind == "sparse" else None for kind in kinds]
-    stated = listed(fields, "moe_layer_freq", layers)
+    stated = fields.listed("moe_layer_freq", layers)
     return [experts if kind else None for kind in stated or [True] * layers]
 
 
@@ -89,10 +89,10 @@ def _sparse_layers(fields: Fields, layers: int) -> list[bool]:
     is_used = Fields(fields.section("sparse_attention_config")).values.get("use_sparse_attention", True)
     if not is_used or fields.values.get("index_block_size") is None:
         return [False] * layers
-    kinds = listed(fields, "layer_types", layers)
+    kinds = fields.listed("layer_types", layers)
     if kinds is not None:
         return [kind != "full_attention" for kind in kinds]
-    stated = listed(fields, "sparse_attention_freq", layers)
+    stated = fields.listed("sparse_attention_freq", layers)
     return [bool(kind) for kind in stated or [True] * layers]
 
 

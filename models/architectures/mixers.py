@@ -61,12 +61,10 @@ def _is_step(limit: object) -> bool:
 
 def recurrent_layers(fields: Fields, count: int) -> list[bool]:
     """Return for each layer whether it has recurrent state: not of `full_attn_idxs`, or by `layer_types`."""
-    listed = fields.values.get("full_attn_idxs")
-    if isinstance(listed, list):
-        return [i not in listed for i in range(count)]
-    kinds = fields.values.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != count:
-        raise CheckpointError(f"config.json: layer_types does not list {count} layers")
+    attending = fields.values.get("full_attn_idxs")
+    if isinstance(attending, list):
+        return [i not in attending for i in range(count)]
+    kinds = fields.required_list("layer_types", count)
     return [kind in ("linear_attention", "mamba", "conv") for kind in kinds]
 
 

@@ -6,7 +6,6 @@ from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import DecoderConfig, Family, NormNames
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import sliding_layers
-from headrace.runtime.errors import CheckpointError
 
 _NORMS = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -21,11 +20,9 @@ _DEFAULTS = {
 
 def _turns(fields: Fields, layers: int) -> list[bool]:
     """Return for each layer whether it rotates: those with a `layer_rope_theta`, without that those with a window."""
-    stated = fields.values.get("layer_rope_theta")
+    stated = fields.listed("layer_rope_theta", layers)
     if stated is None:
         return sliding_layers(fields, _MUSE, layers)
-    if not isinstance(stated, list) or len(stated) != layers:
-        raise CheckpointError(f"config.json: layer_rope_theta does not list {layers} layers")
     return [bool(theta) for theta in stated]
 
 

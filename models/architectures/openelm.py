@@ -25,11 +25,7 @@ def _keys(config: Config) -> None:
 
 def _of_layers(fields: Fields, key: str) -> list[Fields]:
     """Return the entries of a list that has one for each layer, each under the list's key."""
-    listed = fields.values.get(key)
-    layers = fields.count("num_hidden_layers")
-    if not isinstance(listed, list) or len(listed) != layers:
-        raise CheckpointError(f"config.json: {key} must list {layers} layers")
-    return [Fields({key: entry}) for entry in listed]
+    return [Fields({key: entry}) for entry in fields.required_list(key, fields.count("num_hidden_layers"))]
 
 
 def _widths(fields: Fields) -> list[int]:

@@ -91,10 +91,7 @@ def _exaone_moe_experts(fields: Fields, layers: int) -> ExpertLayers:
     experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
     shared = fields.count("num_shared_experts") if values.get("num_shared_experts") else 0
     experts = replace(experts, shared=shared * experts.size, normalized=experts.normalized and experts.active > 1)
-    sparse = values.get("is_moe_layer")
-    if not isinstance(sparse, list) or len(sparse) != layers:
-        raise CheckpointError(f"config.json: is_moe_layer does not list {layers} layers")
-    return [experts if each else None for each in sparse]
+    return [experts if is_sparse else None for is_sparse in fields.required_list("is_moe_layer", layers)]
 
 
 def _exaone_moe_runs(fields: Fields) -> bool:

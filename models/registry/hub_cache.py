@@ -141,8 +141,8 @@ def delete_cached(files: CachedFiles) -> int:
     Contents that other revisions share stay.
     """
     if files.file is not None:
-        freed = cached_bytes(files)
         blobs = _unshared_blobs(files)
+        freed = sum(blob.stat().st_size for blob in blobs)
         for path in (*_links(files), *blobs):
             path.unlink(missing_ok=True)  # both are the same where the cache has no links
         return freed

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from textual.content import Content
 
-from headrace.app.answer.sentence import cause, sentence
+from headrace.app.answer.sentence import ABOVE_PEAK, cause, sentence
 from headrace.app.tui.metrics.facts import ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, bar, first_that_fits, fitting, spread
@@ -29,7 +29,6 @@ _LEAST_BAR = 4
 _CAN_DO = " this machine can do"
 _PHASE = 10  # cells of the phase and its mark
 _WORDS_FROM = 50  # cells from which the phase has its word next to a cause
-_ABOVE = 1.005  # share of a peak that is shown as more than 100 %
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
@@ -107,7 +106,7 @@ def _of_peak(share: float, peak: str) -> tuple[str, str]:
 
     A peak that was measured while other programs ran is too low, so a share above 100 % is no figure of the machine.
     """
-    if share > _ABOVE:
+    if share > ABOVE_PEAK:
         return f"above the measured peak of {peak}", f"above {peak}"
     return f"{_percent(share)} of the {peak}{_CAN_DO}", f"{_percent(share)} of {peak}"
 
@@ -123,7 +122,7 @@ def _speed(metrics: LiveMetrics) -> Meter:
     if rate is None:
         return Meter("speed", value, 0.0, (f"of the {limit}{_CAN_DO}", f"of {limit}"))
     share = rate / max_rate
-    return Meter("speed", value, share, _of_peak(share, limit), is_doubtful=share > _ABOVE)
+    return Meter("speed", value, share, _of_peak(share, limit), is_doubtful=share > ABOVE_PEAK)
 
 
 def _step(metrics: LiveMetrics) -> Meter:
@@ -176,7 +175,7 @@ def _memory(metrics: LiveMetrics) -> Meter:
     of = three_digits(base)
     if share is None:
         return Meter("memory", value, 0.0, (f"of the {of}{_CAN_DO}", f"of {of}"))
-    if share > _ABOVE:
+    if share > ABOVE_PEAK:
         return Meter("memory", value, share, _of_peak(share, of), is_doubtful=True)
     if metrics.busy:
         part = _percent(share)

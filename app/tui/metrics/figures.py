@@ -7,7 +7,7 @@ steps, see `runtime.engine.step_timer`; without such steps it is computed from b
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.app.answer.sentence import StepFigures
+from headrace.app.answer.sentence import ABOVE_PEAK, StepFigures
 from headrace.app.tui.metrics.facts import MachineFacts, MeasuredPrefill
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.cost import StepCost, step_limit
@@ -183,9 +183,9 @@ class Roofs:
 
     def why_above(self, point: Point) -> str:
         """Return the reason for a point above a roof; "" for one below both."""
-        if self.memory is not None and point.flops > self.memory * point.intensity * 1.005:
+        if self.memory is not None and point.flops > self.memory * point.intensity * ABOVE_PEAK:
             return "above the measured memory bandwidth"
-        if self.compute is not None and point.flops > self.compute * 1.005:
+        if self.compute is not None and point.flops > self.compute * ABOVE_PEAK:
             return "above the measured compute peak"
         return ""
 
