@@ -152,7 +152,8 @@ class Timeline:
             achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
             proposed=self._proposed,
-            accepted=sum(self._tokens) - len(self._tokens),
+            # A step has one token that is no draft. A step without tokens (`discard_tokens`) has no draft either.
+            accepted=sum(max(0, count - 1) for count in self._tokens),
         )
 
 

@@ -90,6 +90,21 @@ def test_a_step_of_several_tokens_gives_each_its_part() -> None:
     assert timeline.summary(cache, 6).tpot_s == pytest.approx(0.5 / 5)
 
 
+def test_a_step_whose_tokens_are_all_discarded_has_no_accepted_drafts() -> None:
+    timeline = Timeline(cost=COST, prompt_tokens=PROMPT)
+    cache: Any = CountedCache(limit=100)
+    cache.advance(PROMPT - 1)
+    cache.commit(PROMPT - 1)
+    timeline.prefilled()
+    for _ in range(2):
+        cache.advance(1)
+        cache.commit(1)
+        timeline.step_done(cache, tokens=1)
+    timeline.discard_tokens(1)
+    summary = timeline.summary(cache, 1)
+    assert (summary.steps, summary.accepted) == (2, 0)
+
+
 def test_achieved_bandwidth_leaves_out_the_first_step() -> None:
     summary, records = run(0.0, 1.0, [51.0, 51.5, 52.0])
     assert summary.achieved_gb_s == pytest.approx((records[1].step_bytes + records[2].step_bytes) / 1.0 / 1e9)
