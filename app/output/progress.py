@@ -21,24 +21,34 @@ _BAR = 24  # columns
 
 
 class RedrawnLine:
-    """A line on standard error that is redrawn in place. draws: False if nothing is drawn: no terminal, or `quiet`."""
+    """A line on standard error that is redrawn in place. draws: False if nothing is drawn: no terminal, or `quiet`.
+
+    Widths are in cells of the terminal: a Chinese character takes two.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self.draws = can_redraw(sys.stderr) and not quiet
-        self._width = 0  # characters of the drawn line, which spaces overwrite
+        self._width = 0  # cells of the drawn line, which spaces overwrite
 
     def draw(self, text: str) -> None:
-        """Draw `text` over the line before."""
-        if self.draws:
-            text = text[: (table_width(sys.stderr) or 80) - 1]  # some terminals wrap in the last column
-            sys.stderr.write(f"\r{text:<{self._width}}")
-            sys.stderr.flush()
-            self._width = len(text)
+        """Draw `text` over the line before, cut to the terminal's width."""
+        if not self.draws:
+            return
+        from rich.cells import cell_len, set_cell_size  # late: most commands draw no line
+
+        limit = (table_width(sys.stderr) or 80) - 1  # some terminals wrap in the last column
+        if cell_len(text) > limit:
+            text = set_cell_size(text, limit)
+        width = cell_len(text)
+        rest_of_old_line = " " * max(0, self._width - width)
+        sys.stderr.write(f"\r{text}{rest_of_old_line}")
+        sys.stderr.flush()
+        self._width = width
 
     def clear(self) -> None:
         """Erase the line."""
         if self._width:
-            sys.stderr.write(f"\r{'':<{self._width}}\r")
+            sys.stderr.write(f"\r{' ' * self._width}\r")
             sys.stderr.flush()
             self._width = 0
 

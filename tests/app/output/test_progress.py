@@ -7,7 +7,7 @@ import pytest
 from rich.live import Live
 
 from headrace.app.bench.show.live import live_view
-from headrace.app.output.progress import NumberedStages, drawn_progress
+from headrace.app.output.progress import NumberedStages, RedrawnLine, drawn_progress
 
 
 def test_in_a_pipe_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +44,21 @@ def test_any_thread_may_advance_the_bar_on_a_terminal(
     assert "Downloading ╌" in captured.err
     assert "\x1b" not in captured.err
     assert captured.err.endswith(" \r")
+
+
+def test_wide_characters_are_cut_and_overwritten_by_cells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "10")
+    line = RedrawnLine(quiet=False)
+    line.draw("模型" * 9)
+    assert capsys.readouterr().err == "\r模型模型 "  # 9 cells: a tenth column would wrap
+    line.draw("abc")
+    assert capsys.readouterr().err == "\rabc" + 6 * " "
+    line.clear()
+    assert capsys.readouterr().err == "\r   \r"
 
 
 def test_numbered_stages_begin_and_tick(capsys: pytest.CaptureFixture[str]) -> None:
