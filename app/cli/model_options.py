@@ -1,6 +1,6 @@
 """Options of commands that load a model: its name, adapter, draft model, context, K/V format, hosts, memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -127,14 +127,24 @@ def adapter_option(command: Command) -> Command:
     def with_adapter(adapter: str | None, **arguments: Any) -> Any:
         if adapter is not None:
             from headrace.app.config.settings import chosen_model, load_settings
+            from headrace.models.registry.adapters import split_adapter
             from headrace.models.registry.resolve import DEFAULT_MODEL
 
-            model = chosen_model(arguments["model"], load_settings())
-            arguments["model"] = f"{model or DEFAULT_MODEL}+{adapter}"
+            if arguments["model"] is None and _continues_session(arguments):
+                raise UsageError("--adapter needs -m MODEL here: the session has a model of its own")
+            model = chosen_model(arguments["model"], load_settings()) or DEFAULT_MODEL
+            if split_adapter(model)[1] is not None:
+                raise UsageError(f"--adapter: {model} has an adapter already", "name its base model with -m")
+            arguments["model"] = f"{model}+{adapter}"
         return command(**arguments)
 
     help = "LoRA adapter of the model: a folder, hub id or .gguf file; -m MODEL+ADAPTER is the same."
     return click.option("--adapter", metavar="PATH|HUB", help=help)(with_adapter)
+
+
+def _continues_session(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a command's arguments continue a stored session: without -m, its model is used."""
+    return bool(arguments.get("resume") or arguments.get("go_on"))
 
 
 def _refuse_adapter(model: str | None) -> None:
@@ -156,6 +166,8 @@ def hosts_options(command: Command) -> Command:
             raise UsageError("--split needs --hosts")
         if hosts is not None:
             for model in arguments.get("models") or [arguments.get("model")]:
+                if model is None and _continues_session(arguments):
+                    continue  # the settings' model is not used; `load_on_hosts` checks the session's
                 _refuse_adapter(model)
         return command(hosts=None if hosts is None else HostsChoice(hosts, split or "auto"), **arguments)
 

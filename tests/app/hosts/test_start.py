@@ -61,6 +61,19 @@ def test_an_adapter_is_refused_before_any_rank_starts(tmp_path: Path, monkeypatc
         assert "has an adapter" in refused.stderr  # nothing was fetched
 
 
+def test_a_resumed_session_is_not_refused_for_the_settings_adapter() -> None:
+    command = ("run", "hello", "--resume", "4711", "--hosts", "localhost,localhost")
+    resumed = headrace(*command, code=2, HEADRACE_MODEL="org/name+org/lora")
+    assert "4711" in resumed.stderr
+    assert "adapter" not in resumed.stderr
+
+
+def test_an_adapter_is_added_to_a_base_that_is_known() -> None:
+    for command, model in ((["--resume", "4711"], "org/name"), ([], "org/name+org/lora")):
+        refused = headrace("run", "hello", "--adapter", "org/other", *command, code=2, HEADRACE_MODEL=model)
+        assert "--adapter" in refused.stderr
+
+
 def script(folder: Path, name: str, text: str) -> str:
     file = folder / name
     file.write_text(f"#!/bin/bash\n{text}\n")
