@@ -96,7 +96,7 @@ class OpenAIForm(ABC):
         return {**self._head(self.chunk), "choices": [choice], **usage}
 
     def _usage(self) -> dict[str, object]:
-        return openai_usage([answer.end for answer in self._answers if answer.end is not None], self._call.count)
+        return openai_usage([answer.finished for answer in self._answers], self._call.count)
 
 
 class ChatForm(OpenAIForm):
