@@ -119,7 +119,7 @@ def _stored(name: str) -> "RunDocument":
 @click.option("--delete", type=click.IntRange(1), metavar="ID", help="Delete this run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 def history(number: int | None, delete: int | None, as_json: bool) -> None:
-    """List the saved runs, and each test's speed over time."""
+    """List the saved runs, with the speed of each test."""
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.show.history_view import show_history
 

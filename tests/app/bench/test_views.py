@@ -34,7 +34,6 @@ from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
-from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
 from headrace.app.output.document import flat, json_text
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -228,11 +227,6 @@ def test_results_tables_fit_any_width_with_every_speed(width: int) -> None:
 )
 def test_speeds_have_three_digits(value: float | None, text: str) -> None:
     assert speed_text(value) == text
-
-
-def test_blocks_have_a_zero_baseline() -> None:
-    assert blocks([100.0, 98.0, 100.0]) == "███"
-    assert blocks([100.0, 50.0, 1.0]) == "█▄▁"
 
 
 def test_the_html_report_loads_no_other_files() -> None:
