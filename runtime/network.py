@@ -1,4 +1,8 @@
-"""The model as the engine sees it, whatever its architecture. `models/` implements it."""
+"""The model as the engine sees it, for every architecture. `models/` implements it.
+
+Implementations: `Decoder` (models/network/decoder.py), mlx-lm's classes (models/mlx_lm/network.py), and `LeaderNetwork`
+(runtime/ranks/leader.py), which wraps one of them for several machines. A new member needs a line in each.
+"""
 
 from contextlib import AbstractContextManager
 from typing import Protocol

@@ -1,1 +1,5 @@
-"""Requests in, events out: scheduling, the decode loop, prefill."""
+"""Requests in, events out: scheduling, the decode loop, prefill.
+
+`engine.py` has the step. In its order: `scheduler.py`, `drafting.py`, `decode.py` and `prefill.py` (one pass),
+`in_flight.py` (its states), `commit.py`, `ending.py`. `sequence.py` is the state of a request.
+"""

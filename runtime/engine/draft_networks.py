@@ -3,6 +3,10 @@
 Both have K/V of their own. The sequence's sampler chooses from their logits with the random keys of the same positions,
 so where both networks agree, they sample the same token ("drafter-invariant" coupling, Daliri et al. 2024,
 arXiv:2408.07978).
+
+Both are `Proposer`s (`runtime/speculation/proposer.py`), made by `Drafting.proposers` for one sequence each. Output
+never depends on them, so a mistake here costs speed, not correctness; tests/runtime/speculation/test_speculation.py
+and tests/models/network/test_mtp.py cover them.
 """
 
 import time
@@ -22,15 +26,15 @@ from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
-MAX_WAITING = 2048  # hidden states that wait for a head
+MAX_WAITING = 2048  # hidden states that wait for a head; bounds their memory
 _CHANCE = 0.7  # that a draft model's token is accepted, before any measurement
-_MAX_DECODED = 16  # tokens that a draft model is fed in one pass without prefill
-_CATCH_UP = 256  # entries of a head's pass that proposes nothing
+_MAX_DECODED = 16  # tokens that a draft model is fed in one pass without prefill: MAX_DRAFT accepted ones and the next
+_CATCH_UP = 256  # entries of a head's pass that proposes nothing; a decode step waits for it
 _NUM_COSTS = 9  # measured times in the median
 
 
 class _NetworkDraft:
-    """Draft tokens for one sequence.
+    """Draft tokens for one sequence: the half of `Proposer` that both networks share.
 
     acceptance: by index in the draft.
     sampler: returns a fork of the sequence's sampler.
@@ -114,8 +118,8 @@ class DraftModel(_NetworkDraft):
         for _ in range(count):
             kv_pass = one_pass(self._kv, self._cache, 1, "decode")
             chosen.append(decode_step(self._network, kv_pass, sample, chosen[-1]))
-        draft_tokens = read_ints(mx.concatenate(chosen[1:]))
-        self._cache.commit(1)
+        draft_tokens = read_ints(mx.concatenate(chosen[1:]))  # without the known token that was fed first
+        self._cache.commit(1)  # the entry of that token; those of draft tokens wait for `update`
         self._draft_tokens = draft_tokens
         self._costs.add((time.perf_counter() - began) / count)
         return draft_tokens
@@ -189,7 +193,7 @@ class MtpDraft(_NetworkDraft):
         began = time.perf_counter()
         tokens, hidden = self._feed(min(_CATCH_UP, last + 1 - self._next))
         if self._next <= last:
-            mx.eval(hidden)
+            mx.eval(hidden)  # now, since nothing else reads it
             return ()
         sampler = self._sampler()
         chosen: list[mx.array] = []

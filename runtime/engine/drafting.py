@@ -4,6 +4,9 @@ Of several proposers, that with the highest expected gain drafts for a sequence.
 read yet, its proposer drafts from the tokens before: the first draft token stands for the unread one. A proposer that
 needs all tokens drafts then in no pass, and the next pass waits for it only if its draft tokens are expected to pay.
 Draft tokens of a proposer with a `DryRun` are verified while the dry run pays, else only compared with the output.
+
+The engine calls `add` between `Scheduler.plan` and `decode.start`, `proposers` at a sequence's admission, and
+`save_costs` at the end of work. A new proposer is a class with the methods of `Proposer`, and a line in `proposers`.
 """
 
 import time
@@ -31,7 +34,7 @@ from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculati
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence
 _Firsts = Sequence[tuple[Proposer, float]]  # proposers, and the first draft token's chance of acceptance
-_MIN_NEW = 16  # new passes with draft tokens that are worth writing the file
+_MIN_NEW = 16  # new passes with draft tokens, from which on the file is written again
 
 
 @dataclass(slots=True)
@@ -266,6 +269,7 @@ class Drafting:
         began = time.perf_counter()
         unread = _unread(sequence)
         try:
+            # The first draft token stands for the one that is not read yet, if any, so it is left out.
             draft_tokens = tuple(proposer.propose(count + unread)[unread : count + unread])
         except Exception:
             sequence.proposers.remove(proposer)

@@ -1,6 +1,11 @@
 """The end of a sequence: its last event, then its memory.
 
 An end is reported at once. The cache is released at the beginning of the next step, when its events are delivered.
+
+    finish (or `own_errors`) -> release -> the sequence has neither cache nor sampler
+
+So between two steps the engine's user may still read the cache of a sequence that has ended; `release` runs in the
+next one, before others are admitted. Every end takes this way, as only `_forget_state` returns reserved memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -102,6 +107,7 @@ class Ending:
         self._ended.clear()
 
     def _forget_state(self, sequence: Sequence) -> None:
+        """Drop all that takes memory, and release the reservation. The cache was released or cleared before."""
         if sequence.mtp is not None:
             sequence.mtp.close()
         sequence.cache = None

@@ -6,6 +6,10 @@ delivers events. A sequence's output does not depend on other sequences.
 MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a request's
 `CancelFlag` may be set from another. After any end the next request may come, and K/V are freed unless `keep_prefix`
 keeps them for the next prompt.
+
+Its user is the `Answerer` (`app/answer/answerer.py`), which adds text; benchmarks and `verify` call it directly.
+ARCHITECTURE.md quotes `step`, `_advance` and `_commit`, and tests/test_readme.py compares. Guards of a change here:
+tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_identity.py (the same bits in any batch).
 """
 
 from collections import Counter
@@ -39,7 +43,9 @@ from headrace.runtime.speculation.ngram import RecentAnswers
 from headrace.runtime.speculation.pass_costs import PassCostStore
 
 OUTPUT_RESERVED = 1024  # tokens of output that a cache which is copied to grow gets room for at admission
-CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in every step
+# Waiting sequences whose cancel flags are checked in every step, so that a long queue costs a step no time. Those after
+# them are checked as they move up, and `Engine.cancel` ends any of them in the next step.
+CHECKED_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +143,9 @@ class Engine:
         self.timer = StepTimer()
         self._clock = BatchClock(self._chunk_budget, self.timer, division)
         self.ending = Ending(self.kv, self._scheduler, self._budget)
-        self._in_flight: InFlightBatch | None = None  # the newest batch
-        self._cancelled: list[Sequence] = []
-        self._generating = False
+        self._in_flight: InFlightBatch | None = None  # the newest batch, not read yet; None between answers
+        self._cancelled: list[Sequence] = []  # by `cancel`, to end in the next step
+        self._generating = False  # within `generate`, which has the engine for itself
         mx.set_cache_limit(CACHE_LIMIT)
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -292,6 +298,7 @@ class Engine:
             cache = self.kv.acquire(sequence.request.prompt, sequence.reserved)
             sequence.cache = cache
             sequence.marks = cache.needs_marks and sequence.is_reusable
+            # Rejected draft tokens are rolled back. A sequence that was preempted has its proposers already.
             if self.kv.rolls_back and not sequence.proposers:
                 sequence.proposers = self._drafting.proposers(sequence)
             if sequence.served:  # it was preempted

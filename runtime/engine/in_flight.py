@@ -8,6 +8,9 @@ yet. Queued: the device has that, too. Read: the host has the tokens.
 A batch is selected as soon as it is built, unless a token's mask depends on the tokens of the batch before; then once
 those are committed. Selected tokens are queued at once, unless ranks take turns: then a pass's tokens are queued when
 its sequences' next pass is built, so that the device does not wait for them before the passes that follow.
+
+`decode.start` builds and `Engine._advance` selects and reads; `commit_batch` takes the tokens that were read. Nothing
+here waits for the device but `read`.
 """
 
 import math
@@ -48,7 +51,7 @@ class InFlightPass:
         return [chunk for chunk in self.chunks if chunk.chooses]
 
     def queue(self) -> None:
-        """Hand the selected tokens to the device."""
+        """Hand the selected tokens to the device; later calls do nothing."""
         if self.unqueued:
             mx.async_eval(*self.unqueued)
             self.unqueued = []
@@ -58,6 +61,7 @@ class InFlightPass:
         if self.tokens is None:
             return [(chunk, []) for chunk in self.chunks]
         tokens = iter(read_ints(self.tokens))
+        # As many tokens as rows that choose; none for a chunk that does not.
         return [(chunk, list(islice(tokens, chunk.rows * chunk.chooses))) for chunk in self.chunks]
 
 
@@ -147,7 +151,7 @@ class InFlightBatch:
         needed = [
             index for index, each in enumerate(self.passes) if any(chunk.sequence in wanted for chunk in each.choosing)
         ]
-        for each in self.passes[: needed[-1] + 1]:
+        for each in self.passes[: needed[-1] + 1]:  # those before as well: ranks compute passes in one order
             each.queue()
         choosing = [chunk.sequence for index in needed for chunk in self.passes[index].choosing]
         arrays = [cast(mx.array, self.passes[index].tokens) for index in needed]
@@ -207,6 +211,10 @@ class InFlightBatch:
             first += chunk.rows
 
     def _check_finite(self) -> None:
+        """Raise EngineError if the logit of a chosen token is NaN or infinite.
+
+        One value a token is enough, since selection prefers NaN and infinity to any number.
+        """
         for each in self.passes:
             if each.token_logits is None:
                 continue

@@ -1,4 +1,9 @@
-"""Memory for the K/V of all sequences, reserved in chunks by the formulas of `runtime.metrics.cost`."""
+"""Memory for the K/V of all sequences, reserved in chunks by the formulas of `runtime.metrics.cost`.
+
+Numbers only: the scheduler reserves before it admits a sequence or lets it append, and `Ending` releases. K/V backends
+allocate within these reservations, and cached prefixes get the rest (`spare`). Guards:
+tests/runtime/engine/test_scheduler.py, and test_memory_guard.py, which compares them with MLX's own counter.
+"""
 
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import NotEnoughMemoryError
@@ -9,7 +14,11 @@ from headrace.runtime.metrics.units import format_bytes
 
 
 class KVBudget:
-    """Bytes for K/V. total: None for the machine's free memory before the first K/V, less CACHE_LIMIT for passes.
+    """Bytes for K/V.
+
+    cost: formulas of bytes by entries, with all networks that draft.
+    limit: entries of a sequence, at most; fewer if `total` has no room for so many.
+    total: bytes; None for the machine's free memory before the first K/V, less CACHE_LIMIT for passes.
 
     One sequence can always reserve `limit` entries; their bytes are the minimum of `total`.
     """
@@ -18,7 +27,7 @@ class KVBudget:
         self._cost = cost
         self._total = total
         self.limit = limit if total is None else cost.longest_context(total, limit)
-        self.used = 0
+        self.used = 0  # bytes reserved by all sequences
 
     @property
     def total(self) -> int:
@@ -42,10 +51,13 @@ class KVBudget:
             )
 
     def reserve(self, sequence: Sequence, entries: int, spare: int = 0) -> bool:
-        """Reserve entries, if they fit with `spare` more chunks beside them; return whether they do."""
+        """Reserve entries, if they fit with `spare` more chunks beside them; return whether they do.
+
+        entries: of the sequence in all, not in addition to those reserved before.
+        """
         if entries <= sequence.reserved:
             return True
-        entries = min(-(-entries // CHUNK) * CHUNK, self.limit)
+        entries = min(-(-entries // CHUNK) * CHUNK, self.limit)  # rounded up to whole chunks
         total = self.total  # the free memory is measured here first, before any K/V are allocated
         reserved = self._cost.kv_bytes(sequence.reserved)
         more = self._cost.kv_bytes(entries) - reserved

@@ -3,6 +3,10 @@
 Contract: all tokens but the prompt's last are fed here; the first decode step feeds the last one. Chunks follow the
 measured speed, for progress and cancellation about every TARGET_S. Chunking does not change the cache's content.
 Working memory is freed at the end.
+
+The engine's steps feed prompts by `ChunkBudget`, `chunk_end` and `feed`. `prefill` and `prefill_prompt` run outside of
+steps: for the expected next prompt, for draft models and for measurements. tests/runtime/engine/test_prefill.py
+guards the budgets.
 """
 
 import time
@@ -15,13 +19,15 @@ from headrace.runtime.kv.cache import KVCache, KVPass
 from headrace.runtime.metrics.running_median import RunningMedian
 from headrace.runtime.network import Network
 
-TARGET_S = 0.4
-FIRST = 32  # tokens of the first chunk ever
+TARGET_S = 0.4  # of a chunk: an answer to Ctrl+C, and a progress bar that moves
+FIRST = 32  # tokens of the first chunk ever, before any speed is known
 CHUNK_STEP = 32  # chunks are rounded to a multiple of it
-WIDE, WIDE_S = 1024, 2.0  # least tokens of a wide chunk, where it takes no longer
+WIDE, WIDE_S = 1024, 2.0  # tokens of a wide chunk at least, if it takes at most so many seconds
 # Tokens of a chunk; bounds working memory. A GPU needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
-STRETCH = 2.4  # times the time of a pass of decoding sequences alone
+# Factor by which a joining prompt may lengthen the passes of decoding sequences. With more, its own first token comes
+# sooner, and theirs later; `headrace bench --arrivals` measures both.
+STRETCH = 2.4
 SMALLEST = 8  # tokens of a prompt in a pass with decoding sequences: fewer hardly shorten it
 BUDGET_STEP = 2  # tokens: granularity of a budget; on a slow machine hardly more than SMALLEST fit into a pass
 _STEPS = 15  # passes of decoding sequences only, in the median; few, since their number of sequences changes
@@ -142,6 +148,11 @@ def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> mx.array:
 
 def chunk_end(done: int, prompt: int, marks: bool, departs: int = 0) -> int:
     """Return the latest end of the chunk that begins at `done` of `prompt` entries.
+
+    done: entries that the prompt has.
+    prompt: entries that its prefill makes.
+    marks: the cache goes back to marked lengths only, and a mark is set at the end of a chunk.
+    departs: entries in common with the next prompt of the queue; 0 for none.
 
     With marks, one is set OPENING tokens before the end: the next prompt may open this answer differently, if a
     template drops its thinking. Another is set at `departs`, where the next prompt differs.

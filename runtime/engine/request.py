@@ -1,6 +1,10 @@
 """A request and its events, in token ids.
 
 Every generation ends with exactly one `Finished`, or with `Failed` after an error of one sequence among several.
+
+`app/answer/answerer.py` makes requests, and turns these events into those with text (`models/text/events.py`). The
+records are pickled between processes. A field of `Finished` reaches every surface; CONTRIBUTING.md ("Where things go")
+names the files that follow a new field.
 """
 
 from collections.abc import Sequence

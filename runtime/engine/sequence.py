@@ -3,6 +3,13 @@
 `tokens` are the prompt and every token read since. The first `cache.committed` of them are final in the cache;
 `cache.length - cache.committed` more are in an in-flight pass. A pass feeds position `cache.length`: a known token or,
 at `len(tokens)`, the token that the in-flight pass chooses.
+
+    waiting -> prefill -> decode -> finished      `Scheduler.admit`, `Scheduler.plan`, `Ending`
+       ^          |          |
+       +------ preempted <---+                    `Scheduler._preempt`
+
+`commit_batch` appends to `tokens`, and only `Ending` takes the cache away. Users outside the engine read a sequence,
+and set `cancelled` through `Engine.cancel` alone.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,12 @@
 """The stopwatch of one generation: when what happened, the record of each step, the summary at the end.
 
 The only place that turns clock readings into the figures people see; definitions in `runtime.metrics.telemetry`.
+
+    submitted -- queue_s -- admitted -- prefill_s -- prefilled -- first step -- second step -- ...
+
+Each sequence has one. The engine calls `admitted`, `prefilled` and `step_done` as soon as the event has happened. A
+step's latency counts from the step before it, and that of the first step from the end of prefill.
+tests/runtime/engine/test_timeline.py has made-up clocks for which every figure is known.
 """
 
 import time
@@ -14,7 +20,7 @@ from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import PassFacts, Percentiles, StepRecord, Summary
 
-_ALONE = PassFacts()
+_ALONE = PassFacts()  # of a batch of one sequence, without measured parts
 
 
 class Timeline:
