@@ -2,6 +2,9 @@
 
 `runtime.kv.paged` keeps K/V in blocks, for the native kernels. `runtime.kv.buffers` keeps them in contiguous buffers,
 for stock MLX. `models.mlx_lm.backend` wraps mlx-lm's caches. The network chooses one per engine.
+
+On several machines `LeaderBackend` (`runtime.ranks.leader`) is one, too, and followers repeat its calls. All calls come
+on the engine's thread. tests/runtime/kv/test_cache_protocol.py runs an engine over an implementation of its own.
 """
 
 from collections.abc import Callable, Sequence

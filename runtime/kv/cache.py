@@ -5,6 +5,12 @@ and once, appends K and V of all rows and attends, by `attend` or within `run_fu
 `mix`, or does both. `advance` then moves the lengths.
 The engine commits entries, or rolls uncommitted entries back. `trim` goes back further: to any length, or for caches
 with recurrent state or sliding windows to a marked length.
+
+    entries:  0 .......... committed .......... length .......... limit
+              final        of a pass in flight  free
+
+`CacheLengths` is the base of the caches here and of mlx-lm's. tests/runtime/kv/test_cache.py compares caches with a
+plain list, and test_cache_protocol.py runs an engine over another layout behind these protocols.
 B = sequences, T = new tokens, E = model width, N = tokens of all rows, H / Hkv = query / key-value heads,
 D = head dimension.
 """
@@ -20,7 +26,8 @@ from headrace.runtime.ops import AttentionSpec, KVKind, LayersNode, MixerSpec, P
 from headrace.runtime.ops.kv_format import KVFormat
 
 _Projected = TypeVar("_Projected", mx.array, Projections)
-CHUNK = 256  # entries; capacities of buffers and reservations of memory are multiples of it
+# Entries; capacities of buffers and reservations of memory are multiples of it: few copies, and little unused memory.
+CHUNK = 256
 
 
 class KVCache(Protocol):
@@ -198,8 +205,8 @@ class KVShape:
     kv_heads, head_dim: Hkv and D, unless `heads` says otherwise.
     format: of the entries, plain or packed.
     windows: the attention window of each layer, None for none; () if no layer has one.
-    recurrent: layers with recurrent state.
-    mixers: what they compute.
+    recurrent: layers with recurrent state, ascending.
+    mixers: the mixing of each of these.
     without: layers that have no K/V.
     heads: (Hkv, D) of each layer, () if all are alike.
     sources: for each layer the one whose K/V it reads, () if each has its own.
@@ -251,7 +258,7 @@ class KVShape:
     @property
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of a sequence."""
-        return 4 * sum(mixer.sizes.state for mixer in self.mixers)
+        return 4 * sum(mixer.sizes.state for mixer in self.mixers)  # float32
 
     def row_bytes(self, kind: KVKind) -> int:
         """Return the bytes of an entry in one layer."""

@@ -6,6 +6,15 @@ under another name first, and ends in a digest of its content. `trim` deletes th
 
 Files are named by their tokens and all tokens before (`file_names`). Blocks that are loaded are cached in the pool like
 computed ones, with the same bytes, after the same blocks as before.
+
+A file, in little endian (`_head`, `_parsed`):
+
+    magic | parent's key, key, number of entries, number of groups | bytes of each group | tokens | phases
+          | content of each group | digest of all before
+
+Another layout needs another last byte of `_MAGIC`: files of older versions are then removed as damaged. The engine
+process keeps the newest conversations there (`app/engine/kv_disk_cache.py`). Guards: tests/runtime/kv/test_disk.py and
+test_disk_transfer.py, and the fuzz target `kv`.
 """
 
 import contextlib
@@ -27,19 +36,23 @@ from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.prefix_index import PrefixNode, digest
 from headrace.runtime.ops import BLOCK
 
-_MAGIC = b"headkv\0\3"
-_LARGEST = 1 << 30  # bytes of a block
+_MAGIC = b"headkv\0\3"  # ends in the version of the layout
+_LARGEST = 1 << 30  # bytes of a file that is read: far above a block of any model
 _KEY = 16  # bytes of keys and of the digest at the end
-_HEAD = f"<{_KEY}s{_KEY}sHH"
-_ABSENT = 2**64 - 1
-_STALE_S = 3600.0  # a partial file of a process that died
+_HEAD = f"<{_KEY}s{_KEY}sHH"  # parent's key, key, number of entries, number of groups
+_ABSENT = 2**64 - 1  # in place of the bytes of a group that has no block
+_STALE_S = 3600.0  # age from which a partial file is of a process that died
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block of a `PrefixNode`: its key, its parent's key, its entries, and the bytes of each layer group.
+    """A block of a `PrefixNode`.
 
-    None in `groups`: the block is outside the group's window.
+    parent, key: keys of the node before it, and of itself.
+    tokens: of its entries, 1 to BLOCK.
+    decode_written: of each entry, 1 for a decode step, 0 for prefill.
+    groups: bytes of each layer group, None where the block is outside the group's window; then, for a network with
+        recurrent layers, the bytes of their states, None where they were not kept.
     """
 
     parent: bytes
@@ -161,6 +174,7 @@ class DiskStore:
 
 
 def _head(block: StoredBlock) -> Iterator[bytes]:
+    """Yield the parts of a file between the magic and the content of the groups; `_parsed` reads them."""
     yield pack(_HEAD, block.parent, block.key, len(block.tokens), len(block.groups))
     yield pack(f"<{len(block.groups)}Q", *(_ABSENT if group is None else len(group) for group in block.groups))
     yield pack(f"<{len(block.tokens)}q", *block.tokens)
@@ -193,6 +207,7 @@ def _parsed(content: memoryview) -> StoredBlock:
 
 
 def never() -> bool:
+    """Return False: the `stop` of writing that does not end early."""
     return False
 
 
@@ -229,7 +244,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
     index = pool.index
     path = index.find(tokens, True)
     parent = index.root
-    used = list[tuple[int, int]]()
+    used = list[tuple[int, int]]()  # (group, block): in use until the end, so that later blocks do not evict them
     loaded = 0
     for number, (file_name, part) in enumerate(file_names(index.root.key, tokens)):
         if number < len(path) and path[number][1] == len(part):
@@ -266,11 +281,13 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
     count = len(pool.groups)
     kv = block.groups[:count]
     states = block.groups[count:]
+    # Sizes are compared before anything is copied: bytes of another shape would become K/V of this network.
     entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(kv)]
     if len(entries) != count or len(states) != bool(sizes):
         return None
     if any(array is None and stored is not None for array, stored in zip(entries, kv, strict=True)):
         return None
+    # Copy the entries, then make them available to lookups.
     numbers: list[int | None] = []
     for group, array in enumerate(entries):
         if array is None:
@@ -289,6 +306,7 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
 
 
 def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> bytes | None:
+    """Return a block's first entries as bytes, without content of other sequences."""
     if block is None:
         return None
     return _raw(pool.storage.read_alone(group, block, entries))

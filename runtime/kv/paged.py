@@ -1,6 +1,8 @@
 """Paged K/V for the native kernels: blocks of one pool, which attention reads in place.
 
-Contract: `KVBackend` and `KVPass`.
+Contract: `KVBackend` and `KVPass`. The decoder (`models/network/decoder.py`) makes this backend on a CPU with native
+kernels. A `PagedPass` is a list of block tables and counts; the kernels find entries by them (`runtime.ops.passes`).
+tests/runtime/kv/test_paged_cache.py compares with buffers of one sequence, bit for bit.
 E = model width, N = tokens of a pass.
 """
 

@@ -2,6 +2,9 @@
 
 Contract: blocks are numbered through the slabs of a group in order; slabs are added and removed at the end. Growth
 copies no entry. Each pass waits for the one before it, since kernels write slabs in place, outside the graph.
+
+`BlockPool` alone decides which block is used; this class has its memory. `newest` links passes in MLX's graph: every
+read or write on the host has to `settle` first.
 """
 
 import sys
@@ -12,7 +15,9 @@ import mlx.core as mx
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import BLOCK, KVStore, Ops
 
-MAX_SLAB = 8  # blocks of a slab; a group's first slab has two, and slabs double up to this
+# Blocks of a slab at most; a group's first slab has two, and each later one as many as there are by then. Slabs are
+# freed whole, so large ones would keep more memory.
+MAX_SLAB = 8
 
 
 class PagedArrays:

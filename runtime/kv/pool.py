@@ -4,6 +4,13 @@ Contract. A sequence uses one block per BLOCK entries in every layer group (the 
 its single user may write to a block, and only until the block is cached. `cache_blocks` makes content available to
 lookups, while the block is used and until it is evicted: least recently used first, the end of a path before its
 beginning. One thread.
+
+    GroupBlocks   free -> used (by n sequences) -> cached -> free, by number; one a layer group
+    PrefixIndex   tokens -> nodes with a block in each group
+    PagedArrays   the memory of the blocks
+
+`BlockTable` (native kernels) and `SlotCache` (stock MLX, which copies) use the pool; a backend owns it.
+tests/runtime/kv/test_block_table.py and test_slot_cache.py guard it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +26,7 @@ from headrace.runtime.metrics.cost import BESIDE_WINDOW
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
 
-MOST_STATE_BYTES = 512 << 20  # of recurrent state kept for lookups
+MOST_STATE_BYTES = 512 << 20  # of recurrent state kept for lookups: one state is far larger than one K/V entry
 
 
 class GroupBlocks:
@@ -283,6 +290,7 @@ class BlockPool:
         return path
 
     def _complete(self, group: int, path: PrefixPath, length: int) -> bool:
+        """Return whether the group has every block that the token after `length` entries attends to."""
         first = first_visible(length, self.windows[group]) // BLOCK
         return all(node.blocks[group] is not None for node, _ in path[first:])
 
@@ -324,6 +332,7 @@ class BlockPool:
             node = parent
 
     def _remove(self, node: PrefixNode) -> None:
+        """Remove a node and all after it from the index: blocks that no sequence uses become free."""
         for removed in self.index.remove(node):
             removed.states = None
             self._stateful.pop(removed, None)

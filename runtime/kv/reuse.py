@@ -2,6 +2,9 @@
 
 Contract: `load_prefix` starts an empty cache with the longest cached prefix of some tokens. Between a commit and the
 next pass, `cache_blocks` makes committed entries available to other sequences. Subclasses move the entries.
+
+`BlockTable` shares whole blocks with the pool; `SlotCache` copies from and to them. Both implement `_load`,
+`_cache_block` and `_shorten`; the lengths, phases and nodes here stay the same for both.
 """
 
 from abc import abstractmethod
@@ -20,8 +23,8 @@ class ReusableCache(CacheLengths):
         super().__init__(limit)
         self.phase: Phase = "prefill"  # of the pass in flight
         self._pool = pool
-        self._nodes: list[PrefixNode] = []  # of each full block that was cached
-        self._decode_written = bytearray()  # of each entry: written by a decode step?
+        self._nodes: list[PrefixNode] = []  # of each full block that was cached, from the first on
+        self._decode_written = bytearray()  # of each entry: 1 if a decode step wrote it, 0 for prefill
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)

@@ -6,6 +6,13 @@ have three arrays where others have one: codes, scales and offsets.
 
 Stock MLX attends to whole buffers only, so cached prefixes are copied from and to blocks of a pool. A sequence uses
 blocks only within a call, so all of them can be evicted at any time.
+
+    positions   0 ....... first ................... length ......... first + capacity
+    rows                  0 ...................... length - first .. capacity
+
+`BufferBackend` makes the caches, and moves them between own buffers and slots (`share`, `leave`). Kernels may write in
+place behind MLX's graph: `arrays` has what the last pass wrote. Guards: tests/runtime/kv/test_slot_cache.py,
+test_joined_slots.py, test_packed_cache.py; tests/models/network/test_windows.py for windows.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
@@ -27,7 +34,7 @@ from headrace.runtime.ops.block_sparse import attend_blocks
 from headrace.runtime.ops.indexed import Choice, attend_indexed
 from headrace.runtime.ops.passes import grouped
 
-GROWTH = 1024  # entries: the most that is allocated ahead of need
+GROWTH = 1024  # entries: the most that is allocated ahead of need, so that a long context wastes little memory
 _PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
 
 
@@ -67,11 +74,13 @@ class Span:
             # Entries that the next token attends to, or that it would after a rollback.
             window_entries = self.window - 1 + ROLLBACK
             if end - first > window_entries + ROLLBACK:
+                # In multiples of DROPPED, so that attention adds entries in the same order as before.
                 first = max(first, (committed - window_entries) // DROPPED * DROPPED)
             max_capacity = min(window_entries + ROLLBACK, limit - first)
+        # Room ahead of need: for all reserved entries, or twice as much as before, but never above the bounds.
         ahead = max(reserved - first, min(2 * self.capacity, self.capacity + GROWTH))
         wanted = max(end - first, min(ahead, max_capacity))
-        return first, -(-wanted // CHUNK) * CHUNK
+        return first, -(-wanted // CHUNK) * CHUNK  # rounded up to whole chunks
 
     def shared_capacity(self, limit: int) -> int:
         """Return a capacity common to sequences of similar length: a power of two, or a multiple of GROWTH."""
@@ -292,6 +301,7 @@ class SlotCache(ReusableCache):
                 mx.eval(side[part])
 
     def _set_first(self, span: Span, first: int) -> None:
+        """Set the position of the first row, for the span and each of its layers."""
         span.first = first
         for layer in span.layers:
             self.firsts[layer] = first
@@ -337,6 +347,7 @@ class SlotCache(ReusableCache):
         return pool.cache_blocks(parent, tokens, decode_written, numbers)
 
     def _use(self, node: PrefixNode) -> None:
+        """Count a user of a node's blocks until `cache_blocks` ends."""
         for group, block in enumerate(node.blocks):
             if block is not None:
                 cast(BlockPool, self._pool).share(group, block)
