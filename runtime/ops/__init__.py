@@ -3,6 +3,11 @@
 Networks call an `Ops`. `reference` runs everywhere; `native` runs headrace's CPU kernels as nodes of MLX's graph, if
 they were built. `select` chooses at load; HEADRACE_KERNELS=reference forces stock MLX, HEADRACE_KERNELS=avx2
 and the like one of the compiled instruction sets.
+
+Both are modules, so a new operation is a function of the same name in `reference.py` and `native.py`, and a line in
+`Ops`; mypy compares the signatures in `select`. `reference` defines each result, and
+tests/runtime/ops/test_native_kernels.py compares. The other files here: parameters and shapes (weights, layer_weights,
+mixers, passes, kv_format), parts of `reference`, and Metal kernels with their stock twins.
 """
 
 from collections.abc import Sequence
@@ -44,7 +49,7 @@ def _differing() -> str:
     return differing()
 
 
-metal.checks[:] = [_differing]
+metal.checks[:] = [_differing]  # registered here, since `metal_check` imports modules that import `metal`
 
 __all__ = [
     "BLOCK",
@@ -80,7 +85,13 @@ __all__ = [
 
 
 class Ops(Protocol):
-    """Operations of a decoder layer. Signatures and shapes: see `runtime.ops.reference`."""
+    """Operations of a decoder layer. Signatures and shapes: see `runtime.ops.reference`.
+
+    Before use: prepare, kv_format, supports_packed, packed_format, join_experts, fuse.
+    Rows of tokens: embed, linear, norms, glu, activate, experts, rotate_heads, attend_heads.
+    A sequence's own buffers: grow, attend, slots. Blocks of a pool: pages, slab, cut_block, write_block, attend_pass.
+    Recurrent layers: mix_pass. Token selection: greedy, sample.
+    """
 
     @property
     def name(self) -> str: ...

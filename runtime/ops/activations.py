@@ -1,4 +1,8 @@
-"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), clamped SiLUs, sigmoid gates, xIELU."""
+"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), clamped SiLUs, sigmoid gates, xIELU.
+
+`reference.glu` and `norm_glu` use them on every device, `native` for those that its kernels lack. A name stands in
+config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native; tests compare each with the kernels.
+"""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -35,11 +39,13 @@ def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
 def _gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
     # 0.5 (1 + tanh z) = sigmoid(2 z), without cancellation. Terms are paired to shorten the chain: MLX compiles at most
     # 11 operations deep into a kernel, and a product counts two.
+    # z = sqrt(2 / pi) (x + 0.044715 x^3), so the factors of 2 z are 2 sqrt(2 / pi), and 0.044715 times that.
     doubled = 1.5957691216057308 * gate + mx.square(gate) * (0.07135481627260025 * gate)
     return gate * mx.sigmoid(doubled) * up
 
 
 def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
+    """GPT-OSS: its limit of 7 and the factor 1.702 of its SiLU are the same in all of its checkpoints."""
     gate = mx.minimum(gate, 7.0)
     up = mx.clip(up, -7.0, 7.0)
     return gate * mx.sigmoid(1.702 * gate) * (up + 1)
@@ -54,7 +60,7 @@ def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def _erf_gelu(x: mx.array) -> mx.array:
-    return 0.5 * x * (1 + mx.erf(x * 0.7071067811865476))
+    return 0.5 * x * (1 + mx.erf(x * 0.7071067811865476))  # 1 / sqrt(2)
 
 
 def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:

@@ -2,6 +2,10 @@
 
 Fused kernels keep no scores. Where MLX has none, or takes another path by itself, scores are bounded by SCORES: a fused
 kernel is forced, or the queries attend in pieces.
+
+`reference.attend`, `packed`, `slots` and the sparse kinds build on `placed_heads`, `sdpa_mask` and `attention`. Sizes
+of heads and queries below are those of MLX's kernels: they follow MLX's sources, and change with its version.
+tests/runtime/ops/test_attention_scores.py bounds the memory.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -218,6 +222,7 @@ def _few(length: int, spec: AttentionSpec) -> int:
 
 
 def _score_bytes(q: mx.array, entries: int) -> int:
+    """Return the bytes of the scores of queries (B, H, T, D) with so many entries."""
     batch, heads, length, _ = q.shape
     return batch * heads * length * entries * q.itemsize
 

@@ -5,6 +5,9 @@ one. The score of a block is the largest product of the index query with the blo
 the last `BlockChooser.local` blocks, its own included, and to those with the largest scores, `AttentionSpec.chosen`
 entries in all, as far as it sees them. It attends to all entries if it sees no more blocks than that.
 
+`SlotCache.attend` calls it for layers whose `AttentionSpec` has a `chooser`; `runtime.ops.indexed` chooses single
+entries instead. Guards: tests/parity/test_indexed.py (any split of a prompt) and test_mlx_lm_families.py (logits).
+
 T = new tokens, H = query heads, Hkv = K/V heads, D = head size, J = size of an index key, k = chosen entries.
 """
 

@@ -6,6 +6,10 @@ sees no more.
 
 An entry is key and value, so it is stored once: its first half as K, its second as V. So is an index key, in a layer of
 its own (`KVShape.indexed`).
+
+`SlotCache.attend` calls it for layers whose `AttentionSpec` has `chosen` entries and no `chooser`. A layer without
+index keys attends to the choices of the last layer that has some, so choices are kept from layer to layer in a pass.
+Guards: tests/parity/test_indexed.py (any split of a prompt) and test_mlx_lm_families.py (logits).
 T = new tokens, H = query heads, D = size of an entry, I = index heads, J = size of an index key, k = chosen entries.
 """
 

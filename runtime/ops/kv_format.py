@@ -5,6 +5,10 @@ The size of a KV cache entry comes from its `KVFormat`, never from a dtype: a fo
 Packed formats store integers of a few bits. A group of values along the head dimension shares a float16 scale: 8 bits
 mean scale * (n - 128); 4 bits also share an offset and mean scale * n + offset. The byte order inside a block is
 defined by the kernels (runtime/native/core/packed.h).
+
+A new format is a constant and an entry of `FORMATS`; its name is then a choice of `--kv` and part of stored blocks'
+keys, so a name keeps its meaning. The kernels have to read its bits and groups. `reference.packed_format` gives the
+layout of stock MLX instead. tests/runtime/ops/test_kv_format.py compares sizes with real arrays.
 """
 
 from dataclasses import dataclass
@@ -37,7 +41,10 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """Codings of keys and values. `name` is the `--kv` choice, and part of the key of stored blocks."""
+    """Codings of keys and values. `name` is the `--kv` choice, and part of the key of stored blocks.
+
+    dtype_name: of the stored arrays in MLX; "uint8" for packed formats.
+    """
 
     name: str
     keys: Coding
@@ -86,8 +93,8 @@ def _plain(name: str, dtype_name: str, bits: int) -> KVFormat:
     return KVFormat(name, Coding(bits), Coding(bits), dtype_name)
 
 
-_EIGHT = Coding(8, group=32, group_bytes=2)  # a scale
-_FOUR = Coding(4, group=32, group_bytes=4)  # a scale and an offset
+_EIGHT = Coding(8, group=32, group_bytes=2)  # a group has a scale in float16
+_FOUR = Coding(4, group=32, group_bytes=4)  # a group has a scale and an offset in float16
 
 FLOAT32 = _plain("f32", "float32", 32)
 FLOAT16 = _plain("f16", "float16", 16)

@@ -2,6 +2,9 @@
 
 A threadgroup has one query, and each of its SIMD groups every so many entries, with a softmax state that is merged at
 the end (FlashDecoding, arXiv:2205.14135). Codes are unpacked in registers, and no scores are stored.
+
+`packed.attend` calls it on a Mac for up to MAX_QUERIES queries. A change follows the rules of `runtime.ops.metal`:
+twin, comparison, golden file. tests/runtime/ops/test_metal_attention.py runs the body compiled for the CPU.
 """
 
 import mlx.core as mx
@@ -11,8 +14,8 @@ from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.weights import AttentionSpec
 
 MAX_QUERIES = 8  # of a head; more are unpacked once for all of them
-_MEMORY = 4096  # float32 values of a threadgroup's merged parts
-_MAX_HEAD = 512
+_MEMORY = 4096  # float32 values of a threadgroup's merged parts: 16 KiB, half of a threadgroup's memory
+_MAX_HEAD = 512  # values of a head: a lane has D / 32 of them in registers, of the query and of the sum
 
 Side = tuple[mx.array, mx.array, mx.array]
 """Keys or values (B, Hkv, S, ...): codes, scales, offsets."""

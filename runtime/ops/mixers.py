@@ -1,4 +1,8 @@
-"""Parameters of recurrent token mixing: sizes of a layer's state, and its vectors."""
+"""Parameters of recurrent token mixing: sizes of a layer's state, and its vectors.
+
+`runtime.ops.recurrent` has the formulas in stock MLX, the native kernels the same in C++ (`native_plans.mixer_plan`
+passes these fields by position). K/V caches and costs take the bytes of a state from `MixerSizes.state`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +43,7 @@ class MixerSizes:
 
     @property
     def channels(self) -> int:
+        """C."""
         return 2 * self.key_heads * self.key_dim + self.inner
 
     @property

@@ -1,4 +1,8 @@
-"""Routing, and products with stacks of expert matrices, in stock MLX."""
+"""Routing, and products with stacks of expert matrices, in stock MLX.
+
+`reference.experts` uses both; `native` does for mixtures that its kernels do not compute at once. The kernels route by
+the same rules, in runtime/native, and tests/runtime/ops/test_native_experts.py compares.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

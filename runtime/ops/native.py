@@ -2,6 +2,9 @@
 
 Signatures and shapes are those of `runtime.ops.reference`. Activations are float32. Unsupported calls (another dtype,
 an unprepared weight, a head size that is no multiple of 16) run on the reference; `status()` counts them by reason.
+
+`native_plans` converts parameters into the kernels' form, once each. The C++ functions are declared in
+runtime/_native.pyi. Any row has the same bits in every batch (tests/runtime/ops/test_native_row_bits.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +41,7 @@ from headrace.runtime.ops.recurrent import bounded_steps
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
-_LEAST_STEP = 1e-30  # its logarithm is finite
+_LEAST_STEP = 1e-30  # of bounded decays: its logarithm is finite
 _NONE = mx.zeros((0,))  # data of a weight that is read later
 _waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", default=None)
 

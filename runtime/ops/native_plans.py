@@ -1,6 +1,9 @@
 """Weights, layers and passes in the native kernels' form, each made once.
 
 Plans are cached by the id of their specification and dropped with it.
+
+Arguments go to C++ by position: their order is that of runtime/_native.pyi. A feature that the kernels lack is a
+reason to return None here, and the layer then runs one operation at a time (`models/network/layers.py`).
 """
 
 import weakref
@@ -89,6 +92,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     # Projections in different formats cannot be one matrix.
     if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
         return None
+    # Every matrix has to be in the kernels' layout.
     gate_up_weight = next(iter(layer.gate_up), None)
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
     parts = (
@@ -123,6 +127,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
+    # The parts of the layer, in the kernels' form.
     experts = None
     if layer.mixture is not None:
         experts = experts_plan(layer.mixture, activation)

@@ -4,6 +4,7 @@ Contract: as `runtime.ops.reference.attend`, over `Rows` instead of plain buffer
 directly, on a Mac in one kernel (`runtime.ops.metal_attention`); for more, one layer's visible entries are unpacked for
 MLX's fused attention. Codes are those of the heads' Hadamard transforms (`transformed`). On a CPU, non-finite keys or
 values come back as NaN; on a GPU the check of logits alone finds them, since it would take six kernels a layer.
+`SlotCache.attend` is the only caller. tests/runtime/kv/test_packed_cache.py bounds the error on every way through.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 

@@ -5,6 +5,10 @@ A row's phase decides how it attends: prefill rows belong to a prompt; decode ro
 
 K/V are stored in blocks of BLOCK entries for a group of layers with equal windows and heads. Blocks lie in the group's
 slabs; a sequence's block tables list its blocks. The pool in `runtime.kv` assigns them.
+
+`runtime.kv.paged` makes a `Pass` for `Ops.attend_pass` and `LayersNode.run_pass`. To find an entry: position // BLOCK
+is an index in the table of the layer's group, the id there gives slab and block (`KVGroup.find`), and
+`KVStore.places` the layer's index in them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
@@ -19,7 +23,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 if TYPE_CHECKING:
     from headrace.runtime import _native
 
-BLOCK = 128  # entries: one chunk of the attention kernels
+BLOCK = 128  # entries: one chunk of the attention kernels (runtime/native), which sum by chunks
 
 Phase = Literal["prefill", "decode"]
 

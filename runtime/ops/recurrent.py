@@ -1,5 +1,7 @@
 """Layers with recurrent state in stock MLX: gated delta networks, Mamba-2, short convolutions.
 
+`mix_pass` is that operation of `Ops`, and defines the native kernels' results (tests/runtime/ops/
+test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`.
 B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads of queries and keys (they divide Hv),
 C = channels.
 """

@@ -1,7 +1,9 @@
 """Operations of a decoder layer in stock MLX: used on Metal and CUDA, and the reference for the native kernels.
 
-Contract: activations keep their dtype (no float32 constant may promote them). B = batch, T = new tokens, E = model
-width, F = feed-forward width, H and Hkv = query and key-value heads, D = head size.
+Contract: activations keep their dtype (no float32 constant may promote them). Each function defines the operation of
+the same name in `Ops`; larger parts stand in modules of their own (attention, mixtures, recurrent, stock_sampling).
+B = batch, T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads,
+D = head size.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ expert_linear = mixtures.expert_linear
 join_experts = mixtures.join_experts
 add_norms = metal.add_norms
 mix_pass = recurrent.mix_pass
-_SORTED = 64  # (token, expert) pairs from which sorting by expert pays
+_SORTED = 64  # (token, expert) pairs from which sorting by expert pays, as in mlx-lm
 
 
 def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:  # noqa: ARG001

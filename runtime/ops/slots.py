@@ -2,6 +2,9 @@
 
 Contract: a row's result equals that of `reference.attend` alone, except for the order of additions. Each sequence has
 one new token; entries of a slot after its sequence's length, or before its window, are masked.
+
+`BufferPass` (`runtime.kv.buffers`) uses it for sequences that decode in shared buffers. `SlotRows` is made once for the
+layers of a kind, as its arrays are the same in all of them. tests/runtime/kv/test_joined_slots.py compares.
 N = rows, S = slots read, up to the highest one used; slots without a row are read but ignored.
 """
 
@@ -22,9 +25,9 @@ class SlotRows:
     def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], spec: AttentionSpec) -> None:
         places = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
         begins = [max(0, spec.first_seen(offset) - first) for offset, first in zip(offsets, firsts, strict=True)]
-        self.read = max(slots) + 1
-        self.begin = min(begins)
-        self.end = max(places) + 1
+        self.read = max(slots) + 1  # S
+        self.begin = min(begins)  # first row of the buffer that any sequence sees
+        self.end = max(places) + 1  # row after the last that any sequence writes
         self.place = places[0] if _all_equal(places) else None  # that all rows write to; None if they differ
         self.offset = offsets[0] if _all_equal(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))

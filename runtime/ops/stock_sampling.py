@@ -1,6 +1,8 @@
 """Sampling in stock MLX: temperature, top-k, top-p and min-p for many rows, each with its own rule.
 
-`sample` defines it. B = rows, V = vocabulary, K = tokens that are left.
+`sample` defines it, for GPUs (`sample_on_gpu`) and the native kernels alike: each token has to be the same, since a
+sampled answer must not depend on the device's way (tests/runtime/ops/test_stock_sampling.py, test_native_sampling.py).
+B = rows, V = vocabulary, K = tokens that are left.
 """
 
 import math
@@ -12,7 +14,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops.weights import SampleRule
 
-NARROW = 32  # largest top-k of all rows with which a GPU sorts no more than the best tokens
+NARROW = 32  # largest top-k of all rows with which a GPU goes on with the best tokens only, after the sort
 
 
 def greedy(logits: mx.array) -> mx.array:

@@ -1,4 +1,8 @@
-"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixers, mixture of experts.
+"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixture of experts.
+
+A network makes one of each per layer at load, and passes it to `Ops`. The native kernels' form of each is cached by
+identity (`native_plans`), so objects are frozen, and reused from step to step. A new field that kernels do not know
+has to be refused in `native_plans`; else they would compute without it.
 
 Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
