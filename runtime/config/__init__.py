@@ -1,1 +1,4 @@
-"""Environment variables, folders, and files written whole."""
+"""Environment variables, folders, files written whole, and values of documents with their errors.
+
+Here and not in `app.config`, since every layer reads variables and folders. `app/config/` has the settings themselves.
+"""

@@ -6,6 +6,9 @@ folder; leftovers of killed processes are removed by the next write.
 
 Cache files are small JSON files of measurements and hashes. A broken one reads as empty, failed writes are ignored, and
 a folder of them keeps the most recently used.
+
+Everything that may be written by another program, or cut by a power failure, goes through here: settings, stored
+measurements, indexes of files. tests/runtime/config/test_files.py and `python -m tests.fuzz.kills` interrupt writers.
 """
 
 import contextlib
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _MIB = 1 << 20
-_MAX_CACHE_BYTES = 64 << 20
+_MAX_CACHE_BYTES = 64 << 20  # of a cache file that is read: far above those in use
 _LEFT_S = 60.0  # least age of a leftover: its process may be in another container
 
 
@@ -143,7 +146,7 @@ def _mode_of(path: Path) -> int | None:
 
 def _remove_leftovers(path: Path) -> None:
     """Remove partial files of killed processes."""
-    ours = re.compile(re.escape(f".{path.name}.headrace-") + "([1-9][0-9]{0,9})")
+    ours = re.compile(re.escape(f".{path.name}.headrace-") + "([1-9][0-9]{0,9})")  # `.settings.toml.headrace-4711`
     for other in path.parent.iterdir():
         named = ours.fullmatch(other.name)
         if named and not _runs(int(named[1])) and time.time() - other.lstat().st_mtime > _LEFT_S:

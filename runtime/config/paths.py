@@ -2,6 +2,8 @@
 
 Platform directories by default, subfolders of HEADRACE_HOME if set. Writers create their folder. Raises UsageError if
 HEADRACE_HOME is not a folder.
+
+A kind of file belongs to one folder: lost data is a loss (`data_dir`), lost caches cost time only (`cache_dir`).
 """
 
 from pathlib import Path
@@ -13,6 +15,10 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 def _under_home(kind: str) -> Path | None:
+    """Return a subfolder of HEADRACE_HOME, which need not exist yet; None if that is not set.
+
+    Raises UsageError if a file is in its way.
+    """
     home = environment.home()
     if not home:
         return None

@@ -3,6 +3,9 @@
     typed(Hostfile, document)     # ValueError: hosts[1].ips must be a list, not a text
 
 Types are msgspec's structs, dataclasses and standard annotations; `msgspec.Meta` has ranges.
+
+Every document from outside is read this way: hostfiles, stored records, requests of the server. Errors are translated
+by matching msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind.
 """
 
 import re
@@ -20,9 +23,9 @@ _NOUNS = {
 }
 _RELATIONS = {">": "above {}", ">=": "{} or more", "<": "below {}", "<=": "at most {}"}
 # msgspec's own words (0.22), which pyproject.toml pins.
-_KEY = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
-_TYPE = re.compile(r"Expected `([\w |]+)`, got `(\w+)`")
-_RANGE = re.compile(r"Expected `\w+` (>=?|<=?) (\S+)")
+_KEY = re.compile(r"Object (missing required|contains unknown) field `(.*)`")  # Object missing required field `ips`
+_TYPE = re.compile(r"Expected `([\w |]+)`, got `(\w+)`")  # Expected `int | null`, got `str`
+_RANGE = re.compile(r"Expected `\w+` (>=?|<=?) (\S+)")  # Expected `int` >= 1
 
 
 def typed(kind: type[T], value: object) -> T:
@@ -52,6 +55,7 @@ def as_list(value: object) -> list[Any]:
 
 
 def _in_our_words(complaint: str) -> str:
+    """Return the error for a message of msgspec, such as "Expected `array`, got `str` - at `$.hosts[1].ips`"."""
     text, _, path = complaint.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     subject = path or "the document"
@@ -67,8 +71,10 @@ def _in_our_words(complaint: str) -> str:
 
 
 def _plain(number: str) -> str:
+    """Return a bound as people write it: `1` for `1.0`."""
     return number.removesuffix(".0")
 
 
 def _nouns(types: str) -> str:
+    """Return types in words: `int | null` -> "a whole number or null"."""
     return " or ".join(_NOUNS.get(name, name) for name in types.split(" | "))

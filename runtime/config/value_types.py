@@ -1,6 +1,10 @@
 """Value types of options and settings: numbers in a range, choices, flags, texts and logit biases.
 
 `read` returns the value of a JSON or TOML document, or raises ValueError with the words that follow "must be".
+
+A field of `SamplingParams`, `AnswerOptions` or the settings has one of these as its kind, and every interface reads it
+by `read_value` (documents) or `parse_value` (text). A new type is a class with `read` and `__str__`; text that is no
+plain string needs a case in `parse_value`, and a flag of the command line one in `app/cli/answer_options.py`.
 """
 
 import json
@@ -79,7 +83,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit(Whole):
-    """A number of tokens, at least 1; -1, as other programs write it: no limit but the context's."""
+    """A number of tokens, at least 1; -1, as llama.cpp and others write it: no limit but the context's."""
 
     def read(self, value: object) -> int:
         return _NO_LIMIT if value == -1 and not isinstance(value, bool) else Whole(1).read(value)
@@ -200,6 +204,7 @@ class LogitBias:
         return {self._token(token): self._added(added) for token, added in value.items()}
 
     def _token(self, token: object) -> int:
+        # JSON's keys are texts. Ten digits are beyond any vocabulary.
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
             return int(token)
         if isinstance(token, bool) or not isinstance(token, Integral):

@@ -2,6 +2,9 @@
 
 Executors wait for their threads. After a signal during an import, the background thread may wait for Python's import
 lock for ever.
+
+Loading reads the tokenizer this way beside the weights, and downloads flush files beside hashing.
+tests/runtime/machine/test_background.py has work that never ends.
 """
 
 import threading
@@ -18,6 +21,7 @@ _Result = TypeVar("_Result")
 @contextmanager
 def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Result]]:
     """Run `work` in another thread during the block; the yielded function returns its result or raises its error."""
+    # The result in a list, empty if there is none: None is a result, too.
     outcome: SimpleQueue[tuple[list[_Result], BaseException | None]] = SimpleQueue()
 
     def run() -> None:

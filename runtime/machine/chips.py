@@ -1,6 +1,9 @@
 """Chip table: nominal memory bandwidth and compute by chip name, from `assets/chips.toml`.
 
 The table is read at the first lookup, not at import.
+
+A new chip is a row there, with its source; this module needs no change unless names are written in a new way.
+tests/runtime/machine/test_chips.py looks every row up by names as drivers write them.
 """
 
 import re

@@ -4,6 +4,8 @@ A step is encoded while the one before runs. MLX copies a layer's K/V buffers wh
 buffer that reads them is unfinished. Ten command buffers may be in flight, so that none of the step before reads a
 layer's K/V any more where the ten hold less than a step. MLX's own limit, 40 or 50 kernels, is too high for models of
 few layers. The limit is computed, not measured (`tests.bench.metal_simulator`).
+
+`machine()` and loading call it before MLX makes its device; afterwards MLX does not read the variable again.
 """
 
 import os
@@ -11,7 +13,7 @@ import sys
 
 VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
 _MOST = 40  # MLX's limit on most chips
-_LEAST = 8
+_LEAST = 8  # bounds the number of submissions
 _LAYER = 11  # kernels of a layer, at least
 _UNKNOWN = 16  # layers of a model that is not known yet
 _BUFFERS = 12  # ten in flight, the open one, and one more

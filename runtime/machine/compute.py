@@ -3,6 +3,9 @@
 A matrix of 4-bit weights in groups of 64 is multiplied with many rows of activations through `runtime.ops`, as in a
 prefill. The best measurement ever made here with these kernels counts, since other load only slows one down. Files that
 cannot be read or written are ignored.
+
+`bench`, `predict` and an idle engine process measure it; rooflines and step limits read the stored value. Memory has
+its own measurement (`bandwidth.py`).
 """
 
 import math
@@ -19,11 +22,11 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.peaks import machine_key
 from headrace.runtime.ops import Weight
 
-ROWS = 512
+ROWS = 512  # of activations, as in a chunk of a prompt: weights are read once for all
 FEW_ROWS = 4
 _CPU_SIZE = 2048  # rows and columns of the weights
 _GPU_SIZE = 4096
-_SECONDS = 0.25
+_SECONDS = 0.25  # of measurement
 _SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
 _GROUP = 64
 _BITS = 4
@@ -46,6 +49,7 @@ def measure_compute(progress: Progress | None = None) -> float:
 
 
 def _measure(progress: Progress) -> float:
+    """Return the FLOP/s of the fastest product."""
     size = _CPU_SIZE
     dtype = mx.float32
     if mx.default_device().type == mx.DeviceType.gpu:
@@ -66,6 +70,7 @@ def _measure(progress: Progress) -> float:
 
 
 def _seconds(active: ops.Ops, weight: Weight, rows: int, dtype: mx.Dtype) -> float:
+    """Return the time of one product of so many rows with the weight."""
     x = mx.random.normal((1, rows, weight.columns)).astype(dtype)  # (B, T, K)
     mx.eval(x)
     began = time.perf_counter()

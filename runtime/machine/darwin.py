@@ -2,6 +2,9 @@
 
 IOReport is not documented by Apple; its functions are those that powermetrics calls. Every Core Foundation object is
 checked for its type before it is read. Objects of functions named Create or Copy are released once.
+
+`runtime.machine.sensors` reads through it, and stops at the first failure. No Mac is needed to test it:
+tests/runtime/machine/test_darwin.py loads a library of the same functions whose objects count their references.
 """
 
 import ctypes
@@ -28,7 +31,8 @@ LIBRARIES = Libraries()
 _UTF8, _SIGNED_64 = 0x08000100, 4  # kCFStringEncodingUTF8, kCFNumberSInt64Type
 _LONGEST = 256  # bytes of a channel's name
 _JOULES = {"nJ": 1e-9, "uJ": 1e-6, "µJ": 1e-6, "mJ": 1e-3, "cJ": 1e-2, "dJ": 1e-1, "J": 1.0}
-# Totals of each part; other channels are parts of these. Ultra chips have one of each per die.
+# Totals of each part, such as `GPU Energy` and `DIE_1_CPU Energy`; other channels (`PCPU0`) are parts of these. Ultra
+# chips have one of each per die.
 _COUNTED = re.compile(r"(?:DIE_\d+_)?(?:CPU Energy|GPU Energy|DRAM.*|ANE.*)")
 
 
@@ -113,6 +117,7 @@ class CoreFoundation:
         return made
 
     def _is(self, reference: int | None, kind: str) -> bool:
+        """Return whether an object is of a kind: "String", "Number", "Array" or "Dictionary"."""
         return bool(reference) and self._lib.CFGetTypeID(reference) == getattr(self._lib, f"CF{kind}GetTypeID")()
 
 
@@ -156,6 +161,7 @@ class EnergyCounters:
         return sum(known)
 
     def _part(self, channel: int) -> float | None:
+        """Return the joules of a channel; None for an unknown unit, and for channels that are parts of others."""
         name = self._core.text(self._lib.IOReportChannelGetChannelName(channel))
         unit = self._core.text(self._lib.IOReportChannelGetUnitLabel(channel))
         scale = _JOULES.get((unit or "").strip())

@@ -1,6 +1,11 @@
 """Energy over a span of time, net of the idle machine's, and per token.
 
 The counters are the machine's: other programs count, too. Unknown energy is None, never 0.
+
+    sensors -> Readings -> EnergyMeter -> EnergyUse of a span -> per_token, less idle power -> TokenEnergy
+
+An `Answer` and `bench` have a meter of their own; `LoadSampler` gives the energy between two samples.
+tests/runtime/machine/test_energy.py turns the counters itself.
 """
 
 import time
@@ -10,8 +15,8 @@ from dataclasses import dataclass
 from headrace.runtime.machine.sensors import Readings, Sensors
 
 LEAST_S = 0.2  # shorter spans are a few updates of the counter
-_SETTLE_S = 0.2
-_IDLE_S = 0.6
+_SETTLE_S = 0.2  # wait until the machine is idle
+_IDLE_S = 0.6  # of the measurement of idle power
 _Clock = Callable[[], float]
 
 

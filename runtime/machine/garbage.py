@@ -1,10 +1,14 @@
-"""Imports without garbage collection."""
+"""Imports without garbage collection.
+
+Imports make many objects that stay, so collections among them take time and find nothing. `headrace run` and the engine
+process wrap their large imports in `importing`.
+"""
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_exempt = False
+_exempt = False  # the objects of the first block are exempt from collections already
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 `machine()` is cheap (a few procfs reads, no process) and cached. Facts that change (free memory, power) or need a
 process (GPU cores on macOS) have functions of their own. Unknown facts are None. Parsers: `hardware_text`.
+
+Readers of files and tools are parameters, so tests put recorded machines in their place: folders under
+tests/runtime/machine/machines/ with the files and outputs of tools (test_hardware.py). A new fact is a field of
+`Machine` or a function here, and a parser there.
 """
 
 import math
@@ -247,6 +251,7 @@ def _size(device: Mapping[str, str | int], key: str) -> int | None:
 
 
 def _least(sizes: list[int | None]) -> int | None:
+    """Return the least known size; None if none is known."""
     return min((size for size in sizes if size is not None), default=None)
 
 
@@ -258,6 +263,7 @@ def _ram_from_sysconf() -> int | None:
 
 
 def _scheduled_cpus() -> int:
+    """Return the CPUs that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS
     if affinity is None:
         return os.cpu_count() or 1

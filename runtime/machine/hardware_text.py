@@ -1,6 +1,7 @@
 """Parsers of hardware facts: Linux procfs and cgroupfs, macOS sysctl, ioreg, system_profiler, pmset and vm_stat.
 
-Parsers accept any text and never raise; facts that are not found are None or absent.
+Parsers accept any text and never raise; facts that are not found are None or absent. `runtime.machine.hardware` gives
+them the texts. tests/runtime/machine/test_hardware_text.py tries arbitrary ones, test_hardware.py those of machines.
 """
 
 import json
@@ -85,7 +86,10 @@ def meminfo(text: str) -> dict[str, int]:
 
 
 def cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
-    """Parse `/proc/self/cgroup`: (path in the v2 tree, path in the controller's v1 tree); None: not a member."""
+    """Parse `/proc/self/cgroup`: (path in the v2 tree, path in the controller's v1 tree); None: not a member.
+
+    Lines are `0::/user.slice` in v2, and `4:memory:/docker/3f9c` in v1.
+    """
     unified = legacy = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -155,6 +159,7 @@ def power(text: str) -> Power:
     on_battery = None
     if source is not None:
         on_battery = source[1] == "Battery Power"
+    # ` -InternalBattery-0 (id=4522083)	85%; discharging; 5:12 remaining`
     return Power(on_battery, battery_percent=_number(r"InternalBattery[^\n]*?\t?([0-9]{1,3})%", text))
 
 
@@ -178,7 +183,7 @@ def speed_limited(text: str) -> bool | None:
 
     None if nothing is reported, as always on Apple silicon.
     """
-    limit = _number(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
+    limit = _number(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)  # CPU_Speed_Limit = 73
     level = _number(r"(?:[Tt]hermal|[Pp]erformance) [Ww]arning [Ll]evel\s*[=:]?\s*([0-9])", text)
     if limit is None and level is None:
         return None

@@ -3,6 +3,9 @@
 The budget is the free memory less a reserve for other programs. Linux: available RAM, or the limit of the container
 or of the address space if lower. CUDA: the card's free memory. Metal: the recommended working set; free RAM says little
 there, since macOS compresses the memory of others.
+
+Loading refuses by `check_fits` before any weight is read; `KVBudget` takes the rest for K/V. The limits on wiring and
+on moving buffers are for kernel panics of macOS, which no test can show: docs/workarounds.md has the reports.
 """
 
 import ctypes
@@ -19,8 +22,8 @@ from headrace.runtime.metrics.units import format_bytes
 
 CACHE_LIMIT = 512 << 20  # bytes of freed buffers that MLX keeps: enough for a prefill chunk
 LOADING_CACHE_LIMIT = 8 << 20  # the same while weights are loaded: a layer, but never a whole embedding table
-_RESERVE_SHARE = 0.05
-_RESERVE_LEAST = 256 << 20
+_RESERVE_SHARE = 0.05  # of the total, left to other programs
+_RESERVE_LEAST = 256 << 20  # the same in bytes, at least
 _ADDRESS_SPACE = "address space (ulimit -v)"
 # Wired memory is linked to kernel panics on macOS (docs/workarounds.md). Only weights that might be paged
 # out during an answer are wired, and never the whole working set.
@@ -192,6 +195,7 @@ def moving_buffers() -> Iterator[None]:
 
 
 def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
+    """Return the bytes to wire; 0 for none."""
     working_set = host.device_memory_bytes
     if host.backend != "metal" or not working_set or not environment.wired():
         return 0
@@ -201,6 +205,7 @@ def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
 
 
 def _fit_hint(room: int, fitting: int) -> str:
+    """Return a hint for a model that does not fit. room: bytes for K/V. fitting: see `check_fits`."""
     if room <= 0:
         return "the weights alone are too large: choose a smaller model or fewer bits, or close other programs"
     if fitting:

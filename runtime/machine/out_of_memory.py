@@ -2,6 +2,9 @@
 
 MLX raises RuntimeError with the device's message (Metal: a failed command buffer; allocators: a refused buffer), some
 time after the operation at fault. Metal may end the process instead; its last output then has the message.
+
+Each step of the engine runs within `memory_errors`. Messages are those of MLX 0.32 and of macOS;
+tests/runtime/machine/test_out_of_memory.py has them.
 """
 
 import re
@@ -13,7 +16,7 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes
 
 _WORDS = re.compile(r"insufficient memory|out of memory|OutOfMemory|unable to allocate|maximum allowed buffer", re.I)
-_ASKED = re.compile(r"allocate (\d{1,20}) bytes")
+_ASKED = re.compile(r"allocate (\d{1,20}) bytes")  # [malloc] Unable to allocate 21474836480 bytes.
 _TIMEOUT = re.compile(r"ErrorTimeout|Caused GPU Timeout|ImpactingInteractivity|Impacting Interactivity")  # of Metal
 HINT = "use a shorter context (--context) or a smaller model, or close other programs"
 METAL_HINT = f"{HINT}; sysctl iogpu.wired_limit_mb raises the GPU's share (docs/mac.md)"
@@ -48,6 +51,7 @@ def memory_errors(weight_bytes: int) -> Iterator[None]:
 
 
 def _figures(message: str, weight_bytes: int) -> str:
+    """Return the error's text: memory in use, weights, the request that failed if MLX names it, and the limit."""
     import mlx.core as mx
 
     host = machine()

@@ -3,6 +3,11 @@
 Calibrations, benchmarks and idle chats store measurements with date and circumstances. The peak is the fastest of the
 last RECENT_DAYS, since other load only slows memory down. Faster decode corrects it. The file is bounded; a broken one
 reads as empty.
+
+    {"peaks": {KEY: [Peak, ...]}}      KEY: machine, backend, cores, MLX, _FORMAT
+
+`bandwidth.py` measures. Another field of `Peak` needs a default, as older files are read by `typed`; another way to
+measure needs another `_FORMAT`. tests/runtime/machine/test_peaks.py.
 """
 
 import math

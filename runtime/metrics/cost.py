@@ -3,6 +3,12 @@
 Filled in by `models/network` from arrays and by `models/cost` from headers and catalogs; read by telemetry, benchmarks
 and predictions. Only data that a step reads or writes counts: used cache entries, not capacity; the embedding table
 only if it is also the output projection; no inactive experts.
+
+    Matrix (one kind of projection) --step_cost--> StepCost <-- LayerKV (K/V of equal layers)
+    StepCost + bandwidth + FLOP/s --step_limit--> StepLimit
+
+`entries` and `past` are cache entries of one sequence, `rows` successive new tokens of it, `batch` sequences.
+tests/runtime/metrics/test_cost.py and tests/models/cost/ compare with arrays of real networks.
 """
 
 from collections import Counter
@@ -13,15 +19,17 @@ from typing import Literal
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
-BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # entries beyond its window at most, 512 of them of a prefill chunk
+BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # entries beyond its window at most, 512 of them of a prefill chunk on a CPU
 
 Roof = Literal["memory", "arithmetic"]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to.
+    """K/V traffic of `count` equal layers.
 
+    bytes_per_token: of one position in one layer.
+    window: positions that a query sees, its own included; None for all.
     late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
     chunked: queries see the positions since the last multiple of `window`.
     chosen: most positions that an indexer leaves to attention in a step; all stay in the cache, and several successive

@@ -1,4 +1,7 @@
-"""Running median of the newest measurements, robust to outliers."""
+"""Running median of the newest measurements, robust to outliers.
+
+For times of passes that decide on the next ones (chunk budgets, draft tokens): one slow pass must change nothing.
+"""
 
 import statistics
 from collections import deque

@@ -4,6 +4,9 @@ Bytes are computed from shapes (`runtime.metrics.cost`), not read from hardware 
 clock. A step's latency is t(k) - t(k - 1), of its end and the previous one's; for the first, the time since the end of
 the prefill. The inter-token latency of a step with n tokens is latency / n for each. MBU (model bandwidth utilisation)
 is achieved bandwidth over the memory bandwidth beside the steps, see `mbu`.
+
+`Timeline` (`runtime/engine/timeline.py`) makes records and summaries; surfaces, stored sessions and `--json` have them
+as they are, so a renamed field changes all their documents. docs/metrics.md explains the figures.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,9 @@ from operator import attrgetter
 class StepParts:
     """Seconds of a step by part, measured in the kernels; the rest of the step is other kernels and dispatch.
 
-    waiting_s: the calling thread waited for others; not in the kernels' times. host_s: no step was queued.
+    weights_s, kv_s, sampling_s: products with weights, attention, token selection.
+    waiting_s: the calling thread waited for others; not in the kernels' times.
+    host_s: no step was queued.
     """
 
     weights_s: float

@@ -2,6 +2,9 @@
 
 Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s). An unknown figure, None,
 is `–` in a line of text, empty in a table of figures and `unknown` in a report.
+
+Every surface formats by these functions, so that one figure looks the same everywhere. Bounds such as 999.5 and 0.9995
+are where rounding gives one more digit: 999.6 is `1.00` of the next unit, not `1000`.
 """
 
 _UNKNOWN = "–"
