@@ -5,6 +5,11 @@ cannot be interrupted: `runtime.ranks.link` ends the process of a rank that wait
 
 MLX's ring sums in 2 (N - 1) messages, one after the other. Small arrays, and those of two ranks, are gathered and added
 in the order of the ranks instead, in N - 1. Two ranks with the native kernels have a connection of their own.
+
+Parts of networks call `all_sum`, `send` and so on within a pass (`models/network/tensor_decoder.py`,
+`stage_decoder.py`); `models/loading/ranked.py` joins. Joining holds the interpreter lock, so no thread and no signal
+handler of Python can end it: a shell process, signals' default actions and C's `_exit` do.
+tests/runtime/ranks/test_group.py, test_join.py and test_peer.py guard this.
 """
 
 import ctypes
@@ -28,11 +33,12 @@ from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.ranks.leader import listen
 from headrace.runtime.ranks.link import Reception, connect
 
-JOIN_S = 5
+JOIN_S = 5  # that ranks get to connect
 _MEET_S = 2.0  # that two ranks get for a connection of their own
 _SMALL = 1 << 16  # bytes: a sum of at most so many takes as long as its messages' latency
 _SUMMED = (mx.float32, mx.int32, mx.uint32)  # types that a peer adds
-# Standard input ends with the guarded process, and ends the guard.
+# A guard: after $1 seconds it prints $2 and hangs up process $3. Its standard input ends with the guarded process;
+# then `cat` returns and `kill -9 0` ends the guard's whole process group, the sleeping part included.
 _GUARD = '(sleep "$1"; printf "headrace: %s\\n" "$2" >&2; kill -HUP "$3") & cat; kill -9 0'
 _HINT = "  hint: start again; a firewall may refuse MLX's ports, or another program connected to one"
 
@@ -150,7 +156,7 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
 
     Raises OSError or RankLostError; returns None if rank 0 cannot listen.
     """
-    message = [0] * 33
+    message = [0] * 33  # a port and a key of 32 bytes; rank 1 adds zeros, and a port of 0 stands for none
     listener = None
     if ring.rank() == 0:
         with suppress(OSError):
@@ -199,6 +205,7 @@ def _ended_by_signals() -> Iterator[None]:
 def _ended_by_hangup() -> Iterator[None]:
     """Have SIGHUP end this process at once with exit code 1, its number, by a handler that is C's `_exit`."""
     libc = ctypes.CDLL(None)
+    # C's `signal(number, handler)`: a handler gets the signal's number, which `_exit` takes as its exit code.
     handle = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("signal", libc))
     before = handle(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
     try:

@@ -2,6 +2,11 @@
 
 Contract: every call that changes K/V state is logged before it is done, and the log is sent when a pass is run. A
 follower repeats the calls on its own part of the model, so block tables, prefixes and recurrent states are the same.
+
+    LeaderNetwork.kv_backend -> LeaderBackend -> LeaderCache    each logs, then calls the rank's own object
+    Leader.log, flush, ask -> Link -> `_Repeated` (runtime/ranks/follower.py), which has a method for each call
+
+A new call is added in both files. To the engine all of this looks like one machine (`runtime.network`).
 """
 
 import os
@@ -28,7 +33,7 @@ from headrace.runtime.ranks.split import divided
 
 PASS_ROWS = 4  # of a pipeline's pass, at least: fewer rows take nearly as long, since each pass reads all weights
 END_S = 2.0  # that followers get to end by themselves
-_DOUBT_S = 0.5
+_DOUBT_S = 0.5  # after a rank's error, for news of a lost one that may have caused it
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -63,8 +68,8 @@ class Leader:
         self._links: dict[int, Link] = {}
         self._losing = threading.Lock()
         self._lost = threading.Event()
-        self._log: list[list[object]] = []
-        self.out_of_step = False
+        self._log: list[list[object]] = []  # calls that are not sent yet: name, then arguments
+        self.out_of_step = False  # a pass was left in the middle: the followers wait in it for good
         self.passes = 1  # of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
@@ -308,6 +313,7 @@ def cache_of(row: PassRow) -> "LeaderCache":
 
 
 def _row_arguments(row: PassRow) -> list[object]:
+    """Return a row as `_Repeated.passes` takes it: number and length of its cache, then the fields of `PassRow`."""
     cache = cache_of(row)
     return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits, row.hidden]
 

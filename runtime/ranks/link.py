@@ -3,6 +3,13 @@
 A frame is a length (4 bytes, big-endian) and JSON. Both ends prove that they have the run's key: each answers the
 other's random nonce with an HMAC (RFC 2104) before any record is read. A listening socket greets each connection on a
 thread, so silent strangers delay no rank.
+
+    rank 0       {"nonce": n}                                  (`accept`)
+    rank r       {"rank": r, "nonce": m, "proof": of "n r"}    (`connect`)
+    rank 0       {"proof": of "m 0"}
+    then both    {} heartbeat; {"times": s}; {"error": text}; any other record is for `take`
+
+Records of rank 0 are {"calls": [...]} and {"end": reason} (`runtime.ranks.leader`). tests/runtime/ranks/test_link.py.
 """
 
 import hmac
@@ -20,14 +27,14 @@ from typing import Any
 from headrace.runtime.errors import EngineError
 
 SILENCE_S = 5.0  # without a heartbeat a peer is lost
-BEAT_S = 1.0
+BEAT_S = 1.0  # between heartbeats
 GREETING_S = 2.0  # that a connection gets to prove its key
 MAX_GREETED = 32  # connections greeted at a time; one more ends the oldest
-FAILED = "failed:"
-_LEAST_S = 0.01
+FAILED = "failed:"  # beginning of the reason if a rank has sent an error, and is not lost
+_LEAST_S = 0.01  # of a socket's timeout, as 0 would not wait at all
 _LOOK_S = 0.2  # wait for a connection, before looking whether to end
-_HANDSHAKE_BYTES = 1 << 10
-_RECORD_BYTES = 1 << 28
+_HANDSHAKE_BYTES = 1 << 10  # of a message before the proof; those in use have about 200
+_RECORD_BYTES = 1 << 28  # of a message after it: the tokens of a step's prompts, with room
 Record = dict[str, Any]
 
 

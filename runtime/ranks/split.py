@@ -1,4 +1,8 @@
-"""Division of a model among ranks, in proportion to their shares."""
+"""Division of a model among ranks, in proportion to their shares.
+
+Numbers only. `app/hosts/` chooses the shares; networks divide layers (pipeline) or heads and columns (tensor) by
+`Split.ranges`, each rank for itself, so the same shares have to give the same ranges everywhere.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

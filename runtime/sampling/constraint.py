@@ -2,6 +2,10 @@
 
 A `Grammar` is compiled once and starts a `Constraint` for each sequence. The mask of a token depends on the tokens
 before it, so it is filled in once these have been read, while the device computes the logits. V = vocabulary.
+
+`models/text/structured/` implements both, for JSON schemas, regular expressions, grammars and tool calls. The engine
+calls `masks` before each token (`Sequence.constrain_next`) and `accept` after it (`commit_batch`).
+tests/runtime/engine/test_constraints.py has a constraint of its own.
 """
 
 from collections.abc import Sequence

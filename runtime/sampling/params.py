@@ -1,4 +1,8 @@
-"""Sampling parameters of a request, validated."""
+"""Sampling parameters of a request, validated.
+
+A new parameter is a field here with its range, and the stage that uses it in `sampler.py`; `AnswerOptions`
+(`app/answer/options.py`) gets a field of the same name, from which flags, settings and JSON keys follow.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -8,12 +12,13 @@ from typing import Any
 
 from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, read_value
 
-SEEDS = 2**64
+SEEDS = 2**64  # seeds are 0 to SEEDS - 1: a random key of 64 bits
 MAX_MAGNITUDE = 1e6  # of temperature and penalties: times any token count it is still a finite float32
 MIN_TEMPERATURE = 1e-6  # lower temperatures are greedy: they no longer separate float32 logits
 
 
 def _parameter(default: object, kind: ValueType[object]) -> Any:
+    """Return a field whose values are of this kind; `RANGES` collects the kinds."""
     return field(default=default, metadata={"kind": kind})
 
 

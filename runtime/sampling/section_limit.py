@@ -1,9 +1,15 @@
-"""Limit on a section of the output, such as thinking: after a number of tokens its end is forced."""
+"""Limit on a section of the output, such as thinking: after a number of tokens its end is forced.
+
+    open  t1 t2 ... t(budget)  close  the rest of the answer
+
+A pure function of the output so far. `Sequence.force_next` asks before each token, and the sampler excludes all others.
+tests/runtime/sampling/test_section_limit.py has real engines with tokens at the exact places.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_HEAD = 8  # output tokens that may come before the section begins
+_HEAD = 8  # output tokens that may come before the section begins, such as line breaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +60,5 @@ def _find(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> int | N
 
 
 def _ends_with(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> bool:
+    """Return whether the tokens from `start` on end with `wanted`."""
     return len(tokens) - start >= len(wanted) and tuple(tokens[-len(wanted) :]) == wanted

@@ -1,10 +1,14 @@
-"""Acceptance rates of draft tokens by match length: a running estimate with a prior."""
+"""Acceptance rates of draft tokens by match length: a running estimate with a prior.
+
+Each n-gram proposer has one. A prediction head has one for all sequences, by index in the draft, which `PassCostStore`
+keeps between processes. Rates decide only how many tokens are drafted, so a wrong one costs speed.
+"""
 
 from collections.abc import Sequence
 
 LONGEST = 24  # longer matches share one estimate
 _HALF_LIFE = 64.0  # draft tokens after which older ones count half
-_PRIOR_WEIGHT = 8.0  # draft tokens
+_PRIOR_WEIGHT = 8.0  # draft tokens that a prior counts for
 MTP_WEIGHT = 4.0  # the same of a head: one that is never right costs few passes
 _RELAX = 1 / 256  # of the distance to the prior
 
@@ -32,6 +36,7 @@ class Acceptance:
     def record(self, length: int, accepted: bool) -> None:
         """Count a verified draft token at this match length."""
         at = min(length, len(self._verified) - 1)
+        # Halving both keeps the rate, and lets newer tokens count more.
         self._accepted[at] += accepted
         self._verified[at] += 1
         if self._verified[at] > _HALF_LIFE:

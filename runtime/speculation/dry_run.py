@@ -4,6 +4,9 @@ The gain is counted in passes without draft tokens: 1 for every draft token that
 cost of the pass that verifies, or would verify, the draft. Draft tokens are verified while the gain is large enough, at
 first only a few of them. A dry run costs no pass, and passes stay queued ahead, so a text without repetition decodes as
 without speculation.
+
+`Drafting` starts dry runs and asks `pays`; of the proposers, only n-grams have one. Constants are in passes, so they
+hold for any machine. tests/runtime/speculation/test_dry_run.py.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ _MIN_GAIN = 0.5  # passes, to begin verifying
 _FIRST = 2  # draft tokens of a pass, until verified ones were accepted
 _MAX_GAIN = 6.0  # passes: a text that stops repeating itself loses no more
 _MAX_LOSS = 2.0  # passes that a dry run has to make up for
-_QUIET = 12  # searches per pass of a pause
+_QUIET = 12  # searches without a draft that could pay, for each pass of a pause
 _MAX_PAUSE = 7  # passes
 
 

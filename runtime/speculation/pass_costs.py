@@ -3,6 +3,11 @@
 The key is machine, MLX, kernels, threads, and the model's step: its bytes, FLOPs and K/V bytes. Entries older than
 RECENT_DAYS are dropped, the file is bounded, and a broken file reads as empty. A stored cost may be stale, so it counts
 for a few passes at most (`runtime.speculation.controller`).
+
+    {"costs": {KEY: {"measured_at": TIME, "passes": [[sequences, draft tokens, size class, r, passes], ...],
+                     "mtp": [rate, ...]}}}
+
+`Drafting` loads and saves; without the file it measures from the start. Rows of another form are ignored (`_read`).
 """
 
 import math
@@ -79,6 +84,7 @@ def _stored() -> dict[str, dict[str, Any]]:
 
 
 def _read(rows: list[object]) -> Costs:
+    """Return the costs in stored rows, without those that are malformed or impossible."""
     costs: dict[tuple[int, int, int], tuple[float, int]] = {}
     for row in rows[:_MAX_PASSES]:
         match row:  # rows of older versions lack the class of contexts
