@@ -1,4 +1,9 @@
-"""Rows of the table of architectures: facts of a model_type, keys of its config.json, names of its tensors."""
+"""Rows of the table of architectures: facts of a model_type, keys of its config.json, names of its tensors.
+
+A file here lists the rows of a group of families as `ROWS`, and `families.ARCHITECTURES` has all of them by model_type.
+A new row needs a variant in `tests/support/mlx_lm_models.py`: the parity tests then compare it with mlx-lm's class, and
+`docs/models.md` lists it. Tensor names on the right side of a row are those of `models.network.tensors`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +41,10 @@ class HeadNames:
 
     prefix: str  # `{}` is the number of the network's layers
     layer: str  # prefix of its layer's own, below that
-    embedding_norm: str
-    hidden_norm: str
-    projection: str
-    norm: str
+    embedding_norm: str  # of the next token's embedding
+    hidden_norm: str  # of the network's last hidden state
+    projection: str  # of both together, see `models.network.mtp`
+    norm: str  # after the layer
     hidden_first: bool = False  # the projection's input begins with the hidden state
     centred: bool = False  # norms are stored minus one
 

@@ -14,6 +14,7 @@ _COHERE = Family(SHARED_NORM, interleaved=True, norm="layer", parallel=True)
 
 
 def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the norms that the config turns on, and the factor of logits. 0.0625: default of the family's class."""
     values = fields.values
     qk_norm: Literal["layer"] | None = "layer" if values.get("use_qk_norm") else None
     family = replace(decoder.family, norm_bias=bool(values.get("layer_norm_bias")), qk_norm=qk_norm)
@@ -40,6 +41,7 @@ def _mixture_keys(config: Config) -> None:
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer. Raises UnsupportedModelError for other ways to choose or to add them."""
     values = fields.values
     selection = values.get("expert_selection_fn") or "softmax"
     combination = values.get("shared_expert_combination_strategy") or "average"
@@ -51,7 +53,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         )
     size = fields.count("intermediate_size")
     shared = size * fields.count("num_shared_experts") if values.get("num_shared_experts") else 0
-    share = 0.5 if shared and combination == "average" else 1.0
+    share = 0.5 if shared and combination == "average" else 1.0  # of routed experts, and of the shared one
     experts = ExpertsConfig(
         *count_experts(fields, "num_experts"),
         size=size,

@@ -1,4 +1,9 @@
-"""Configuration of headrace's decoder, which `read.decoder_config` makes and `models.network` reads."""
+"""Configuration of headrace's decoder, which `read.decoder_config` makes and `models.network` reads.
+
+A new field has its value in a family's file and its use in `models.network`: in `tensors.py` if it changes matrices, in
+`layers.py` and `decoder.py` otherwise. Defaults are those of Llama, so that a family states what differs. All records
+are frozen: families change them by `replace` in their `complete`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
 Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu"]
+# Activations of a gate, which multiplies a second projection; the others have one projection in.
 GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped")
 
 
@@ -63,18 +69,16 @@ class Family:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeConfig:
-    """Rotation of one kind of layer: base frequency, and the checkpoint's scaling section.
+    """Rotation of one kind of layer, as `models.network.rope` computes it.
 
-    share: rotated part of a head.
-    backwards: turned by negative angles.
-    Compared by identity: layers of one kind share one object.
+    Compared by identity: layers of one kind share one object, and so one array of periods.
     """
 
-    theta: float
-    kind: str = "default"
-    scaling: Mapping[str, Any] | None = None
-    share: float = 1.0
-    backwards: bool = False
+    theta: float  # base of the frequencies
+    kind: str = "default"  # of scaling; `read` lists the kinds that the decoder runs
+    scaling: Mapping[str, Any] | None = None  # the checkpoint's section; None without scaling
+    share: float = 1.0  # rotated part of a head
+    backwards: bool = False  # turns by negative angles (nanochat)
 
     @property
     def changes(self) -> bool:
@@ -85,44 +89,33 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A feed-forward of `count` experts of `size`, `active` of them per token; see `runtime.ops.Mixture`.
+    """A layer's mixture of experts, from which `network.layers` makes a `runtime.ops.Mixture`.
 
-    Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
-    its number), shared_at (the expert that all tokens use, of size `shared`; 0 without), shared_gate (see
-    `LayerWeights.down_gate`).
-
-    correction: tensor there.
-    correction_lost: conversions may lack it in all layers.
-    branch: added to the layer's dense feed-forward, each after a norm of its own (Gemma 4).
-    best, shares_first: as in `Mixture`.
-    limit: bound of the experts' activations, 0 without (Step 3.5).
-    band: see `Mixture`.
-    excludes: experts of groups that are left out rank last, also after negative ranks (Ling 3).
-    shared_scale: factor of the shared expert, next to attention (Command A+).
+    Names of modules are below the feed-forward, `mlp`.
     """
 
-    count: int
-    active: int
-    size: int
-    normalized: bool
-    router: str = "gate"
-    stacked: str = "switch_mlp"
-    each: str = "experts.{}"
-    sigmoid: bool = False
-    correction: str | None = None
-    scale: float = 1.0
-    groups: tuple[int, int] = (1, 1)
-    shared: int = 0
-    shared_at: str = "shared_experts"
-    shared_gate: str | None = None
-    branch: bool = False
-    best: int = 2
-    shares_first: bool = False
-    correction_lost: bool = False
-    limit: float = 0.0
-    excludes: bool = False
-    band: float = 0.0
-    shared_scale: float = 1.0
+    count: int  # experts
+    active: int  # of them, for each token
+    size: int  # inner width of an expert
+    normalized: bool  # weights of the active experts are divided by their sum
+    router: str = "gate"  # module
+    stacked: str = "switch_mlp"  # module of the stacks of all experts
+    each: str = "experts.{}"  # module of a single stored expert, with {} for its number
+    sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
+    correction: str | None = None  # tensor that is added to scores for the choice alone
+    scale: float = 1.0  # factor of the weights
+    groups: tuple[int, int] = (1, 1)  # groups of experts, and those of them that a token may use
+    shared: int = 0  # inner width of the expert that all tokens use; 0 without
+    shared_at: str = "shared_experts"  # its module
+    shared_gate: str | None = None  # module of its gate, see `LayerWeights.down_gate`
+    branch: bool = False  # added to the layer's dense feed-forward, each after a norm of its own (Gemma 4)
+    best: int = 2  # scores that rank a group, see `Mixture`
+    shares_first: bool = False  # weights multiply the experts' input (Llama 4)
+    correction_lost: bool = False  # conversions may lack the correction in all layers
+    limit: float = 0.0  # bound of the experts' activations; 0 without (Step 3.5)
+    excludes: bool = False  # experts of groups that are left out rank last, also after negative ranks (Ling 3)
+    band: float = 0.0  # see `Mixture` (Phi MoE)
+    shared_scale: float = 1.0  # factor of the shared expert, in layers with `Family.parallel` (Command A+)
 
 
 ExpertLayers = list[ExpertsConfig | None]
@@ -131,30 +124,21 @@ ExpertLayers = list[ExpertsConfig | None]
 
 @dataclass(frozen=True, slots=True)
 class MixerConfig:
-    """A layer's mixer; see `runtime.ops.MixerSpec`.
+    """Recurrent mixing of a layer, from which `network.layers` makes a `runtime.ops.MixerSpec`."""
 
-    eps: of its own norm.
-    steps: least and most step size.
-    norm_parts: parts that are normalized by themselves, with "ssm"; 0: no norm.
-    by_key_head: "delta" has its projections joined, with the rows of each key head together (Qwen3-Next).
-    apart: all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear).
-    rank: size of the first of two products that lead to gates and to decays, with "kda"; 0: one product each.
-    decay_bound: see `MixerSpec.bound`.
-    """
-
-    sizes: "MixerSizes"
-    eps: float
-    steps: tuple[float, float] = (0.0, float("inf"))
-    by_key_head: bool = False
-    norm_parts: int = 1
-    apart: bool = False
-    most_beta: float = 1.0
-    rank: int = 0
-    decay_bound: float = 0.0
+    sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm" or "conv"
+    eps: float  # of the mixer's own norm
+    steps: tuple[float, float] = (0.0, float("inf"))  # least and largest step, "ssm" only
+    by_key_head: bool = False  # "delta" with joined projections, the rows of each key head together (Qwen3-Next)
+    norm_parts: int = 1  # parts that are normalized by themselves, "ssm" only; 0: no norm
+    apart: bool = False  # all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear)
+    most_beta: float = 1.0  # factor of the sigmoid that makes beta
+    rank: int = 0  # of two products that lead to gates and to decays, "kda" only; 0: one product each
+    decay_bound: float = 0.0  # see `MixerSpec.bound`
 
     @property
     def fits(self) -> bool:
-        """True if the kernels run it."""
+        """True if the kernels run it: keys in whole registers of 16 numbers, and a short convolution."""
         sizes = self.sizes
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
         parts = not self.norm_parts or sizes.inner % self.norm_parts == 0
@@ -163,14 +147,14 @@ class MixerConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Sizes. queries: of the queries' latent, 0 without. rotated, other: parts of a query's head. eps: of the norms."""
+    """Sizes of attention over latents (MLA); see `models.network.latent`."""
 
-    queries: int
-    size: int
-    rotated: int
-    other: int
-    value: int
-    eps: float
+    queries: int  # the queries' latent; 0: queries are projected from the layer's input
+    size: int  # the latent of keys and values
+    rotated: int  # part of a head that turns, one for all keys
+    other: int  # the other part of a query's head
+    value: int  # a head's value
+    eps: float  # of the norms of both latents
 
     @property
     def head_dim(self) -> int:
@@ -180,58 +164,39 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
-    """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2, MiniMax M3).
+    """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2, MiniMax M3)."""
 
-    heads, head_dim: of its queries; keys have one head.
-    chosen: entries that a query attends to, at most.
-    interleaved: its rotation turns neighbouring dimensions instead of halves.
-    shared: the layer attends to the entries that the last layer before it with an indexer of its own has chosen.
-    block: entries that are chosen together, by a head of the indexer for each K/V head; 1: single latents.
-    local: blocks that are always chosen, a query's own the last of them.
-    """
-
-    heads: int
+    heads: int  # of its queries; keys have one head
     head_dim: int
-    chosen: int
-    interleaved: bool = False
-    shared: bool = False
-    block: int = 1
-    local: int = 0
+    chosen: int  # entries that a query attends to, at most
+    interleaved: bool = False  # its rotation turns neighbouring dimensions instead of halves
+    shared: bool = False  # the layer uses the choice of the last layer before it with an indexer of its own
+    block: int = 1  # entries that are chosen together, by a head of the indexer for each K/V head; 1: single latents
+    local: int = 0  # blocks that are always chosen, a query's own the last of them
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """Properties that vary by layer: rotation (None: no position information), attention window and experts.
+    """Properties that vary by layer. Sizes of 0 are those of the `DecoderConfig`."""
 
-    mixer: recurrent mixing, in place of attention unless the layer `attends`. A layer may have neither.
-    feeds: it has a feed-forward.
-    heads, kv_heads, head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`.
-    source: layer whose K/V this one reads, None for its own.
-    projects, growth, chunked: see `AttentionSpec`.
-    limit: bound of the dense feed-forward's activations, and of a shared expert's; 0 without.
-    indexer: None if queries attend to all entries.
-    sinks: a learned score per head in the softmax (GPT-OSS).
-    value_dim: size of a value, if it is less than a key's (MiMo V2); 0: the same. It is stored with zeros after it.
-    """
-
-    rope: RopeConfig | None
-    window: int | None = None
-    experts: ExpertsConfig | None = None
-    mixer: MixerConfig | None = None
-    attends: bool = True
-    feeds: bool = True
-    heads: int = 0
+    rope: RopeConfig | None  # None: attention has no position information
+    window: int | None = None  # positions that a query sees, its own included; None: all before it
+    experts: ExpertsConfig | None = None  # None: the feed-forward is dense
+    mixer: MixerConfig | None = None  # recurrent mixing, in place of attention unless the layer `attends`
+    attends: bool = True  # a layer may neither attend nor have a mixer
+    feeds: bool = True  # it has a feed-forward
+    heads: int = 0  # query heads
     kv_heads: int = 0
     head_dim: int = 0
-    inner: int = 0
-    source: int | None = None
-    projects: Literal["q", "qk", "qkv"] = "qkv"
-    growth: tuple[float, int, int] | None = None
-    chunked: bool = False
-    indexer: IndexerConfig | None = None
-    limit: float = 0.0
-    sinks: bool = False
-    value_dim: int = 0
+    inner: int = 0  # width of the dense feed-forward
+    source: int | None = None  # layer whose K/V this one reads; None: its own
+    projects: Literal["q", "qk", "qkv"] = "qkv"  # see `AttentionSpec`
+    growth: tuple[float, int, int] | None = None  # of queries by position, see `AttentionSpec`
+    chunked: bool = False  # a query sees the positions since the last multiple of `window`
+    indexer: IndexerConfig | None = None  # None: queries attend to all entries
+    limit: float = 0.0  # bound of the activations of the dense feed-forward or shared expert; 0 without
+    sinks: bool = False  # a learned score for each head in the softmax (GPT-OSS)
+    value_dim: int = 0  # size of a value, if less than a key's (MiMo V2): it is stored with zeros after it
 
     @property
     def appends(self) -> bool:
@@ -246,43 +211,35 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shapes and variants of a decoder-only transformer. Sizes are in elements.
+    """Shapes and variants of a decoder-only transformer. Sizes are in elements."""
 
-    norm_eps: of the norms of the residual stream, which is stored divided by Granite's `residual_multiplier`.
-    head_eps: of the norms of queries and keys; None: the same.
-    embedding_eps: of a norm of embeddings, without weights, before they are scaled; None: no norm.
-    branch_scale: factor of the norms after attention and feed-forward.
-    qkv_bound: bound of queries, keys and values in size; None: no bound (DBRX).
-    positions: rows of a table of learned positions, which are added to embeddings; 0 without.
-    """
-
-    architecture: str
+    architecture: str  # model_type
     hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    intermediate_size: int  # inner width of dense feed-forwards
+    heads: int  # query heads
+    kv_heads: int  # 1 with latents
+    head_dim: int  # size of a key, and with latents of a whole entry
     vocab_size: int
-    context_length: int
-    norm_eps: float
-    tied_embeddings: bool
+    context_length: int  # positions that the model was made for
+    norm_eps: float  # of the residual stream's norms; divided with it, see `granite`
+    tied_embeddings: bool  # the table is the output projection, too
     layers: tuple[LayerConfig, ...]
-    attention_scale: float
-    family: Family = field(default_factory=Family)
+    attention_scale: float  # factor of scores
+    family: Family = field(default_factory=Family)  # as this config changes it
     norm_weight_offset: float = 0.0  # Gemma and Qwen 3.5 store norm weights minus one
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
-    attention_softcap: float | None = None
+    attention_softcap: float | None = None  # scores s are c tanh(s / c); None: as they are
     latent: LatentConfig | None = None  # then K/V are of one head, of latents
-    logit_softcap: float | None = None
+    logit_softcap: float | None = None  # as `attention_softcap`
     input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
     input_vocab: int = 0
-    head_eps: float | None = None
-    embedding_eps: float | None = None
-    branch_scale: float = 1.0
-    qkv_bound: float | None = None
-    positions: int = 0
+    head_eps: float | None = None  # of the norms of queries and keys; None: `norm_eps`
+    embedding_eps: float | None = None  # of a norm of embeddings, without weights, before their scale; None: no norm
+    branch_scale: float = 1.0  # factor of the norms after attention and feed-forward
+    qkv_bound: float | None = None  # bound of queries, keys and values in size; None: no bound (DBRX)
+    positions: int = 0  # rows of a table of learned positions, which are added to embeddings; 0 without
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
     value_scale: float = 1.0  # factor of values that are smaller than keys
 

@@ -21,6 +21,7 @@ DEEPSEEK_HEAD = HeadNames("model.layers.{}.", "", "enorm", "hnorm", "eh_proj", "
 
 
 def _first_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of the first DeepSeek: chosen by a softmax, whose scores are the weights."""
     if not fields.values.get("n_routed_experts"):
         return [None] * layers
     size = fields.count("moe_intermediate_size")
@@ -37,6 +38,7 @@ def _mistral4_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _ling_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of Ling 1 and 2, which may be chosen by either kind of score, with or without corrections."""
     values = fields.values
     experts = corrected_experts(Fields({**values, "n_routed_experts": values.get("num_experts")}))
     width = values.get("moe_shared_expert_intermediate_size")
@@ -58,17 +60,20 @@ def _ling_runs(fields: Fields) -> bool:
 
 
 def _ling_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation of the first `rotary_dim` dimensions of a head, if the config states that."""
     dims = fields.values.get("rotary_dim")
     rope = full_rope(fields, architecture, share=fields.count("rotary_dim") / head_size(fields) if dims else None)
     return rope, rope
 
 
 def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of DeepSeek V2. Raises UnsupportedModelError for other choices than by softmax."""
     values = fields.values
     if not values.get("n_routed_experts"):
         return [None] * layers
     method = values.get("topk_method", "greedy")
     scores = values.get("scoring_func", "softmax")
+    # "gready": so mlx-lm's class spells its default
     if method not in ("greedy", "gready", "group_limited_greedy") or scores != "softmax":
         raise UnsupportedModelError(f"config.json: a deepseek_v2 that routes by {method!r:.40} and {scores!r:.40}")
     grouped = corrected_experts(fields)

@@ -1,4 +1,7 @@
-"""Mixtures of experts in a config.json, as several families state them."""
+"""Mixtures of experts in a config.json, as several families state them.
+
+A family whose config has other keys hands them over under DeepSeek's: `Fields({**values, "n_routed_experts": ...})`.
+"""
 
 from dataclasses import replace
 
@@ -38,7 +41,7 @@ def deepseek_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 def after_dense_layers(fields: Fields, layers: int, experts: ExpertsConfig) -> ExpertLayers:
     """Return the experts in every `moe_layer_freq`-th layer, but not in the first `first_k_dense_replace`."""
-    dense = 0
+    dense = 0  # layers before the first one with experts
     step = fields.count("moe_layer_freq", default=1)
     if fields.values.get("first_k_dense_replace"):
         dense = fields.count("first_k_dense_replace")

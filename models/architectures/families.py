@@ -1,4 +1,7 @@
-"""Table of all architectures by model_type."""
+"""Table of all architectures by model_type.
+
+A new file with rows is added to the imports and to `_FILES`. Rows of a model_type stand in one file only.
+"""
 
 from collections.abc import Mapping
 

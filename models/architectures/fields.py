@@ -1,4 +1,7 @@
-"""Typed access to the values of an untrusted config.json."""
+"""Typed access to the values of an untrusted config.json.
+
+All families read their configs through it, so that a wrong value is refused by name before it becomes a shape.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +16,7 @@ class Fields:
         self.values = values
 
     def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer: a size or a number of things. None and null take the default, if there is one."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r:.60}")
@@ -23,6 +27,7 @@ class Fields:
         return 0 if self.values.get(key) == 0 else self.count(key, default)
 
     def positive(self, key: str, default: float | None = None) -> float:
+        """Return a positive number, whole or not."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
             raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r:.60}")
@@ -47,6 +52,7 @@ class Fields:
         return values
 
     def section(self, key: str) -> Mapping[str, Any]:
+        """Return a nested object; an empty one if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return {}

@@ -29,7 +29,9 @@ _AROUND = NormNames(
 )
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+# Tensors of keys and values, such as "model.layers.30.self_attn.k_proj.weight"
 _OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\..*")
+# Defaults of transformers' class, which multimodal configs omit from the section of their text part
 _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
@@ -53,6 +55,7 @@ def _gemma(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _gemma2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the caps of scores and logits. A key that is null turns a cap off; a missing one has its default."""
     return replace(
         _gemma(fields, decoder),
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0),
@@ -61,6 +64,7 @@ def _gemma2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _gemma3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add Gemma's scales, and a cap of logits where the config states one."""
     stated = fields.values.get("final_logit_softcapping") is not None
     return replace(
         _gemma(fields, decoder),
@@ -70,12 +74,14 @@ def _gemma3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _gemma3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return (rotation of full-attention layers, rotation of sliding layers), which has another base and no scaling."""
     local = Fields(Fields(fields.section("rope_parameters")).section(_SLIDING))
     theta = local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4))
     return full_rope(fields, architecture), RopeConfig(theta)
 
 
 def _gemma4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the scales, the cap of logits, the sizes of single layers and their own inputs."""
     size, rows = _gemma4_inputs(fields)
     return replace(
         decoder,
@@ -89,6 +95,7 @@ def _gemma4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _gemma4_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts next to the dense feed-forward of every layer, if the model has some."""
     if not fields.values.get("enable_moe_block"):
         return [None] * layers
     counts = count_experts(fields, "num_experts", "top_k_experts")
@@ -114,16 +121,16 @@ def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[Layer
         raise UnsupportedModelError("config.json: a Gemma 4 that attends in both directions does not generate")
     if values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise UnsupportedModelError(f"config.json: a Gemma 4 with the activation {values['hidden_activation']!r:.60}")
-    first = count - fields.count_or_zero("num_kv_shared_layers", default=20)
+    first = count - fields.count_or_zero("num_kv_shared_layers", default=20)  # that reads an earlier layer's K/V
     inner = fields.count("intermediate_size")
-    wide = values.get("use_double_wide_mlp", True)
-    full = fields.count("global_head_dim", default=512)
+    wide = values.get("use_double_wide_mlp", True)  # in layers without K/V of their own
+    full = fields.count("global_head_dim", default=512)  # size of a head in full-attention layers
     usual = fields.count("head_dim", default=256)
     kv_heads = fields.count("num_key_value_heads", default=1)
-    equal = bool(values.get("attention_k_eq_v"))
+    equal = bool(values.get("attention_k_eq_v"))  # keys are values, too, in full-attention layers
     full_kv_heads = fields.count("num_global_key_value_heads", default=kv_heads) if equal else kv_heads
     sized: list[LayerConfig] = []
-    newest: dict[bool, int] = {}  # sliding: the last layer with K/V of its own
+    newest: dict[bool, int] = {}  # whether it slides -> the last layer with K/V of its own
     for number, layer in enumerate(layers):
         slides = layer.window is not None
         shares = number >= first > 0

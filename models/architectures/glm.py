@@ -6,9 +6,11 @@ from headrace.models.architectures.deepseek import DEEPSEEK_HEAD
 from headrace.models.architectures.experts import deepseek_experts
 from headrace.models.architectures.latent import even_entries, latent_config, latent_with_eps, with_indexers
 
+# "post_attention_layernorm" stands before the feed-forward here, as its name means in most families
 _AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 _BIASES = {**BIASES, "attention_bias": QKV}
+# Defaults of transformers' classes, which multimodal configs omit from the section of their text part
 _GLM4V = {"attention_bias": True, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
 _GLM4V_MOE = {
     "attention_bias": True, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1,

@@ -13,7 +13,8 @@ from headrace.models.architectures.latent import latent_with_eps
 from headrace.models.architectures.mixers import mixer_sizes
 from headrace.runtime.errors import CheckpointError
 
-_ATTENTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.")
+_ATTENTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.")  # "model.layers.3.self_attn.q_proj.weight", its begin
+# Names of a delta network's tensors that differ from ours: "q_conv.conv.weight" is "q_conv1d.weight" here
 _KDA = ((".o_proj", ".out_proj"), (".o_norm", ".norm"), ("_conv.conv", "_conv1d"))
 
 
@@ -27,10 +28,12 @@ def _kda_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _recurrent(fields: Fields, layers: int) -> list[bool]:
+    """Return for each layer whether it has a delta network."""
     return [i in _kda_layers(fields.values) for i in range(layers)]
 
 
 def _mixer(fields: Fields) -> MixerConfig:
+    """Return the delta network: as many heads of keys as of values, of one size, and gates of rank that size."""
     inner = Fields(fields.section("linear_attn_config"))
     heads = inner.count("num_heads")
     size = inner.count("head_dim")
@@ -40,8 +43,10 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer; all are dense without `num_experts`."""
     if not fields.values.get("num_experts"):
         return [None] * layers
+    # DeepSeek's key, which `corrected_experts` reads -> the key of this family
     known = {"n_routed_experts": "num_experts", "n_group": "num_expert_group", "norm_topk_prob": "moe_renormalize"}
     values = {ours: fields.values.get(theirs) for ours, theirs in known.items()}
     active = fields.count("num_experts_per_token")
@@ -55,6 +60,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _runs(fields: Fields) -> bool:
+    """Return False for other scores than sigmoids, and for heads without the part that other families turn."""
     stated = fields.values.get("moe_router_activation_func", "sigmoid")
     return stated == "sigmoid" and bool(fields.values.get("qk_rope_head_dim"))
 

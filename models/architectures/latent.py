@@ -1,4 +1,7 @@
-"""Attention over latents (MLA) in a config.json, and the indexer that makes it sparse (DSA)."""
+"""Attention over latents (MLA) in a config.json, and the indexer that makes it sparse (DSA).
+
+Families name one of the first two functions as `Architecture.latent`; `models.network.latent` has the projections.
+"""
 
 import math
 from dataclasses import replace

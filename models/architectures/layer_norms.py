@@ -1,4 +1,7 @@
-"""Families with LayerNorm: Phi-2, Phi MoE, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX."""
+"""Families with LayerNorm: Phi-2, Phi MoE, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX.
+
+A family has a section here: its names of tensors, then the functions of its row. The rows follow at the end.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -46,6 +49,7 @@ def equal_heads(config: Config) -> None:
 
 # Phi-2 and StableLM
 def _has_qk_norms(fields: Fields) -> bool:
+    """Return whether queries and keys have LayerNorms."""
     return bool(fields.values.get("qk_layernorm"))
 
 

@@ -1,4 +1,7 @@
-"""Layers in a config.json: rotations, windows and positions, as most families state them."""
+"""Layers in a config.json: rotations, windows and positions, as most families state them.
+
+`read.decoder_config` calls `ropes_of`, then `layers_of`; families call the others from functions of their rows.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -59,6 +62,7 @@ def ropes_by_kind(fields: Fields, _architecture: Architecture) -> tuple[RopeConf
 
 
 def _section_rope(section: Fields) -> RopeConfig:
+    """Return the rotation of one section of `rope_parameters`."""
     kind = str(section.values.get("type") or section.values.get("rope_type") or "default")
     share = section.positive("partial_rotary_factor", default=1.0)
     return RopeConfig(section.positive("rope_theta", default=1e4), kind, section.values, share)
@@ -73,6 +77,7 @@ def _with_trained_context(fields: Fields, scaling: Mapping[str, object]) -> Mapp
     """Return a longrope section with the original context, which older configs have outside it."""
     key = "original_max_position_embeddings"
     stated = Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
+    # 4096: the default of mlx-lm's class of this rotation.
     longest = fields.count("max_position_embeddings", default=4096)
     return {**scaling, key: stated.count(key, default=min(longest, 4096))}
 
@@ -87,15 +92,21 @@ def layers_of(
     """
     pairs = architecture.pairs(fields.values) if architecture.pairs is not None else []
     count = len(pairs) or fields.count("num_hidden_layers")
+
+    # Windows: of layers that slide, unless the config turns them off.
     switches = architecture.window_switches
     windowed = not switches or any(fields.values.get(key) for key in switches)
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
     sliding = [window is not None and slides for slides in sliding_layers(fields, architecture, count)]
+
+    # Rotation: of all layers, of those with a window, or as listed.
     rotates = [architecture.rotates(fields)] * count
     if architecture.position_free == "full" and window is not None:
         rotates = sliding
     elif architecture.position_free == "listed":
         rotates = _listed_rotations(fields, count)
+
+    # Feed-forwards, and recurrent mixing.
     experts = [None] * count if architecture.experts is None else architecture.experts(fields, count)
     mixer = None if architecture.mixer is None else architecture.mixer(fields)
     mixes = [False] * count
@@ -108,7 +119,7 @@ def layers_of(
             experts=experts[i],
             mixer=mixer if mixes[i] else None,
             attends=not mixes[i] or family.mixes_with_attention,
-            feeds=not pairs or len(pairs[i]) > 1,
+            feeds=not pairs or len(pairs[i]) > 1,  # two letters: it mixes tokens, and has a feed-forward
         )
         for i in range(count)
     )
@@ -138,6 +149,7 @@ def with_sinks(decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _listed_rotations(fields: Fields, count: int) -> list[bool]:
+    """Return for each layer whether it rotates, as `no_rope_layers` lists it: 1 for a layer that does."""
     interval = fields.count("no_rope_layer_interval", default=4)
     listed = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
     if not isinstance(listed, list) or len(listed) != count:

@@ -13,7 +13,8 @@ from headrace.models.architectures.latent import latent_with_eps
 from headrace.models.architectures.mixers import mixer_sizes
 from headrace.runtime.errors import CheckpointError
 
-_ATTENTION = re.compile(r"model\.layers\.(\d+)\.attention\.(.+)")
+_ATTENTION = re.compile(r"model\.layers\.(\d+)\.attention\.(.+)")  # "model.layers.3.attention.o_proj.weight"
+# Modules of a delta network and of attention over latents -> their names here
 _KDA = {"o_proj": "out_proj", "o_norm": "norm", "f_proj": "a_proj"}
 _LATENT = {"dense": "o_proj", "g_proj": "gate_proj"}
 
@@ -28,6 +29,7 @@ def delta_layers(layers: int, group: int) -> list[bool]:
 
 
 def _recurrent(fields: Fields, layers: int) -> list[bool]:
+    """Return `delta_layers`, by the config's size of a group."""
     return delta_layers(layers, fields.count("layer_group_size", default=4))
 
 
@@ -45,6 +47,7 @@ def _renamed(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _mixer(fields: Fields) -> MixerConfig:
+    """Return the delta network, whose decays are bounded by the absolute value of `kda_lower_bound`."""
     heads = fields.count("num_attention_heads")
     size = fields.count("head_dim", default=128)
     width = fields.count("short_conv_kernel_size", default=4)
@@ -56,6 +59,7 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer. Missing keys have the defaults of mlx-lm's class."""
     values = fields.values
     stated = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, **values}
     experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))

@@ -29,6 +29,7 @@ def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 def _mixtral_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike."""
     counts = count_experts(fields, "num_local_experts")
     return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=True)] * layers
 
@@ -132,6 +133,7 @@ _INTERNLM2_NAMES = (
     (".ffn_norm.", ".post_attention_layernorm."),
 )
 
+# Mixtral's names, which other families took over
 EXPERT_NAMES = (
     (".block_sparse_moe.", ".mlp."),
     (".w1.", ".gate_proj."),

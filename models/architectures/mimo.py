@@ -11,11 +11,11 @@ from headrace.runtime.errors import CheckpointError
 _HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
 )
+# Values that transformers' class has, and mlx-lm's reads from the config
 _V2 = {
     "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": None,
     "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
 }  # fmt: skip
-_PATTERNS = ("hybrid_layer_pattern", "moe_layer_freq")
 
 
 def _v2_keys(config: Config) -> None:
@@ -48,12 +48,14 @@ def _turned(fields: Fields) -> int:
 
 
 def _v2_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return (rotation of full-attention layers, rotation of layers with a window)."""
     share = _turned(fields) / fields.count("head_dim")
     full, local = (RopeConfig(fields.positive(key), share=share) for key in ("rope_theta", "swa_rope_theta"))
     return full, local
 
 
 def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of the layers that `moe_layer_freq` marks by 1."""
     experts = corrected_experts(fields)
     shared = fields.count("n_shared_experts") if fields.values.get("n_shared_experts") is not None else 0
     experts = replace(experts, normalized=experts.normalized and experts.active > 1, shared=shared * experts.size)

@@ -33,6 +33,7 @@ _SPARSE_KEYS = {
 
 
 def _minimax_keys(config: Config) -> None:
+    """Add the keys that mlx-lm's class requires: dimensions of a head that turn, and no shared expert."""
     share = config.get("partial_rotary_factor") or 1.0
     width = config.get("head_dim")
     if isinstance(share, int | float) and type(width) is int:
@@ -41,12 +42,14 @@ def _minimax_keys(config: Config) -> None:
 
 
 def _minimax_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation of the first `rotary_dim` dimensions of a head."""
     dims = head_size(fields)
     rope = full_rope(fields, architecture, share=fields.count("rotary_dim", default=dims) / dims)
     return rope, rope
 
 
 def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike."""
     counts = count_experts(fields, "num_local_experts")
     size = fields.count("intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
@@ -54,12 +57,14 @@ def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 # MiniMax M3
 def _m3_keys(config: Config) -> None:
+    """State what `sparse_attention_config` nests under the flat names of newer configs."""
     section = config.get("sparse_attention_config")
     if isinstance(section, Mapping):
         config |= {flat: section[nested] for nested, flat in _SPARSE_KEYS.items() if nested in section}
 
 
 def _m3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation of the first `rotary_dim` dimensions of a head, or of the stated part."""
     rope = full_rope(fields, architecture)
     rope = replace(rope, share=_turned(fields, rope.share) / head_size(fields))
     return rope, rope
@@ -71,6 +76,7 @@ def _turned(fields: Fields, share: float) -> int:
 
 
 def _m3_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of sparse layers, as either of two lists marks them; without a list, of all."""
     [experts] = _minimax_experts(fields, 1)
     experts = experts and replace(
         experts,
@@ -97,6 +103,7 @@ def _sparse_layers(fields: Fields, layers: int) -> list[bool]:
 
 
 def _indexer(fields: Fields) -> IndexerConfig:
+    """Return the sizes of the indexer, the same in all layers that have one."""
     block = fields.count("index_block_size")
     return IndexerConfig(
         heads=fields.count("index_n_heads"),
@@ -109,6 +116,7 @@ def _indexer(fields: Fields) -> IndexerConfig:
 
 def _m3_runs(fields: Fields) -> bool:
     """Return False for other activations, and for indexers that the decoder does not compute."""
+    # The constants of "clamped" in `runtime.ops.activations`
     if fields.positive("swiglu_alpha", default=1.702) != 1.702 or fields.positive("swiglu_limit", default=7.0) != 7.0:
         return False
     if not several_experts(fields):

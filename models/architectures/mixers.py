@@ -1,4 +1,7 @@
-"""Recurrent mixing in a config.json, as several families state it: gated delta networks, Mamba-2."""
+"""Recurrent mixing in a config.json, as several families state it: gated delta networks, Mamba-2.
+
+A family names one of these as `Architecture.mixer`, and the layers that have it as `Architecture.recurrent`.
+"""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -65,6 +68,7 @@ def recurrent_layers(fields: Fields, count: int) -> list[bool]:
     if isinstance(attending, list):
         return [i not in attending for i in range(count)]
     kinds = fields.required_list("layer_types", count)
+    # Qwen and OLMo, Granite, LFM2. Every other kind attends.
     return [kind in ("linear_attention", "mamba", "conv") for kind in kinds]
 
 

@@ -10,7 +10,8 @@ from headrace.models.architectures.layers import sliding_layers
 _NORMS = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-_PERIOD = 4
+_PERIOD = 4  # every fourth layer has no window
+# Defaults of transformers' class, which multimodal configs omit from the section of their text part
 _DEFAULTS = {
     "vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 52,
     "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 2048,

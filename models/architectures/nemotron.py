@@ -18,7 +18,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LETTERS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
 }  # fmt: skip
-_BLOCK = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\b")
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\b")  # "model.layers.7.mixer.in_proj.weight", its begin
 _STACKS = ((".switch_mlp.fc1", ".switch_mlp.up_proj"), (".switch_mlp.fc2", ".switch_mlp.down_proj"))
 
 
@@ -33,6 +33,7 @@ def _pairs(config: Mapping[str, object]) -> list[str]:
     pattern = "".join(_LETTERS.get(kind, kind) for kind in listed)
     if not pattern or pattern.strip("M*-E"):
         raise CheckpointError(f"config.json: hybrid_override_pattern has unknown layers: {pattern!r:.60}")
+    # A mixing block joins the feed-forward after it: "M-M*-" is "M-", "M", "*-".
     return re.findall(r"[M*]?[-E]|[M*]", pattern)
 
 
@@ -42,6 +43,7 @@ def _renamed(name: str, config: Config) -> str:
 
     def renamed(match: re.Match[str]) -> str:
         block = int(match[1])
+        # A block beyond the pattern keeps its number, which no layer has.
         number, letter = blocks[block] if block < len(blocks) else (block, "M")
         mixes = letter in "M*"
         norm = "input_layernorm" if mixes else "post_attention_layernorm"
@@ -55,6 +57,7 @@ def _renamed(name: str, config: Config) -> str:
 
 
 def _mixer(fields: Fields) -> MixerConfig:
+    """Return the Mamba-2 mixer, whose norm is over each group of heads."""
     limits = step_limits(fields, 0.0, float("inf"))
     sizes = mixer_sizes(
         "ssm",
@@ -68,10 +71,12 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 
 def _recurrent(fields: Fields, _layers: int) -> list[bool]:
+    """Return for each layer whether its block is Mamba-2."""
     return [letters.startswith("M") for letters in _pairs(fields.values)]
 
 
 def _experts(fields: Fields, _layers: int) -> ExpertLayers:
+    """Return the experts of layers with the letter E."""
     pairs = _pairs(fields.values)
     if not any(letters.endswith("E") for letters in pairs):
         return [None] * len(pairs)

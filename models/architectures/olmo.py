@@ -30,6 +30,7 @@ def _olmo3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike."""
     counts = count_experts(fields, "num_experts")
     normalized = bool(fields.values.get("norm_topk_prob"))
     return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=normalized)] * layers

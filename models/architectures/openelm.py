@@ -36,7 +36,7 @@ def _widths(fields: Fields) -> list[int]:
     for entry in _of_layers(fields, key):
         wanted = entry.positive(key) * fields.count("hidden_size")
         width = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
-        if width < 0.9 * wanted:
+        if width < 0.9 * wanted:  # as its code rounds: never more than a tenth below
             width += divisor
         widths.append(width)
     return widths

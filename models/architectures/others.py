@@ -1,4 +1,7 @@
-"""Families with one or two members, and facts of those that only mlx-lm's classes run."""
+"""Families with one or two members, and facts of those that only mlx-lm's classes run.
+
+A family has a section here with the functions of its row, by its name in a comment. The rows follow at the end.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -28,12 +31,14 @@ _CONTAINERS = (
 
 # GPT-OSS
 def _gpt_oss_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike."""
     counts = count_experts(fields, "num_local_experts")
     size = fields.count("intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, router="router", stacked="experts")] * layers
 
 
 def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add sinks to every layer. Raises UnsupportedModelError for another bound than that of "clamped"."""
     if fields.positive("swiglu_limit", default=7.0) != 7.0:
         stated = fields.values["swiglu_limit"]
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {stated!r}")
@@ -42,12 +47,14 @@ def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 # Phi-3
 def _phi3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation. Older configs call LongRoPE "su" or "yarn"."""
     rope = full_rope(fields, architecture, older_names=("su", "yarn"))
     return rope, rope
 
 
 # EXAONE 3 to 4
 def _exaone4_keys(config: Config) -> None:
+    """State the period of windows as letters, such as "LLLG", which mlx-lm's class reads. Raises CheckpointError."""
     kinds = config.get("layer_types")
     if not isinstance(config.get("sliding_window_pattern"), int) or not isinstance(kinds, list):
         return
@@ -76,16 +83,19 @@ _EXAONE_NAMES = (
 
 
 def _exaone_keys(config: Config) -> None:
+    """State the number of layers under its usual key."""
     if config.get("num_layers") is not None:  # the key that its class reads
         config["num_hidden_layers"] = config["num_layers"]
 
 
 def _exaone_moe_keys(config: Config) -> None:
+    """State the sparse layers under the key that mlx-lm's class reads."""
     if isinstance(kinds := config.get("mlp_layer_types"), list):
         config.setdefault("is_moe_layer", [kind == "sparse" for kind in kinds])
 
 
 def _exaone_moe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of sparse layers. Missing keys have the defaults of mlx-lm's class."""
     values = fields.values
     stated = {"routed_scaling_factor": 2.5, "norm_topk_prob": True, **values}
     experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
@@ -101,6 +111,7 @@ def _exaone_moe_runs(fields: Fields) -> bool:
 
 # Trinity
 def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer after the first dense ones."""
     values = fields.values
     experts = corrected_experts(
         Fields(
@@ -127,12 +138,14 @@ def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _afmoe(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the scale of embeddings, unless the config turns it off."""
     scaled = fields.values.get("mup_enabled", True)
     return replace(decoder, embedding_scale=decoder.hidden_size**0.5 if scaled else 1.0)
 
 
 # Laguna
 def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of sparse layers; without a list, of all but the first."""
     values = fields.values
     experts = ExpertsConfig(
         *count_experts(fields, "num_experts"),
@@ -180,10 +193,12 @@ def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 # ERNIE 4.5
+# Stacks of experts, which may have biases
 _EXPERTS = tuple(f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))
 
 
 def _ernie_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of every `moe_layer_interval`-th layer between the first and the last one with experts."""
     values = fields.values
     size = fields.count("moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size")
     shared = fields.count("moe_num_shared_experts") if values.get("moe_num_shared_experts") else 0
@@ -231,6 +246,7 @@ def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConf
 
 
 def _hunyuan_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which may differ; one expert is a dense feed-forward."""
     if fields.values.get("num_experts") == 1:
         return [None] * layers
     return [_experts_of(_of_layer(fields, layer)) for layer in range(layers)]
@@ -245,6 +261,7 @@ def _of_layer(fields: Fields, layer: int) -> Fields:
 
 
 def _experts_of(fields: Fields) -> ExpertsConfig:
+    """Return the experts of a layer of Hunyuan, by that layer's values."""
     shares = fields.values.get("use_mixed_mlp_moe")
     inner = fields.count("intermediate_size")
     return ExpertsConfig(
@@ -264,23 +281,27 @@ def _hunyuan_runs(fields: Fields) -> bool:
 
 # nanochat
 def _nanochat_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotation, by negative angles."""
     rope = replace(full_rope(fields, architecture), backwards=True)
     return rope, rope
 
 
 def _nanochat(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the norm of embeddings and the cap of logits."""
     cap = fields.optional("final_logit_softcapping", 15.0)
     return replace(decoder, embedding_eps=decoder.norm_eps, logit_softcap=cap)
 
 
 # Families of mlx-lm's classes alone
 def _mamba2_keys(config: Config) -> None:
+    """Add the inner width, which transformers' class computes and mlx-lm's reads."""
     width = config.get("hidden_size")
     factor = config.get("expand")
     if type(width) is int and isinstance(factor, int | float):
         config.setdefault("intermediate_size", int(width * factor))
 
 
+# Keys that may list a value for each layer
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
 _HUNYUAN_MOE = {

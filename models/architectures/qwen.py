@@ -19,6 +19,7 @@ from headrace.models.architectures.mixers import gated_delta, recurrent_by_inter
 from headrace.runtime.errors import CheckpointError
 
 _WINDOWS = ("use_sliding_window",)
+# Defaults of transformers' classes, which multimodal configs omit from the section of their text part
 _VL3 = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
@@ -54,10 +55,12 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _next_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return `_experts` with the expert that all tokens use."""
     return [experts and _with_gated_expert(fields, experts) for experts in _experts(fields, layers)]
 
 
 def _qwen35_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, which are alike; none for a dense model."""
     if not fields.values.get("num_experts"):
         return [None] * layers
     counts = count_experts(fields, "num_experts")
@@ -78,6 +81,7 @@ def _next_mixer(fields: Fields) -> MixerConfig:
 
 
 def _centred_norms(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """State that norms are stored minus one."""
     return replace(decoder, norm_weight_offset=1.0)
 
 
@@ -89,6 +93,7 @@ _JOINED_EXPERTS = (
 
 
 def _vl_experts(config: Config) -> None:
+    """Add the usual key of the number of experts."""
     if "num_local_experts" in config:
         config.setdefault("num_experts", config["num_local_experts"])
 

@@ -2,6 +2,9 @@
 
 `decoder_config` returns None for other architectures and variants, which mlx-lm's classes run, and raises
 CheckpointError for contradictory values and for values that both would ignore.
+
+`models.loading` calls it for a checkpoint, `models.cost` for a config without weights, such as the catalog's. The
+functions of a row are called in the order that `Architecture` states.
 """
 
 from collections.abc import Mapping
@@ -16,6 +19,7 @@ from headrace.models.architectures.latent import latent_scale
 from headrace.models.architectures.layers import head_size, layers_of, ropes_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+# Names of GELU in configs -> activation of a feed-forward without a gate. Of these families the config states it.
 _UNGATED_GELU: dict[str, Activation] = {
     "gelu": "erf_gelu", "gelu_new": "tanh_gelu", "gelu_fast": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu",
 }  # fmt: skip
@@ -33,15 +37,20 @@ def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
     if family is None:
         return None
     fields = Fields(config)
+
+    # The family's facts, as this config changes them
     if not config.get("use_qk_norm", True):
         family = replace(family, qk_norm=None)
     stated = config.get(architecture.activation_key or "")
     if family.activation in _UNGATED_GELU.values() and isinstance(stated, str):
         family = replace(family, activation=_UNGATED_GELU.get(stated, family.activation))
+
     rope, local_rope = ropes_of(fields, architecture)
     if not _runs(fields, architecture, family, (rope, local_rope)):
         return None
     _refuse_other(config, architecture)
+
+    # Sizes of attention
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -49,13 +58,14 @@ def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
     scale = head_dim**-0.5
     latent = None if architecture.latent is None else architecture.latent(fields)
     if latent is not None:
-        kv_heads = 1
+        kv_heads = 1  # every query head reads the same entries, of which values are a part
         head_dim = latent.head_dim
         scale = latent_scale(fields, latent)
         rope = replace(rope, share=latent.rotated / latent.head_dim)
         local_rope = rope
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+
     decoder = DecoderConfig(
         architecture=architecture.name,
         family=family,

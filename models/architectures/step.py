@@ -56,6 +56,7 @@ def _ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, Rope
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, with the bound of its activations."""
     experts = ExpertsConfig(
         *count_experts(fields, "moe_num_experts", "moe_top_k"),
         size=fields.count("moe_intermediate_size"),
@@ -73,6 +74,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _sparse(fields: Fields, layers: int) -> set[int]:
+    """Return the layers with experts, as `moe_layers_enum` lists them ("3,4,5"); without it, all but the first."""
     stated = fields.values.get("moe_layers_enum")
     if not stated:
         return set(range(1, layers))
