@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine import kv_budget
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv import slot_cache
@@ -39,6 +40,16 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def llama(directories: dict[str, Path]) -> Decoder:
     return load_decoder(directories["llama"])
+
+
+@pytest.fixture
+def chunk(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the entries of a chunk of buffers: fewer, so that short prompts fill several."""
+    chunk = CHUNK // 4
+    monkeypatch.setattr(slot_cache, "CHUNK", chunk)
+    monkeypatch.setattr(slot_cache, "GROWTH", 4 * chunk)
+    monkeypatch.setattr(kv_budget, "CHUNK", chunk)
+    return chunk
 
 
 def new_kv(network: Decoder, spare: Callable[[int], int] | None = None) -> BufferBackend:
@@ -125,12 +136,9 @@ def bank_of(cache: SlotCache) -> SlotBuffers:
     ids=str,
 )  # fmt: skip
 def test_joined_slots_give_the_output_of_separate_sequences(
-    directories: dict[str, Path], variant: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+    directories: dict[str, Path], variant: str, dtype: mx.Dtype, chunk: int
 ) -> None:
     """In any order of comings, ends, growth, guesses taken back and prompts beside; and in no other dtype."""
-    chunk = CHUNK // 4  # so that short prompts end on all sides of its multiples
-    monkeypatch.setattr(slot_cache, "CHUNK", chunk)
-    monkeypatch.setattr(slot_cache, "GROWTH", 4 * chunk)
     network = load_decoder(directories[variant], reference, dtype)
     bound = {mx.float32: 1e-5, mx.float16: 1e-2, mx.bfloat16: 6e-2}[dtype]
     chance = random.Random(3)
@@ -215,10 +223,10 @@ def test_layers_that_joined_attention_cannot_express_stay_separate(llama: Decode
     assert {cache.buffers for cache in (prompt, guessing, far, alone)} == {None}
 
 
-def test_a_step_copies_no_entries(llama: Decoder) -> None:
+def test_a_step_copies_no_entries(llama: Decoder, chunk: int) -> None:
     """Beside what is there, a step takes less than the K/V of one layer of one sequence."""
     kv = new_kv(llama)
-    caches = [fed(llama, kv, 3 * CHUNK - 9 - number) for number in range(6)]
+    caches = [fed(llama, kv, 3 * chunk - 9 - number) for number in range(6)]
     decode(llama, kv, caches)
     bank = bank_of(caches[0])
     layer = bank.slot_bytes // (2 * len(llama.config.layers))
@@ -230,9 +238,9 @@ def test_a_step_copies_no_entries(llama: Decoder) -> None:
         assert mx.get_peak_memory() - active < 2 * layer
 
 
-def test_assigning_a_slot_copies_one_layer_at_a_time(llama: Decoder) -> None:
+def test_assigning_a_slot_copies_one_layer_at_a_time(llama: Decoder, chunk: int) -> None:
     kv = new_kv(llama)
-    caches = [fed(llama, kv, 3 * CHUNK + 9) for _ in range(6)]
+    caches = [fed(llama, kv, 3 * chunk + 9) for _ in range(6)]
     mx.synchronize()
     active = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -242,11 +250,11 @@ def test_assigning_a_slot_copies_one_layer_at_a_time(llama: Decoder) -> None:
     assert mx.get_active_memory() - active < 0.1 * buffer
 
 
-def test_sequences_of_similar_length_share_slot_buffers(llama: Decoder) -> None:
+def test_sequences_of_similar_length_share_slot_buffers(llama: Decoder, chunk: int) -> None:
     """However their prompts were cut: buffers have as many rows as others' have."""
     kv = new_kv(llama)
     alone = new_kv(llama)
-    lengths = [(2 * CHUNK + 5, 1024), (3 * CHUNK - 1, 64)]  # and so of three chunks, and of four
+    lengths = [(2 * chunk + 5, 4 * chunk), (3 * chunk - 1, chunk // 4)]  # and so of three chunks, and of four
     ours, theirs = ([fed(llama, each, *length) for length in lengths] for each in (kv, alone))
     assert ours[0].allocated_bytes < ours[1].allocated_bytes
     for _ in range(3):
@@ -366,12 +374,12 @@ def test_a_single_sequence_keeps_no_shared_buffers(llama: Decoder) -> None:
         assert said == answer(llama, request, LIMIT)[0]
 
 
-def test_batching_does_not_change_output(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_does_not_change_output(llama: Decoder, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at any time, some cancelled, some with guesses, in memory so short that some step back."""
     monkeypatch.setattr("headrace.runtime.engine.engine.OUTPUT_RESERVED", 0)
     chance = random.Random(8)
-    memory = llama.cost.kv_bytes(5 * CHUNK)
-    engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, chunk_budget=SteadyPace(CHUNK))
+    memory = llama.cost.kv_bytes(5 * chunk)
+    engine = Engine(llama, context_limit=2 * chunk, kv_memory=memory, chunk_budget=SteadyPace(chunk))
     assert isinstance(engine.kv, BufferBackend)
     kv = engine.kv
     assign = engine.kv.assign
@@ -385,10 +393,10 @@ def test_batching_does_not_change_output(llama: Decoder, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(kv, "assign", watched)
     to_come = [
-        Request(prompt_of(chance.randint(CHUNK - 40, CHUNK - 10)), 90, speculate=chance.choice(["off", "ngram"]))
+        Request(prompt_of(chance.randint(chunk - 40, chunk - 10)), 60, speculate=chance.choice(["off", "ngram"]))
         for _ in range(5)
     ]
-    grow_together = [Request(prompt_of(CHUNK - 20), 90, speculate="off") for _ in range(3)]
+    grow_together = [Request(prompt_of(chunk - 20), 60, speculate="off") for _ in range(3)]
     tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in grow_together}
     cancelled = set()
     stepped_back = 0
@@ -405,5 +413,5 @@ def test_batching_does_not_change_output(llama: Decoder, monkeypatch: pytest.Mon
     assert max(together) > 2
     assert stepped_back
     for sequence, said in tokens.items():
-        expected = answer(llama, sequence.request, 2 * CHUNK)[0]
+        expected = answer(llama, sequence.request, 2 * chunk)[0]
         assert said == (expected[: len(said)] if sequence in cancelled else expected)

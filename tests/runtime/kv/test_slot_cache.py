@@ -8,8 +8,10 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine import kv_budget
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.kv import slot_cache
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import CHUNK
@@ -31,6 +33,16 @@ LIMIT = 8 * BLOCK
 @pytest.fixture(scope="module", params=["llama", "gemma3", "mistral-window"])
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return load_decoder(write_model(tmp_path_factory.mktemp("model"), request.param), reference)
+
+
+@pytest.fixture
+def chunk(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the entries of a chunk of buffers: fewer, so that short sequences fill several."""
+    chunk = CHUNK // 4
+    monkeypatch.setattr(slot_cache, "CHUNK", chunk)
+    monkeypatch.setattr(slot_cache, "GROWTH", 4 * chunk)
+    monkeypatch.setattr(kv_budget, "CHUNK", chunk)
+    return chunk
 
 
 def new_kv(network: Decoder, spare: Callable[[int], int] | None = None) -> BufferBackend:
@@ -127,18 +139,18 @@ def test_sequences_evict_cached_prefixes(buffered: Decoder) -> None:
     memory = buffered.cost.kv_bytes(5 * CHUNK)
     engine = Engine(buffered, context_limit=2 * CHUNK, keep_prefix=True, kv_memory=memory)
     prompts = [[number, *CHAT[: CHUNK - 9 + 20 * number]] for number in range(4)]
+    requests = [Request(prompt, max_tokens=12) for prompt in prompts]
+    expected = [answer(buffered, request, 2 * CHUNK)[0] for request in requests]
     most = 0
     for together in (1, 4, 2):
-        requests = [Request(prompt, max_tokens=30) for prompt in prompts[:together]]
-        tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests}
+        tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests[:together]}
         while engine.has_work:
             for sequence, event in engine.step():
                 tokens[sequence] += event.tokens if isinstance(event, Step) else ()
             load = engine.load()
             assert load.kv_used_bytes + load.pool_bytes <= memory
             most = max(most, load.kv_used_bytes + load.pool_bytes)
-        for request, ours in zip(requests, tokens.values(), strict=True):
-            assert ours == answer(buffered, request, 2 * CHUNK)[0]
+        assert list(tokens.values()) == expected[:together]
     assert most > memory * 0.9
 
 
@@ -187,13 +199,14 @@ def count_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("max_tokens", [30, None])
 def test_a_prompt_and_its_answer_are_never_copied(
-    max_tokens: int | None, buffered: Decoder, monkeypatch: pytest.MonkeyPatch
+    max_tokens: int | None, buffered: Decoder, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = count_moves(monkeypatch)
-    request = Request(CHAT, max_tokens, speculate="off")
-    engine = Engine(buffered, context_limit=len(CHAT) + CHUNK, chunk_budget=SteadyPace(64))
+    prompt = CHAT[: 3 * chunk + 50]
+    request = Request(prompt, max_tokens, speculate="off")
+    engine = Engine(buffered, context_limit=len(prompt) + chunk, chunk_budget=SteadyPace(chunk // 4))
     tokens, _ = split(list(engine.generate(request)))
-    assert (len(tokens), moves) == (max_tokens or CHUNK + 1, [])
+    assert (len(tokens), moves) == (max_tokens or chunk + 1, [])
 
 
 def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,13 +217,13 @@ def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.
     assert (end.summary.reused_tokens, moves) == (len(CHAT), [])
 
 
-def test_output_grows_where_memory_is_short(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_grows_where_memory_is_short(buffered: Decoder, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sequence has room for its output, the second one is admitted with its prompt's and grows once."""
-    memory = buffered.cost.kv_bytes(5 * CHUNK)
-    engine = Engine(buffered, context_limit=4 * CHUNK, kv_memory=memory, chunk_budget=SteadyPace(64))
-    prompts = [CHAT[first : first + CHUNK - 9] for first in (0, 1)]
+    memory = buffered.cost.kv_bytes(5 * chunk)
+    engine = Engine(buffered, context_limit=4 * chunk, kv_memory=memory, chunk_budget=SteadyPace(chunk // 4))
+    prompts = [CHAT[first : first + chunk - 9] for first in (0, 1)]
     requests = [
-        Request(prompt, tokens, speculate="off") for prompt, tokens in zip(prompts, (2 * CHUNK, 30), strict=True)
+        Request(prompt, tokens, speculate="off") for prompt, tokens in zip(prompts, (2 * chunk, 30), strict=True)
     ]
     moves = count_moves(monkeypatch)
     tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests}
@@ -220,6 +233,6 @@ def test_output_grows_where_memory_is_short(buffered: Decoder, monkeypatch: pyte
             tokens[sequence] += event.tokens if isinstance(event, Step) else ()
         most = max(most, engine.load().kv_used_bytes)
     assert most == memory
-    assert moves == [CHUNK] * buffered.kv_shape.layers
+    assert moves == [chunk] * buffered.kv_shape.layers
     for request, ours in zip(requests, tokens.values(), strict=True):
-        assert ours == answer(buffered, request, 4 * CHUNK)[0]
+        assert ours == answer(buffered, request, 4 * chunk)[0]
