@@ -14,6 +14,15 @@ from tests.support.tiny_chat import write_chat_model
 Starter = Callable[..., ServerProcess]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _clients_share_a_tls_context() -> Iterator[None]:
+    """Make one TLS context for all clients: it takes longer than a request, and no address here needs it."""
+    context = httpx.create_ssl_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx2._transports.default.create_ssl_context", lambda **_: context)
+        yield
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("tiny") / "tiny", context=200_000)
