@@ -81,10 +81,12 @@ class Model:
 
     Any thread and any task may call it. Answers that are open at the same time are decoded in one batch, up to 16; more
     wait for their turn. A thread of the model computes; it is no part of a process that is forked later.
+    `close`, or the end of a `with` block, frees its memory.
 
-    sampling: the recommended parameters, the default of every answer. context_limit: tokens of prompt and answer.
-    notes: facts about the loaded weights, such as a conversion. `close`, or the end of a `with` block, frees its
-    memory.
+    name: as it is shown, without a path.
+    sampling: the recommended parameters, the default of every answer.
+    context_limit: tokens of prompt and answer.
+    notes: facts about the loaded weights, such as a conversion.
     """
 
     def __init__(self, name: str, load: Callable[[], LoadedModel]) -> None:
@@ -125,14 +127,19 @@ class Model:
     ) -> AnswerStream:
         """Answer a conversation with the model's chat template. A text alone is one user message.
 
+        The prompt is encoded on the calling thread; the answer begins before it is read.
+
         sampling: None means the model's own (`Model.sampling`); keywords such as `temperature` and `seed` go before it.
-        stop: a text, or several, that end the answer and are left out of it. max_tokens: None means up to the context
-        limit. thinking: on or off, a level, or a budget in tokens, where the model allows it. schema: a JSON schema, as
-        an object or text, or a pydantic class; regex, grammar: a regular expression or a Lark grammar instead; the
-        answer fits it, and the stream's `parsed` is its value. tools, tool_choice, parallel_tool_calls: as in OpenAI's
-        chat API; calls come in `calls` of the parts. logprobs: number of best tokens that each step reports; 0: the
-        chosen one alone. The prompt is encoded on the calling thread; the answer begins before it is read. `cancel`,
-        which any thread may set, ends it, as closing the stream does, during prefill too.
+        cancel: ends the answer, as closing the stream does, during prefill too. Any thread may set it.
+        stop: a text, or several, that end the answer and are left out of it.
+        max_tokens: None means up to the context limit.
+        thinking: on or off, a level, or a budget in tokens, where the model allows it.
+        schema: a JSON schema, as an object or text, or a pydantic class. The answer fits it, and the stream's `parsed`
+            is its value.
+        regex, grammar: a regular expression or a Lark grammar instead of a schema.
+        tools, tool_choice, parallel_tool_calls: as in OpenAI's chat API; calls come in `calls` of the parts.
+        logprobs: number of best tokens that each step reports; 0: the chosen one alone.
+
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
         NotEnoughMemoryError, and EngineError for an answer that failed or was open when the model was closed.
@@ -212,7 +219,7 @@ class Model:
         try:
             for each in islice(waiting, _SUBMITTED):
                 self._engine.submit(each)
-            for _ in opened:
+            for _ in opened:  # one end for each, of any of them: `parts` is shared
                 if isinstance(end := wait_for_item(parts), HeadraceError):
                     raise end
                 for each in islice(waiting, 1):
@@ -252,7 +259,7 @@ class Model:
         _check_type("cancel", cancel, CancelFlag)
         given = {name: value for name, value in keywords.items() if name in OPTIONS}
         if (unknown := next((name for name in keywords if name not in Keywords.__annotations__), None)) is not None:
-            given[unknown] = None  # refused by name
+            given[unknown] = None  # `AnswerOptions.read` refuses it by name
         options = AnswerOptions.read({**given, "schema": plain_schema(keywords.get("schema"))})
         tools = read_tools(keywords.get("tools"), keywords.get("tool_choice"), keywords.get("parallel_tool_calls"))
         if isinstance(prompt, str) and (options.thinking is not None or tools is not None):
@@ -290,11 +297,14 @@ def load(
 
     Any thread may load, and any may use the model. In a task: `await asyncio.to_thread(load, ...)`.
 
-    context: limit in tokens; None: the model's, as memory allows. quantize: bits to quantize a plain checkpoint to
-    while loading, in groups of `group_size`. kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of
-    these in which the context fits. activations: of prompts, "16", "8" or "auto" bits. force: go beyond the memory
-    limit, or with `context` the model's.
-    progress(stage, done, total): called during long work. Warns (RuntimeWarning) if the native kernels are missing.
+    context: limit in tokens; None: the model's, as memory allows.
+    quantize: bits to quantize a plain checkpoint to while loading, in groups of `group_size`.
+    kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of these in which the context fits.
+    activations: of prompts, "16", "8" or "auto" bits.
+    force: go beyond the memory limit, or with `context` the model's.
+    progress: `progress(stage, done, total)` is called during long work.
+
+    Warns (RuntimeWarning) if the native kernels are missing.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
     # Refused before any fetch.
@@ -325,9 +335,11 @@ def predict(
 ) -> Prediction:
     """Predict decode speed with `context` tokens in the cache, and memory, from shapes; no weights are loaded.
 
-    name: as for `load`; for a model that is not installed no weights are fetched. chip: such as "M4 Max (40-core)",
-    with `memory_gb` of memory; None: this machine, measured first if need be. batch: sequences that share a step; the
-    speed is their total.
+    name: as for `load`; for a model that is not installed no weights are fetched.
+    chip: such as "M4 Max (40-core)"; None: this machine, measured first if need be.
+    memory_gb: memory of the chip; None: that of this machine, or the largest sold.
+    context: tokens in the cache of each sequence.
+    batch: sequences that share a step; the speed is their total.
     Raises ModelNotFoundError, UnsupportedModelError, CheckpointError, FetchError, and UsageError for an unknown chip
     and for one with several variants.
     """

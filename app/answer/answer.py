@@ -1,4 +1,8 @@
-"""One answer: its prompt and request, and the text, steps and times it has so far."""
+"""One answer: its prompt and request, and the text, steps and times it has so far.
+
+`Answerer.prepare` makes it. Each event of the engine then goes through `take`, in order, on the thread of the model;
+`Completed` is the last one. Facts of an answer's end that only this module knows are added in `_end`.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +17,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse
-from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.engine.request import EndedBy, Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
 from headrace.runtime.machine.load import CPUMeter, CPUUse
@@ -23,6 +27,12 @@ from headrace.runtime.sampling.params import SamplingParams
 
 TextEvent = Part | Failed
 """Prefill progress, text of a step, then exactly one `Completed` or `Failed`."""
+_CUT_BY: Mapping[EndedBy, str] = {
+    "max_tokens": "max tokens",
+    "context_limit": "the context limit",
+    "stop_string": "a stop string",
+}
+"""Words for the ends of `EndedBy` that cut an answer short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,8 @@ class Answer:
         self._energy_meter: EnergyMeter | None = None
         self._own_processes = own_processes
         self._mbu = mbu
-        self._meters: list[CPUMeter] = []  # from the first event, from the first step
+        # Two at most: from the first event on, and from the first step on. A short answer needs the longer one.
+        self._meters: list[CPUMeter] = []
         self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
         self.reports: list[TokenReport] = []
         """Log probabilities of its tokens so far, if they were requested."""
@@ -100,7 +111,8 @@ class Answer:
         self.unchecked_tools: Mapping[str, str] = {}
         """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
         self._repetition = Repetition()
-        self._pieces: list[str] = []
+        # Joined when they are read: an answer may have thousands of steps.
+        self._pieces: list[str] = []  # all text, tags of thinking sections included
         self._thinking: list[str] = []
         self._content: list[str] = []
 
@@ -108,13 +120,15 @@ class Answer:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
         if isinstance(event, Failed):
             raise event.error
-        if not self._meters or (isinstance(event, Step) and not self.steps):
+        is_first_step = isinstance(event, Step) and not self.steps
+        if not self._meters or is_first_step:
             self._meters.append(CPUMeter(self._own_processes))
-            if self.sensors is not None and isinstance(event, Step):
-                self._energy_meter = EnergyMeter(self.sensors)
+        if is_first_step and self.sensors is not None:
+            self._energy_meter = EnergyMeter(self.sensors)
         if isinstance(event, PrefillProgress):
             self.chunks.append((self._elapsed_s(), event.done))
             return event
+
         part = self._text.step(event) if isinstance(event, Step) else self._text.end(event)
         if self.ttft_s is None and (part.text or part.calls or part.call_deltas):
             self.ttft_s = self._elapsed_s()
@@ -135,7 +149,7 @@ class Answer:
     def _end(self, finished: Finished) -> Finished:
         """Take the last readings, and return the end with what the engine does not know."""
         self.e2e_s = self._elapsed_s()
-        uses = (meter.use() for meter in reversed(self._meters))
+        uses = (meter.use() for meter in reversed(self._meters))  # None, if the time was too short
         self.cpu_use = next((use for use in uses if use is not None), None)
         self.energy = self._energy_meter.use() if self._energy_meter is not None else None
         summary = replace(
@@ -180,8 +194,7 @@ class Answer:
         """Raise EngineError for a constrained answer that ended before its text was whole."""
         ended_by = self.end.ended_by
         if self.constrained and ended_by != "end_of_turn":
-            cut = {"max_tokens": "max tokens", "context_limit": "the context limit", "stop_string": "a stop string"}
-            by = cut.get(ended_by, "a cancellation")
+            by = _CUT_BY.get(ended_by, "a cancellation")
             hint = "raise the limit with -n" if ended_by == "max_tokens" else None
             if self.repeats:
                 hint = "it repeats itself: limit its lists and texts (maxItems, maxLength), or use a larger model"

@@ -1,4 +1,9 @@
-"""Text and latency of an answer's decode steps, token by token, and their stored form."""
+"""Text and latency of an answer's decode steps, token by token, and their stored form.
+
+A chat's turn collects them, the session store keeps them with the answer, and the transcript and the HTML export mark
+draft tokens by them. `packed` and `unpacked` are one format, which stored sessions have: a change must read the old
+form, too.
+"""
 
 import json
 import zlib
@@ -16,9 +21,10 @@ _MAX_BYTES = 1 << 26  # of a stored document, unpacked
 class StepText(NamedTuple):
     """Text of one step.
 
-    pieces: text that each output token completed, often "" (half a character); a step that only ended the answer has
-    one. accepted: pieces of accepted draft tokens, the first ones. rejected: texts of rejected draft tokens, drafted
-    behind the accepted ones.
+    pieces: text that each output token completed, often "" (half a character). A step that only ended the answer has
+        one piece.
+    accepted: number of accepted draft tokens; their pieces are the first ones.
+    rejected: texts of rejected draft tokens, which were drafted after the accepted ones.
     """
 
     pieces: tuple[str, ...]
@@ -60,14 +66,14 @@ class AnswerSteps:
             at += sum(map(len, pieces))
 
     def rejected(self) -> Iterator[tuple[int, str]]:
-        """Yield (place in the answer's text, text) of rejected draft tokens, those of a step together."""
+        """Yield (character of the answer's text, text) of rejected draft tokens, those of a step together."""
         at = self.start
         for pieces, accepted, rejected in self.texts:
             if text := "".join(rejected):
                 yield at + sum(map(len, pieces[:accepted])), text
             at += sum(map(len, pieces))
 
-    def behind(self, earlier: "AnswerSteps | None") -> "AnswerSteps":
+    def joined_to(self, earlier: "AnswerSteps | None") -> "AnswerSteps":
         """Return the steps of the whole answer, if `earlier` are all of the part before; else these alone."""
         if earlier is None or earlier.start + len(earlier.text) != self.start:
             return self
@@ -78,6 +84,7 @@ class AnswerSteps:
 
     def packed(self) -> bytes:
         """Return the stored form: compressed JSON, pieces as lengths, latencies in microseconds."""
+        # The text itself is the stored answer. A step of two pieces, "ab" and "c", one accepted: [[2, 1], 1, []]
         steps = [[list(map(len, step.pieces)), step.accepted, step.rejected] for step in self.texts]
         micros = [round(latency * 1e6) for latency in self.latencies_s]
         document = {"start": self.start, "steps": steps, "latencies_us": micros}
@@ -90,6 +97,7 @@ def unpacked(data: object, content: str) -> AnswerSteps | None:
         if not isinstance(data, bytes):
             return None
         document = json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES))
+        # 2**53 is the largest integer up to which floats are exact.
         latencies = [_checked(micros, 1 << 53) / 1e6 for micros in document["latencies_us"]]
         steps = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
         at = steps.start
@@ -104,6 +112,7 @@ def unpacked(data: object, content: str) -> AnswerSteps | None:
 
 
 def _checked(value: object, maximum: int) -> int:
+    """Return a whole number from 0 to `maximum`. Raises ValueError for anything else, `True` included."""
     if type(value) is not int or not 0 <= value <= maximum:
         raise ValueError
     return value

@@ -120,12 +120,15 @@ class Answerer:
         options = options.resolved(self._recommended)
         if options.seed is None:
             options = replace(options, seed=random_seed())
+
+        # Tools that may be called, and the form in which this model writes their calls.
         tools = None
         form = None
         if prompt.tools is not None and prompt.tools.callable:
             tools = prompt.tools
             form = self._form_of(tools)
         grammar, unchecked = self._grammar(prompt, options, tools, form)
+
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
@@ -137,9 +140,10 @@ class Answerer:
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
             grammar=grammar,
         )
+
         calls = None
         if form is not None:
-            is_certain = grammar is not None
+            is_certain = grammar is not None  # the grammar makes every beginning of a call a whole one
             calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=is_certain)
         answer = Answer(
             prompt,

@@ -1,4 +1,8 @@
-"""One parsed request for answers, of any endpoint or line of a batch."""
+"""One parsed request for answers, of any endpoint or line of a batch.
+
+Readers of bodies make it: `openai_form.py` here, `anthropic.py` and `responses.py` of the server, `app.batch.parse`.
+`app.server.respond` and `app.batch.run` answer it. A new field needs its use in both, or its refusal in a reader.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +12,11 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
+"""As in `app.answer.answerer`, whose import would bring the engine."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}  # levels of models, by efforts without one
+"""Values of OpenAI's `reasoning_effort`."""
+# Levels of models are low, medium and high. Other efforts stand for the nearest one; "max" is Anthropic's.
+_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class Call:
     stream: events while the answers are generated.
     include_usage: a last chunk of a stream has the usage.
     logprobs: best tokens reported with each token; None: off.
-    effort: a client's hint about thinking, of `EFFORTS`, which models without thinking ignore.
+    effort: a client's hint about thinking, of `EFFORTS` or "max", which models without thinking ignore.
     budget: a further hint: thinking on or off, or tokens at most.
     continue_text: beginning of the answer.
     tools: that the model may call.

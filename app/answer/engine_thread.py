@@ -39,8 +39,10 @@ AnswerPart = TextChunk | Completed | HeadraceError
 class OpenAnswer:
     """An answer on its way from the engine thread to its readers: tasks, or any threads.
 
-    parts: those that are not read yet, up to `Completed` or an error; then None. in_parts: a `TextChunk` is delivered
-    for each step, not the end alone. is_over: its end was delivered. is_closed: no part is wanted any more.
+    parts: those that are not read yet, up to `Completed` or an error; then None.
+    in_parts: a `TextChunk` is delivered for each step, not the end alone.
+    is_over: its end was delivered.
+    is_closed: no part is wanted any more.
     """
 
     def __init__(
@@ -145,8 +147,12 @@ def _resolve(waiters: "Iterable[Future[None]]") -> None:
 class EngineThread:
     """An answerer, and the thread that alone computes with it.
 
-    answerer: for other threads only to encode prompts and prepare answers; None once it is closed. is_paused: all
-    answers wait for their readers. is_last: the interpreter ends.
+    answerer: for other threads only to encode prompts and prepare answers; None once it is closed.
+    is_paused: all answers wait for their readers.
+    is_last: the interpreter ends.
+
+    Methods above the line are for other threads, those below it run on the thread itself. `_lock` guards the states of
+    loading and stopping alone; all else passes through queues.
     """
 
     def __init__(self, name: str, load: Callable[[], Answerer]) -> None:
@@ -154,14 +160,14 @@ class EngineThread:
         self.answerer: Answerer | None = None
         self.is_paused = False
         self.is_last = False
-        self._name = name
+        self._name = name  # of the model
         self._process = os.getpid()
-        self._inbox: SimpleQueue[OpenAnswer | None] = SimpleQueue()
+        self._inbox: SimpleQueue[OpenAnswer | None] = SimpleQueue()  # None only wakes the thread
         self._open: dict[Answer, OpenAnswer] = {}
         self._lock = RLock()  # finalizers may call `stop` at any time, also within `stop`
         self._is_loading = False
         self._is_stopping = False
-        self._is_over = False
+        self._is_over = False  # the model is freed: nobody reads the inbox any more
         self._error: BaseException | None = None  # that ended the thread
         loaded: SimpleQueue[BaseException | None] = SimpleQueue()
         _engines.add(self)

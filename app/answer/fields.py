@@ -1,4 +1,8 @@
-"""Fields of a request's JSON body, typed: those of every client's form, and the answer options among them."""
+"""Fields of a request's JSON body, typed: those of every client's form, and the answer options among them.
+
+Server and batch read bodies with these functions alone, so that a wrong value has the same error everywhere: it names
+the field. Unknown fields are ignored by the server and refused by a batch, which calls `refuse_unknown` first.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -9,6 +13,7 @@ from headrace.runtime.errors import UsageError
 
 T = TypeVar("T")
 Body = Mapping[str, object]
+# Bounds on the work of one step: each text is looked for in the answer, each bias is added to the logits.
 MAX_STOPS = 64
 MAX_BIASES = 4096
 _SMALLEST_TOP_P = 1e-6  # keeps the best token alone

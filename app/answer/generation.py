@@ -1,4 +1,7 @@
-"""A finished answer for programs, and its value under a schema."""
+"""A finished answer for programs, and its value under a schema.
+
+`Model.generate` and `Model.batch` (`app.api`) return it. Its fields are public: docs/python.md describes them.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,12 +23,18 @@ from headrace.runtime.sampling.params import SamplingParams
 class Generation:
     """A finished answer; `str` of it is its text.
 
-    finished: its end, as in the `Completed` of a stream. sampling: as used, with the seed that gives the answer again.
-    parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None without a schema,
-    and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a conversation; the
-    result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens, logprobs: ids of
-    the answer, and their log probabilities if `logprobs` was given. reports: the same with texts of tokens.
+    text: all of it, thinking and its tags included.
+    finished: its end, as in the `Completed` of a stream.
+    sampling: as used, with the seed that gives the answer again.
+    parsed: the value of an answer with a schema, an instance if the schema is a pydantic class. None without a schema,
+        and for an answer of tool calls.
+    calls: of tools, in order.
+    message: the answer as a message of a conversation. The result of a call follows it as
+        `{"role": "tool", "tool_call_id": ..., "content": text}`.
+    tokens: ids of the answer.
+    logprobs: log probabilities of these tokens, if `logprobs` was given.
     unchecked_tools: tools that accept any arguments, with the reason.
+    reports: log probabilities with the texts of tokens.
     """
 
     text: str

@@ -1,4 +1,9 @@
-"""OpenAI's chat messages as those of a chat template: text contents, tool calls, and thinking that a client returns."""
+"""OpenAI's chat messages as those of a chat template: text contents, tool calls, and thinking that a client returns.
+
+Server, batch and Python API read messages here. The result has the keys that Hugging Face's templates read: `role`,
+`content`, `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. `models/text/adapt_messages.py` then adapts it to
+the template of a model.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +15,7 @@ from headrace.runtime.errors import UsageError
 
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024  # in one message
+# Roles of clients, and those that templates know.
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -42,7 +48,7 @@ def read_messages(given: object, *, strict: bool = False, where: str = "messages
         raise UsageError(f"{where} must be a list with at least one message")
     if len(given) > MAX_MESSAGES:
         raise UsageError(f"{where} has {len(given)} entries, at most {MAX_MESSAGES} are allowed")
-    newest = newest_user(given)
+    newest = newest_user(given)  # images are refused in this message; words stand for earlier ones
     messages = [
         _message(value, f"{where}[{index}]", strict=strict, in_history=index != newest)
         for index, value in enumerate(given)
@@ -52,11 +58,11 @@ def read_messages(given: object, *, strict: bool = False, where: str = "messages
 
 def join_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return messages with the system messages at their beginning as one: most templates take only one."""
-    first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    if first < 2:
+    num_system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if num_system < 2:
         return messages
-    joined = "\n\n".join(str(message["content"]) for message in messages[:first])
-    return [{"role": "system", "content": joined}, *messages[first:]]
+    joined = "\n\n".join(str(message["content"]) for message in messages[:num_system])
+    return [{"role": "system", "content": joined}, *messages[num_system:]]
 
 
 def name_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,6 +149,7 @@ def _calls(value: object, where: str) -> list[dict[str, object]]:
     for index, call in enumerate(value):
         function = call.get("function") if isinstance(call, dict) else None
         if function is None and isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+            # A custom tool takes one text: a function with the parameter `input` to the model (`app.answer.tools`).
             function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
         if not isinstance(function, dict):
             raise UsageError(f"{where}[{index}] must be an object with a function, not {shown(call)}")

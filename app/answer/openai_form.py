@@ -1,7 +1,9 @@
 """OpenAI's chat completions and completions: bodies of requests as calls, and the choices of their answers.
 
-Bodies of the server and of a batch's lines are read here, and their documents have these choices. Source of the
-shapes: OpenAI's API reference, sections Chat and Completions.
+Bodies of the server and of a batch's lines are read here, and their documents have these choices. A new field is read
+by `read_chat` or `read_completion`, and its name stands in `CHAT_FIELDS` or `COMPLETION_FIELDS`: a batch refuses all
+others. A field that would change the answer and is not supported stands in `REFUSED`. Source of the shapes: OpenAI's
+API reference, sections Chat and Completions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,8 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 
 MAX_CHOICES = 16
-MAX_LOGPROBS = 5  # of completions
+"""Answers to one request: as many as the engine runs at a time by default (`answerer.MAX_RUNNING`)."""
+MAX_LOGPROBS = 5  # of completions, as in OpenAI's API
 _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Fields of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
 REFUSED = frozenset({
@@ -74,7 +77,7 @@ def read_chat(body: Body, *, strict: bool = False) -> Call:
 
 def read_completion(body: Body) -> Call:
     """Return the call of a completion: texts that are continued. Raises UsageError that names the field."""
-    refuse(body, REFUSED - {"best_of"} | {"tools"}, _NEUTRAL)
+    refuse(body, REFUSED - {"best_of"} | {"tools"}, _NEUTRAL)  # "best_of" is looked at next; tools need a conversation
     if body.get("best_of") not in (None, 1, body.get("n", 1)):  # clients send it with the value of `n`
         raise UsageError("best_of is not supported")
     options = answer_options(body, _ALIASES, format_options(body))

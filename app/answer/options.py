@@ -2,6 +2,7 @@
 
 Every door derives from it: the command line, the settings and presets, a batch line's keys, the Python API and the
 chat's parameters. An option has the same name everywhere; its flag has dashes in place of underscores.
+CONTRIBUTING.md ("Answer option") lists what a new field needs besides; `tests/app/answer/test_options.py` checks it.
 """
 
 import json
@@ -34,6 +35,7 @@ DEFAULT_MAX_TOKENS = 2048
 GRAMMARS = ("schema", "regex", "grammar")
 """Options that constrain an answer; at most one is set."""
 _SAMPLING = frozenset(row.name for row in fields(SamplingParams))
+# Options that a model's generation_config.json may recommend.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -74,6 +76,7 @@ class Option:
 
 
 def _option(kind: ValueType[object], help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
+    """Return a dataclass field of `AnswerOptions`, not set by default, with its row of the table."""
     return field(default=None, metadata={"option": Option(kind, help, short, default, example)})
 
 
@@ -170,6 +173,7 @@ class AnswerOptions:
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":
         """Return these options, and those of `base` where they are not set."""
+        # A schema here replaces a regular expression there: two grammars exclude each other.
         none = dict.fromkeys(GRAMMARS) if self.constrained else {}
         return replace(base, **(none | self.given()))
 

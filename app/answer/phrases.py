@@ -1,4 +1,7 @@
-"""Phrases of an answer's figures and sampling, the same on every surface."""
+"""Phrases of an answer's figures and sampling, the same on every surface.
+
+The chat, `run`, `batch` and exported sessions take them from here.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,7 +11,7 @@ from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.metrics.units import counted, format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
-# Options, each with the value that changes nothing.
+# Options that are shown if they differ from the value here, which changes nothing; in this order.
 _FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))
 _SOURCES: Mapping[SamplingSource, str] = {
     "options": "as asked",

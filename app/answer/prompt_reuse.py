@@ -1,4 +1,8 @@
-"""Prompt tokens found in the KV cache: how many, since when, and the reason why there are not more."""
+"""Prompt tokens found in the KV cache: how many, since when, and the reason why there are not more.
+
+`app/engine/host.py` keeps a `ReuseLog` and explains each prompt when its prefill begins. The chat's decode view shows
+the result, and so does a server's response to a request with `headrace: {"explain": true}`.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +17,7 @@ from headrace.runtime.kv.common_prefix import common_prefix
 if TYPE_CHECKING:
     from headrace.models.text.tokenizer import Tokenizer
 
-_KEPT = 8  # earlier sequences
+_KEPT = 8  # earlier sequences that a prompt is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,15 @@ class ReuseLog:
 
     def explain(self, prompt: Sequence[int], reused: int) -> PromptReuse:
         """Return the reuse of a prompt; reused: its tokens found in the cache."""
-        typed = min(reused, common_prefix(self._prefetched, prompt)) - self._prefetched_from
+        # Tokens of this prompt that its prefetch computed: those that it found itself do not count.
+        prefetched = 0
+        if self._prefetched:
+            prefetched = min(reused, common_prefix(self._prefetched, prompt)) - self._prefetched_from
+
+        # The newest of the sequences that share the longest prefix. A step feeds the last token, which is never reused.
         nearest = max(reversed(self._earlier), key=lambda tokens: common_prefix(tokens, prompt), default=[])
         dropped = min(common_prefix(nearest, prompt), len(prompt) - 1) - reused
         difference: PrefixDifference | None = None
         with suppress(HeadraceError):  # of a tokenizer: an answer does not fail for want of an explanation
             difference = first_difference(nearest, prompt, self._tokenizer)
-        return PromptReuse(reused, max(0, typed) if self._prefetched else 0, max(0, dropped), difference)
+        return PromptReuse(reused, max(0, prefetched), max(0, dropped), difference)

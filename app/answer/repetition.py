@@ -7,7 +7,7 @@ REPEATED = 500
 LONGEST_PERIOD = 160
 """Longest repeated passage in tokens."""
 REPEATS = f"the answer has repeated itself for {REPEATED} tokens; larger models do this less"
-_BETWEEN = 32  # tokens between two checks
+_BETWEEN = 32  # tokens between two checks: one compares up to 160 slices
 
 
 class Repetition:

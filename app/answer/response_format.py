@@ -13,7 +13,9 @@ from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 _TYPES = "text, json_object or json_schema"
+# vLLM's older fields, and the keys of `structured_outputs` that replaced them.
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
+# Keys of `structured_outputs`, and our options. A choice is turned into a regular expression.
 _OPTIONS = {"json": "schema", "regex": "regex"}
 
 

@@ -1,6 +1,7 @@
 """Decode speed in words: bytes of a token, the machine's limit, the speed, and the time that is not reading.
 
-Every surface shows this sentence. Bytes and FLOPs are computed from shapes, bandwidth is measured.
+Every surface shows this sentence: `run --explain`, the decode view and `bench`. Each fills `StepFigures` from its own
+records. Bytes and FLOPs are computed from shapes, bandwidth is measured.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from headrace.runtime.metrics.units import format_bytes, format_seconds, percent
 if TYPE_CHECKING:
     from headrace.runtime.machine.load import CPUUse
 
-_NAME = 24  # characters of another program's name
+_NAME = 24  # characters of another program's name that are shown
 _ALL = 0.995  # share of a step from which all of it counts as reading
 ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it, and not 100 % of it
 

@@ -1,4 +1,7 @@
-"""Log probabilities of tokens: the request for them, and OpenAI's forms of the reports."""
+"""Log probabilities of tokens: the request for them, and OpenAI's forms of the reports.
+
+`openai_form.py` uses them for requests and whole answers, `app.server.openai` for chunks of a stream.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from headrace.runtime.errors import UsageError
 MOST = 20
 """Best tokens that are reported with each token, in OpenAI's form."""
 LEAST = -9999.0
-"""Stands for a log probability of minus infinity."""
+"""Stands for a log probability of minus infinity, which JSON cannot have; the value of OpenAI's API."""
 
 
 def read_logprobs(wanted: object, top: object) -> int | None:

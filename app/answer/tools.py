@@ -14,7 +14,7 @@ from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import Flag, read_value, shown
 from headrace.runtime.errors import UsageError
 
-MAX_TOOLS = 512
+MAX_TOOLS = 512  # of one request, and of one namespace
 _CHOICES = ("auto", "none", "required")
 _FLAT_FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function in the Responses API
 _INPUT = "input"  # the parameter of a custom tool
@@ -26,7 +26,7 @@ def tool_fields(body: Body) -> dict[str, Any]:
     custom = set[str]()
     namespaces: dict[str, tuple[str, str]] = {}
     for tool in items(body, "tools", MAX_TOOLS):
-        match tool_kind(tool):
+        match tool_kind(tool):  # other types are a service's own tools
             case "function" | None:
                 tools.append(_nested(tool))
             case "custom":
@@ -42,6 +42,7 @@ def tool_fields(body: Body) -> dict[str, Any]:
                     nested["function"]["name"] = whole_name
                     namespaces[whole_name] = (namespace, name)
                     tools.append(nested)
+
     tools, choice = _allowed(tools, body.get("tool_choice"))
     if isinstance(choice, dict) and choice.get("type") == "custom":
         choice = {"type": "function", "name": _custom(choice).get("name")}

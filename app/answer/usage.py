@@ -1,4 +1,8 @@
-"""Token counts, times and ends of answers for result documents, among them OpenAI's `usage` object."""
+"""Token counts, times and ends of answers for result documents, among them OpenAI's `usage` object.
+
+`run --json`, `batch` and the server's endpoints take their figures from here, so a figure has one name and one unit.
+A new field of `timings` needs a row in docs/server.md, which a test compares.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -53,7 +57,10 @@ def timings(summary: Summary) -> dict[str, object]:
 
 
 def named_figures(summary: Summary, *names: str) -> dict[str, object]:
-    """Return an answer's figures by their names in documents, which all documents share."""
+    """Return an answer's figures by their names in documents, which all documents share.
+
+    names: of fields of `Summary`, or of `_OTHER_NAMES`.
+    """
     return {name: _figure(getattr(summary, _OTHER_NAMES.get(name, name)), name) for name in names}
 
 

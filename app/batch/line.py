@@ -1,4 +1,8 @@
-"""Lines of a batch: requests in any form, and lines that have none."""
+"""Lines of a batch: requests in any form, and lines that have none.
+
+`parse.py` makes them, `run.py` answers them and `result.py` writes their results. The digest links a result to its
+line: a resumed batch answers the lines whose digest has no result.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +40,15 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request. number: of the line, from 1. name: its own `id` or `custom_id`. options: over the defaults."""
+    """A request.
+
+    number: of the line, from 1.
+    name: its own `id` or `custom_id`; None without.
+    form: of the line, and of its result.
+    call: the request as it is written.
+    options: those of the line over the defaults of all lines.
+    digest: of everything that decides its answer (`parse._identity`).
+    """
 
     number: int
     name: str | int | None

@@ -2,7 +2,8 @@
 
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
 
-A body is read as the server reads it. Unknown fields are refused, so is more than one answer, before hours of work.
+A body is read as the server reads it (`app.answer.openai_form`). Unknown fields are refused, and so is more than one
+answer: an error before hours of work. `parse.py` calls `form_of` and `read_body`, `result.py` calls `response`.
 Source of the shapes: the API reference of OpenAI, section Batch.
 """
 
@@ -23,9 +24,11 @@ _URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat.completion", "/v1/com
 _FIELDS: Mapping[Form, frozenset[str]] = {"chat.completion": CHAT_FIELDS, "text_completion": COMPLETION_FIELDS}
 # Fields of the server alone: answers begin anew, and a result has no figures but its own.
 _NOT_HERE = frozenset({"continue_final_message", "suffix", "headrace"})
+# The field that each form must have.
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 # Fields that may only have the value of the default behaviour.
 _FIXED: Mapping[str, object] = {"n": 1, "best_of": 1, "stream": False, "echo": False}
+# Fields that change no answer: labels, caches and billing of OpenAI's service, and hints.
 _IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "verbosity", "prediction",

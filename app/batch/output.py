@@ -28,9 +28,13 @@ _BAD_PATH = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, 
 
 
 class ResultFile:
-    """A file of results, written by one process at a time. answered: digests of its answered requests.
+    """A file of results, written by one process at a time.
 
-    replaced: number of results that `begin` moved to another file, `replaced_path`.
+    answered: digests of its answered requests.
+    replaced_path: the file of results whose lines have changed.
+    replaced: number of results that `begin` moved there.
+
+    Order: constructor (reads and locks it), `begin`, `write` for each result, `close`.
     Raises UsageError for a file of anything else, HeadraceError if it cannot be read or written.
     """
 
@@ -47,11 +51,12 @@ class ResultFile:
         with contextlib.suppress(OSError):
             self._remove_leftovers()
         try:
+            # Offset and length of each answer's line by digest; whether the file has nothing else.
             self._kept, self._whole = self._read()
         except BaseException:
             self._file.close()
             raise
-        self._in_order: Mapping[str, int] | None = None
+        self._in_order: Mapping[str, int] | None = None  # lines by digest, if `close` sorts
 
     @property
     def answered(self) -> frozenset[str]:
@@ -100,7 +105,7 @@ class ResultFile:
             self._file.close()
 
     def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
-        """Return the answers' places by digest, and True if the file has nothing else."""
+        """Return offset and length of each answer's line by digest, and True if the file has nothing else."""
         offsets: dict[str, tuple[int, int]] = {}
         start = 0
         whole = True
@@ -168,6 +173,7 @@ class ResultFile:
 
     def _remove_leftovers(self) -> None:
         """Delete partial rewrites of killed processes. The caller holds the file's lock."""
+        # `.out.jsonl.headrace-4711`: the name that `_rewrite` gives, with a process id
         ours = re.compile(re.escape(f".{self._path.name}.headrace-") + "[1-9][0-9]{0,9}")
         for other in self._path.parent.iterdir():
             if ours.fullmatch(other.name):

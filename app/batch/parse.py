@@ -5,7 +5,8 @@
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    the OpenAI batch form
 
 A line's options go before the defaults of all lines. A request's `digest` depends on everything that decides its
-answer, so that a result found in an output is never taken for another request's.
+answer, so that a result found in an output is never taken for another request's. A new field of `Call` that changes
+the answer has to be in `_identity`; a change of its value for old lines makes every batch start anew.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ def read_lines(source: str | None) -> list[bytes]:
 def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLine]:
     """Return every line that is not blank. A name used before is an error of the later line."""
     parsed: list[Line | BadLine] = []
+    # Lines by name: `id` and `custom_id` are apart, since results in one form do not have the other.
     names: dict[tuple[bool, str], int] = {}
     for number, raw in enumerate(lines, 1):
         if not raw.strip():

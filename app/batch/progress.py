@@ -1,5 +1,7 @@
 """Progress of many answers: one line on standard error, redrawn in place; nothing where that is not possible.
 
+`headrace batch` and `run --samples` draw it:
+
 412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37 % · 4 min 10 s left
 """
 
@@ -12,13 +14,22 @@ from typing import TextIO
 from headrace.app.output.progress import RedrawnLine
 from headrace.runtime.metrics.units import format_long, percent, three_digits
 
-_EVERY_S = 0.2
-_AVERAGED_S = 5.0
+_EVERY_S = 0.2  # between two drawings
+_AVERAGED_S = 5.0  # of tokens, for the speed
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests by state. answered: of this run. kv_share: share of the K/V budget in use; None without a budget."""
+    """Requests by state.
+
+    total: all of them.
+    done: with a result, those of earlier runs included.
+    answered: of this run.
+    failed: of this run.
+    running: in the engine.
+    waiting: not submitted yet.
+    kv_share: share of the K/V budget in use; None without a budget.
+    """
 
     total: int
     done: int
@@ -37,6 +48,7 @@ class ProgressLine:
         self._clock = clock
         self._started = clock()
         self._drawn_at = float("-inf")
+        # Times, and tokens until then, of the last drawings: the speed is that between the first and the last.
         self._totals: deque[tuple[float, int]] = deque([(self._started, 0)])
         self._tokens = 0
 

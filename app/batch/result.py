@@ -1,6 +1,8 @@
 """Results: an answer or an error as a line of the output, in the form of its request.
 
-Every result names its request by digest, so that an interrupted batch can be resumed.
+Every result names its request by digest, so that an interrupted batch can be resumed: `result` and `failure` write it,
+`digest_of` reads it again, and `may_begin` knows how a written line begins. A change of one is a change of all.
+docs/batch.md describes the keys.
 """
 
 import time

@@ -27,9 +27,15 @@ SHOWN_ERRORS = 5
 
 @dataclass
 class Tally:
-    """Totals of a batch so far. Times in seconds; `answered` and `failed` count lines of this run, `kept` earlier ones.
+    """Totals of a batch so far, as `summary.py` shows them.
 
-    latencies: inter-token latencies of all answers. errors: line number and error of the first failed lines.
+    total: lines of the input.
+    kept: lines answered by an earlier run.
+    answered, failed: lines of this run.
+    wall_s: seconds of this run.
+    ttft_s, e2e_s: seconds to the first text and to the end, of each answer.
+    latencies: inter-token latencies of all answers, in seconds.
+    errors: line number and error of the first SHOWN_ERRORS failed lines.
     """
 
     total: int

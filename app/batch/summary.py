@@ -20,7 +20,14 @@ from headrace.runtime.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class BatchReport:
-    """parallel: requests at a time. sampling, sampling_source: of lines without their own."""
+    """Facts of a finished batch.
+
+    model: its name.
+    parallel: requests at a time.
+    sampling, sampling_source: of lines without their own.
+    tally: counts and times.
+    kernels, versions: as in other documents.
+    """
 
     model: str
     parallel: int

@@ -1,4 +1,8 @@
-"""The setup of an answer (model, system prompt, sampling), its request, and settings for another answer."""
+"""The setup of an answer (model, system prompt, sampling), its request, and settings for another answer.
+
+Used by the conversation, and by `/compare` and `/again`. A session stores sampling as plain values by option name;
+`stored_options` is the only reader of that form, and `AnswerOptions.stored` its writer.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,6 +1,7 @@
 """Storage of one answer at a time on a session's branch, as the engine generates it.
 
-A message is in the store before its request is submitted.
+`Conversation` has one; it decides when to ask, and this module what is stored. A message is in the store before its
+request is submitted. An answer that cannot be stored stays in `unstored`, and `settle` tries again.
 """
 
 from collections.abc import Mapping
@@ -133,7 +134,7 @@ class AnswerWriter:
             turn.settle()
             if turn.answer is not None:
                 self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
-            tokens = branch.context_tokens
+            tokens = branch.context_tokens  # as counted by the engine; `reload` knows only those of stored figures
             branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
             branch.context_tokens = tokens
         except DeletedError:  # by another process: not tried again

@@ -4,6 +4,8 @@ A folder (`@src/`) attaches its text files, a pattern (`@src/*.py`) the matching
 file exists, or if the word is written as a path: it begins with `~/`, `./`, `../` or `/`, ends with `/`, or has the
 suffix of a text file (`@notes.txt`). Mail addresses, decorators, user names and backquoted text stay text. Paths with
 spaces need double quotes.
+
+The chat and `headrace run` parse messages here; docs/chat.md describes the rules for users.
 """
 
 import glob
@@ -23,9 +25,12 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 MAX_BYTES = 256 << 10  # one file, or all of a folder
+# A line of its own: `/file notes.txt`, `/file "my notes.txt"`. The end of the line belongs to it.
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)
+# After a space or at a beginning: `@notes.txt`, `@"my notes.txt"`; not `me@example.org`.
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
-_TRAILING = ".,;:!?)]}'"
+_TRAILING = ".,;:!?)]}'"  # after a path, these are the sentence's: `see @notes.txt.`
+# A name with such a suffix is a path even if no such file exists, so that a misspelt one is an error.
 _TEXT_SUFFIXES = re.compile(
     r"\.(bat|bib|c|cc|cfg|conf|cpp|cs|css|csv|cxx|diff|go|h|hpp|html?|ini|ipynb|java|jl|jsx?|jsonl?|kt|log|lua|md|mjs|patch"
     r"|php|pl|proto|ps1|pyi?|rb|rs|rst|scala|sh|sql|srt|swift|tex|toml|tsv|tsx?|txt|vtt|xml|ya?ml|zig)",
@@ -68,6 +73,7 @@ def take_attachments(
 
     stored: replace files that cannot be read any more. read: instead of `read_attachments`.
     """
+    # Paths in order, each with the hint of the error if it cannot be read.
     hints: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
@@ -139,7 +145,7 @@ def read_attachment(name: str) -> Attachment:
     except (RuntimeError, ValueError):  # an unknown home, a NUL
         raise UsageError(f"{name} cannot be read: no such file") from None
     text = decoded(content, name)
-    if "\0" in text:
+    if "\0" in text:  # bytes of a binary file may be UTF-8 by chance
         raise UsageError(f"{name} is not a text file")
     return Attachment(path.name, text)
 
@@ -148,6 +154,7 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
     """Return the prompt text of a message: the files, named and fenced, then the typed text."""
     parts = []
     for attachment in attachments:
+        # A fence is longer than any run of backquotes in the file, so that the file cannot end it.
         longest = max((len(run) for run in re.findall("`+", attachment.text)), default=0)
         fence = "`" * max(3, longest + 1)
         parts.append(f"File {attachment.name}:\n{fence}\n{attachment.text.rstrip()}\n{fence}")
@@ -220,6 +227,7 @@ def files_of(name: str) -> list[str] | None:
 
 
 def _fitting(pattern: Path) -> Iterator[str]:
+    """Yield the files that match a pattern, none without a wildcard."""
     if not glob.has_magic(str(pattern)):
         return
     for name in islice(glob.iglob(str(pattern), recursive=True), _MAX_ENTRIES):  # noqa: PTH207 - absolute or not
@@ -228,6 +236,7 @@ def _fitting(pattern: Path) -> Iterator[str]:
 
 
 def _below(folder: Path) -> Iterator[str]:
+    """Yield the files in and below a folder, without hidden ones; ends after _MAX_ENTRIES entries."""
     seen = 0
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -1,6 +1,7 @@
 """`/again N`: several new answers to the last question, generated in one batch, of which the user takes one.
 
-Each is sampled like `Conversation.regenerate` does, on a branch of its own.
+Each is sampled like `Conversation.regenerate` does, on a branch of its own. The screen of `/again` draws `answers` and
+calls `poll`; `parallel_answers.py` has the parts that `/compare` shares.
 """
 
 from headrace.app.chat.answer_setup import WARMER, AnswerSetup
@@ -32,7 +33,7 @@ class Candidates(ParallelAnswers):
         )
         for answer in self.answers:
             answer.show(question)
-            answer.phase = "loading"
+            answer.phase = "loading"  # also of a loaded model, until `_submit`
         self.question: Message = self.answers[0].messages[-1]
         self.first = len(self.answers[0].messages)
         if conversation.engine.state == "ready":

@@ -135,6 +135,7 @@ class Invocation:
             raise UsageError(f"/{self.name} needs the chat on a full screen", "/help lists the others")
         if self.rest and not command.argument:
             raise UsageError(f"/{self.name} takes no argument; //{self.name} … is sent as a message")
+        # An argument in lower case is the only word allowed: `[answer]` of /edit, `[back]` of /branch.
         is_other_word = bool(self.rest) and command.argument.islower() and self.rest != command.argument.strip("[]")
         if is_other_word or (command.needs_argument and not self.rest):
             raise UsageError(f"/{self.name} {command.argument}", command.about)
@@ -210,7 +211,7 @@ def set_parameter(conversation: Conversation, assignment: str) -> str:
             f" ({parameter.help}; {parameter.range})"
             for parameter in PARAMETERS
         )
-    # Only the "=" right after the name stands for a space: a value may have one, too.
+    # `temperature=0.7`, `stop = a=b`: only the "=" right after the name stands for a space, a value may have one, too.
     name, _, value = re.sub(r"^([^\s=]+)\s*=", r"\1 ", assignment).partition(" ")
     if value.strip():
         conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})

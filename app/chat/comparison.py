@@ -3,6 +3,9 @@
 The answers are generated one after the other, because two decoding models slow each other and falsify the figures. Both
 are branches of the session. Each model keeps an engine of its own if both fit into memory; otherwise one engine loads
 them in turn.
+
+An answer's phase goes queued, loading, then as its `Turn` says, then idle. `_next` starts the first of the queue, and
+each end calls it again (`_ended`). The compare screen draws `answers` and calls `poll`.
 """
 
 import shlex
@@ -193,7 +196,10 @@ class Comparison(ParallelAnswers):
     # --- one after the other ---------------------------------------------------------------------------------
 
     def _begin(self) -> int:
-        """Set up both branches from the conversation; return the number of messages before the compared question."""
+        """Set up both branches from the conversation; return the number of messages before the compared question.
+
+        Three cases: no message yet, a last question without an answer, and an answered one.
+        """
         a, b = self.answers
         messages = self._conversation.messages
         a.show(self._before)
@@ -203,7 +209,7 @@ class Comparison(ParallelAnswers):
         a.card = self._conversation.engine.card
         if messages[-1].role == "user":
             self._ask(self.answers)
-        elif messages[-1].parent_id is None:
+        elif messages[-1].parent_id is None:  # an answer without a question: nothing can be compared yet
             return len(messages)
         else:
             b.show(messages[-1].parent_id)
@@ -253,7 +259,7 @@ class Comparison(ParallelAnswers):
         assert engine.card is not None
         for other in self._engines.values():
             if other.engine is not engine:
-                other.engine.rest()
+                other.engine.rest()  # its idle work would slow this answer down
         try:
             engine.submit(answer.begin(engine.card))
         except HeadraceError as error:

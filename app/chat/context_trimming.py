@@ -1,6 +1,8 @@
 """A full context: the question to the user, and trimming of the prompt.
 
-Trimming drops the oldest turns or replaces them by a summary, with undo.
+Trimming drops the oldest turns or replaces them by a summary, with undo. The messages stay in the session: its
+`prompt_from` is the first one that is still sent, and `summary` stands for those before it (`app.chat.prompt`).
+`Conversation` owns a `ContextTrimming`, and both surfaces ask its `question`.
 """
 
 from dataclasses import dataclass

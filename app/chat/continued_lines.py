@@ -1,4 +1,7 @@
-"""Messages of several lines: a trailing backslash and triple quotes begin another line."""
+"""Messages of several lines: a trailing backslash and triple quotes begin another line.
+
+The input of the full screen and of the line chat follow these rules; docs/chat.md describes them.
+"""
 
 QUOTES = '"""'
 

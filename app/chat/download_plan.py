@@ -20,8 +20,12 @@ from headrace.runtime.metrics.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """bytes: of the download; None if only the hub knows. free_bytes: on the store's disk.
+    """A download or a copy that a model needs before it runs.
 
+    name: of the model.
+    origin: where it comes from: a repository, a package, or the folder of a file.
+    bytes: of the download; None if only the hub knows.
+    free_bytes: on the store's disk.
     copy: a local .gguf file is converted; `bytes` are those of the conversion.
     """
 

@@ -1,6 +1,7 @@
 """Queue of messages sent while an answer is written.
 
-Each is sent after a complete answer. After a stopped or failed answer the texts return to the input.
+Each is sent after a complete answer. After a stopped or failed answer the texts return to the input. The full screen
+polls `send_next` (a conversation) or `send_after` (a comparison); both return False once the texts have to go back.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError
 
-_CONTINUE_AFTER = ("stop", "length")
+_CONTINUE_AFTER = ("stop", "length")  # `finish_reason` of a complete answer
 
 
 class Noticing(Protocol):

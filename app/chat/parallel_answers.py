@@ -24,10 +24,14 @@ AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
 
 class ParallelAnswer:
-    """messages: its branch, first to last, the growing answer included. phase: `queued` while another one is written.
+    """One of several answers, on a branch of its own.
 
-    card: its model's, once loaded. notice: the reason for a missing answer, or a problem with it. turn: its generation,
-    until that is stored.
+    messages: its branch, first to last, the growing answer included.
+    phase: `queued` while another one is written.
+    card: its model's, once loaded.
+    notice: the reason for a missing answer, or a problem with it.
+    context_tokens: of the prompt, then KV cache entries.
+    turn: its generation, until that is stored.
     """
 
     def __init__(self, name: str, setup: AnswerSetup, store: SessionStore, session: Session) -> None:
@@ -134,7 +138,9 @@ class ParallelAnswers(ABC):
             raise EngineError("an answer is being written", "stop it first")
         conversation.settle()
         self.notice: str | None = None
-        self._conversation, self._store = conversation, conversation.store
+        self._conversation = conversation
+        self._store = conversation.store
+        # The last message of the conversation's branch, to which `take(None)` returns.
         self._before = conversation.messages[-1].id if conversation.messages else None
 
     @property

@@ -1,6 +1,7 @@
-"""Session parameters: parsing, formatting and checks. No widgets.
+"""Session parameters: parsing, formatting and checks of what is typed after /set. No widgets.
 
-The ranges are those of the settings file, all of which `runtime.sampling.sampler` takes.
+A parameter is an answer option (`app.answer.options`) whose value is short text; names, ranges and help come from that
+table. The settings screen, /set and /compare use this module.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,11 @@ _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the t
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """read: parses text. holds: tests the range. range: describes it."""
+    """A parameter of a session, by the name of its answer option.
+
+    help: a noun phrase.
+    range: the values that it takes, in words.
+    """
 
     name: str
     help: str

@@ -1,4 +1,8 @@
-"""Chat messages of a prompt from a session and a branch: pure functions."""
+"""Chat messages of a prompt from a session and a branch: pure functions.
+
+The chat's answers and prefetches, and `headrace run`, make prompts here alone: equal prompts share their prefix in the
+KV cache, so a message of a branch must give the same text every time.
+"""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -8,8 +12,9 @@ from headrace.app.sessions.records import Attachment, Message, Session
 
 ChatMessages = list[dict[str, str]]
 
+# Longest summary: this number of tokens, and at most a quarter of the context.
 _SUMMARY_TOKENS = 512
-_SUMMARY_SHARE = 4  # longest summary: this part of the context
+_SUMMARY_SHARE = 4
 _SUMMARISE = (
     "Summarise our conversation so far for yourself, in at most {words} words. Keep names, numbers, decisions, open "
     "questions and what I asked you to remember. Write the summary only."
@@ -60,7 +65,7 @@ def summary_tokens(limit: int | None) -> int:
 
 def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:
     """Return the messages that ask for a summary of everything before the last user message."""
-    request = _SUMMARISE.format(words=tokens * 2 // 5)
+    request = _SUMMARISE.format(words=tokens * 2 // 5)  # a word of English is 1.3 tokens or so; models write too much
     last = max(i for i, message in enumerate(branch) if message.role == "user")
     messages = prompt_messages(session, branch[:last])
     if messages and messages[-1]["role"] == "user":

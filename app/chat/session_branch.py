@@ -1,4 +1,8 @@
-"""A stored session and its active branch: messages, alternatives, settings."""
+"""A stored session and its active branch: messages, alternatives, settings.
+
+Messages form a tree by `parent_id`; a branch is the path from a root to a leaf. `Conversation` and `headrace run` read
+the store through this class. Each change is written to the store first, then `session` and `messages` are read again.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +22,12 @@ class Alternatives:
 
 
 class SessionBranch:
-    """messages: the active branch up to `leaf`, first to last, or up to an answer that is being written.
+    """The active branch of one session.
 
-    context_tokens: of the last prompt and its answer, in the KV cache or not. shared: another process has the session
-    open, too; each process stays on its own branch.
+    messages: up to `leaf`, first to last, or up to an answer that is being written.
+    leaf: id of the last stored message; None for an empty branch.
+    context_tokens: of the last prompt and its answer, in the KV cache or not.
+    shared: another process has the session open, too; each process stays on its own branch.
     """
 
     messages: list[Message]
@@ -127,7 +133,8 @@ def cached_tokens(branch: list[Message]) -> int:
 
 def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
     """Return the tokens of prompt and answer in the KV cache: the last token of a cut-off answer was never fed."""
-    return prompt + completion - (reason != "stop")
+    was_cut = reason != "stop"
+    return prompt + completion - was_cut
 
 
 def new_session(store: SessionStore, before: Session) -> Session:

@@ -29,10 +29,16 @@ _ids = itertools.count(1)  # unique over all conversations: late events never re
 
 
 class Turn:
-    """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
+    """A generation, from its request to the stored end of its answer.
 
-    context_tokens: of the prompt, then KV cache entries. model, sampling: stored with the answer, to be set before its
-    first text. steps: of this generation. repeats: see `Repeats`. reason, metrics: of its end; None until then.
+    leaf: the message that is answered or continued.
+    answer: the message being written; None before its first text.
+    context_tokens: of the prompt, then KV cache entries.
+    model, sampling: stored with the answer, to be set before its first text.
+    summary: text of a summary, which is no message.
+    steps: of this generation.
+    repeats: see `Repeats`.
+    reason, metrics: of its end; None until then.
     is_stored: the answer and its end are in the store.
     """
 
@@ -48,8 +54,12 @@ class Turn:
         summarising: bool = False,
         dropping: bool = False,
     ) -> None:
-        """system: stored with the answer. dropping: the engine may leave out older turns.
+        """Take the message to answer.
 
+        system: stored with the answer.
+        continuing: `leaf` is the answer so far, which goes on.
+        summarising: the text becomes `summary`.
+        dropping: the engine may leave out older turns.
         Raises SessionError if nothing can be stored.
         """
         self.id = next(_ids)
@@ -70,10 +80,10 @@ class Turn:
         self.metrics: Summary | None = None
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
-        self._written = leaf.by_kind if continuing else NO_TEXT
+        self._written = leaf.by_kind if continuing else NO_TEXT  # all text of the message
         self._system = system
         self._store = store
-        self._unsaved = ""
+        self._unsaved = ""  # text of `answer` that is not in the store yet
         self._durable_at = time.monotonic()
         self._retry_at = float("-inf")
         if self.answer is not None:
@@ -172,7 +182,7 @@ class Turn:
             metrics = self.leaf.metrics if unchanged else self.metrics
             steps = None
             if not unchanged and self.steps.texts:
-                steps = self.steps.behind(self._store.steps(self.leaf) if self.continuing else None)
+                steps = self.steps.joined_to(self._store.steps(self.leaf) if self.continuing else None)
             kinds = self.answer.by_kind.ended().kinds
             self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps, kinds=kinds)
         self.is_stored = True

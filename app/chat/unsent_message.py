@@ -1,4 +1,8 @@
-"""The message being typed: its attachments, and its prompt for counting and prefetching."""
+"""The message being typed: its attachments, and its prompt for counting and prefetching.
+
+The screen calls `Conversation.prefetch` at pauses of typing. The engine answers with a `PromptCounted`, whose id is the
+number of the request: counts of earlier texts are ignored.
+"""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +18,12 @@ _FRESH_S = 3.0  # files are read again after so long; sending always reads them 
 
 
 class UnsentMessage:
-    """files: its attachments. problem: why one of them cannot be read, or "". counted: the latest token count."""
+    """The text in the input, as far as it is known to the engine.
+
+    files: its attachments.
+    problem: why one of them cannot be read, or "".
+    counted: the latest token count; None before the first.
+    """
 
     def __init__(self) -> None:
         self.files: tuple[Attachment, ...] = ()
@@ -22,7 +31,7 @@ class UnsentMessage:
         self.counted: PromptCounted | None = None
         self._counted_text = ""
         self._text = ""
-        self._requests = 0
+        self._requests = 0  # number, and id, of the newest request
         self._tokens: dict[str, int] = {}  # of the files counted last, by their text
         self._read: dict[str, tuple[float, Sequence[Attachment]]] = {}  # by name: time and content
 
@@ -33,10 +42,11 @@ class UnsentMessage:
         try:
             content, self.files = take_attachments(text, read=self._read_lately)
         except UsageError as error:  # reported in full when it is sent
-            self.files, self.problem = (), str(error)
+            self.files = ()
+            self.problem = str(error)
             return None
         self.problem = ""
-        self._requests = self._requests + 1
+        self._requests += 1
         self._text = text
         messages = prompt_messages(session, branch, content.rstrip(), self.files)
         if not messages:
@@ -58,7 +68,8 @@ class UnsentMessage:
         """Take a count; counts of earlier texts are ignored. Return True for a count of the conversation alone."""
         if counted.id != self._requests:
             return False
-        self.counted, self._counted_text = counted, self._text
+        self.counted = counted
+        self._counted_text = self._text
         if len(counted.files) == len(self.files):
             self._tokens = {file.text: count for file, count in zip(self.files, counted.files, strict=True)}
         return not self._text and not self.files

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from headrace.app.bench.compare.significance import Difference, difference, holm
 from headrace.app.bench.measure.records import Result, RunDocument
 
+_SAME_MEMORY = 0.05  # relative difference of memory peaks that is not worth a line
 _WIDE = 4.0  # ends of an interval this many times apart leave the ratio unknown
 
 
@@ -150,6 +151,6 @@ def _circumstances(a: RunDocument, b: RunDocument) -> list[str]:
             lines.append(f"{name}: {get(a)} and {get(b)}")
     peak_a = a.device.measured_peak_gb_s
     peak_b = b.device.measured_peak_gb_s
-    if peak_a and peak_b and abs(peak_b / peak_a - 1) > 0.05:
+    if peak_a and peak_b and abs(peak_b / peak_a - 1) > _SAME_MEMORY:
         lines.append(f"memory: {peak_a:.1f} and {peak_b:.1f} GB/s; ratios are for equal memory speed")
     return lines

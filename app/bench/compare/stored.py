@@ -1,4 +1,8 @@
-"""Benchmark documents read from files, which may be edited, truncated or of another kind."""
+"""Benchmark documents read from files, which may be edited, truncated or of another kind.
+
+`bench compare` and `bench history` read them here, and `checked` is the only way from JSON to a `RunDocument`.
+Documents of older versions stay readable: a new field of `records.py` needs a default.
+"""
 
 import json
 from pathlib import Path

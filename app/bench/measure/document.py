@@ -1,4 +1,7 @@
-"""Parts of the JSON document of a benchmark run: machine, model, kernels, speculation, notes."""
+"""Parts of the JSON document of a benchmark run: machine, model, kernels, speculation, notes.
+
+`run.py` joins them with the figures of `result.py`; `app.bench.quality.run` uses those of machine and model, too.
+"""
 
 import hashlib
 import json

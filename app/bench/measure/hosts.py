@@ -38,7 +38,7 @@ def hosts_account(
         bandwidth_gb_s=min(each.bytes_per_second for each in measured) / 1e9,
         rank_times=[_mean(of_rank) for of_rank in by_rank],
         link_s_per_step=waits,
-        link_share=min(1.0, waits * 1e3 / median_ms) if median_ms else None,
+        link_share=min(1.0, waits * 1e3 / median_ms) if median_ms else None,  # `waits` is in seconds
     )
 
 

@@ -1,4 +1,7 @@
-"""Ratios from repetitions measured side by side: headrace over peers, batches over one sequence."""
+"""Ratios from repetitions measured side by side: headrace over peers, batches over one sequence.
+
+Speeds are paired by round, so that the machine's drift cancels out. `run.py` puts the rows into the document.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,8 @@
 """Structs of the JSON document of a benchmark run; docs/bench-json.md explains the keys.
 
 The order of the fields is that of the keys. Unknown values are None. Fields with a default are absent in documents of
-older versions.
+older versions, so a new field has one. It is set in `result.py` (a test) or `run.py` (a run), has a row in
+docs/bench-json.md, and a column in `app/bench/show/columns.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,17 @@ class ArrivalEffect(Struct, frozen=True):
 
 
 class SpeculationGain(Struct, frozen=True, kw_only=True):
-    """A workload with speculation against one without."""
+    """A workload with speculation against one without.
+
+    workload, kind: its name, and copy, structure or free.
+    plain_tokens_per_second: without speculation.
+    ratio: of the speeds, with over without.
+    proposed, accepted: draft tokens of all repetitions.
+    acceptance: accepted over proposed.
+    chance: accepted over those whose predecessors in the step were accepted.
+    sources: proposers that were used.
+    same_tokens: both gave the same tokens.
+    """
 
     workload: str
     kind: str
@@ -105,7 +116,16 @@ class SpeculationGain(Struct, frozen=True, kw_only=True):
 
 
 class RepetitionFigures(Struct, frozen=True, kw_only=True):
-    """An entry of `repetitions`."""
+    """An entry of `repetitions`.
+
+    began_s: seconds into the run.
+    typical_tokens_per_second: of the median step, which stalls do not change.
+    memory_gb_s: memory bandwidth around it.
+    other_cpus: cores that other programs used meanwhile.
+    own_tokens_per_second: a peer's own figure.
+    plain_tokens_per_second: of a workload, without speculation.
+    itl_before_ms, ttft_alone_s: of an arrival: the others before it, and the prompt alone.
+    """
 
     began_s: float
     tokens_per_second: float
@@ -296,7 +316,14 @@ class Model(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """Time of one step by part."""
+    """Time of one step by part.
+
+    step_ms: in the real loop, which overlaps building and computing.
+    synchronous_step_ms: built, run and read without overlap.
+    parts_ms: each part alone.
+    closure: sum of the parts over the synchronous step, less 1.
+    overlap_ms: time saved by the real loop.
+    """
 
     depth: int
     step_ms: float
@@ -308,7 +335,11 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 class DraftCost(Struct, frozen=True):
-    """Cost of a step that verifies `guesses` draft tokens."""
+    """Cost of a step that verifies `guesses` draft tokens.
+
+    cost: its time over that of a plain step.
+    break_even: acceptance rate from which it pays; None: never.
+    """
 
     guesses: int
     step_ms: float

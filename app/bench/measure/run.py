@@ -1,6 +1,7 @@
 """One benchmark run: load models, measure with live progress, build the document.
 
-After Ctrl-C the results so far become the document.
+`run` reads as open, measure, annotate. `session.py` decides the order of measurements, `own.py` and `peers.py` measure,
+`result.py` computes the figures. After Ctrl-C the results so far become the document.
 """
 
 import os

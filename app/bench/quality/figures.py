@@ -18,7 +18,7 @@ from headrace.runtime.metrics.telemetry import quantile
 from headrace.runtime.ops import Phase
 
 BLOCK = 32  # tokens
-TAIL = 0.99
+TAIL = 0.99  # the quantile `kl_p99`
 
 _Block = TypeVar("_Block")
 
@@ -90,7 +90,8 @@ def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
 def tail_figure(rows: Sequence[Sequence[float]]) -> Figure:
     """Return the interpolated quantile TAIL of rows (conditions, tokens)."""
     max_values = max(map(len, rows)) * len(rows)
-    # per block: upper bound of values at or above the quantile in any resample
+    # Only values in the tail can become the quantile, so a block's others are dropped before 2,000 resamples sort them.
+    # This is an upper bound of values at or above the quantile in any resample.
     num_kept = math.ceil((1 - TAIL) * 2 * max_values) + 2
     blocks = [(sorted(block)[-num_kept:], len(block)) for block in _blocks(rows)]
 

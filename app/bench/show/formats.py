@@ -1,4 +1,7 @@
-"""A run's document as Markdown and JSON lines, and the lines shared by all views."""
+"""A run's document as Markdown and JSON lines, and the lines shared by all views.
+
+The terminal (`summary_view.py`) and the HTML report show the same lines; tables are in `columns.py`.
+"""
 
 import json
 
@@ -32,7 +35,7 @@ from headrace.app.bench.show.phrases import (
 from headrace.app.predict.step_cost_fit import StepCost
 from headrace.runtime.metrics.units import counted, format_bytes, percent
 
-_SHOWN_DRAFTS = (1, 2, 4, 7, 15)
+_SHOWN_DRAFTS = (1, 2, 4, 7, 15)  # of DRAFT_LENGTHS: one line has room for no more
 
 
 def markdown(document: RunDocument) -> str:

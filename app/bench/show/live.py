@@ -1,6 +1,7 @@
 """Live view of a run on stderr: the table so far, the current test, a bar and the time left.
 
-Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts.
+Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts. `Session.run` yields the
+`Progress` that is shown here.
 """
 
 import sys

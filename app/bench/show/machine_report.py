@@ -1,4 +1,7 @@
-"""Benchmarks and a verification of this machine as an entry of assets/measured.toml."""
+"""Benchmarks and a verification of this machine as an entry of assets/measured.toml.
+
+`bench --report mac` and `--report machine` write it; `app.predict.measured` reads the file, so both know its keys.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from headrace.app.bench.measure.records import Interval, Result, RunDocument
 from headrace.app.verify.report import VerifyDocument
 
 _DIGITS = 4  # significant
-_HASH = 12  # characters
+_HASH = 12  # characters of a model's digest, as `app.predict.measured` compares them
 Facts = dict[str, object]
 """Keys and values of a table."""
 

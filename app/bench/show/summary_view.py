@@ -1,4 +1,7 @@
-"""A finished run on a terminal: machine, model, table and notes."""
+"""A finished run on a terminal: machine, model, table and notes.
+
+`bench` prints it after a run, and `bench history --show` for a saved one. In a pipe it is Markdown (`formats.py`).
+"""
 
 from collections.abc import Sequence
 

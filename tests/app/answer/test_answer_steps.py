@@ -58,7 +58,7 @@ def test_damaged_values_are_refused() -> None:
 def test_a_continued_answer_has_the_steps_of_both_parts() -> None:
     first = AnswerSteps(2, [StepText(("one",))], [0.1])
     second = AnswerSteps(5, [StepText((" two",))], [0.2])
-    assert second.behind(first) == AnswerSteps(2, [StepText(("one",)), StepText((" two",))], [0.1, 0.2])
-    assert second.behind(None) is second
-    assert second.behind(AnswerSteps(0, [StepText(("one",))], [0.1])) is second, "text between them has no steps"
-    assert second.behind(AnswerSteps(2, [StepText(("one",))], [])) is second, "its latencies are not known"
+    assert second.joined_to(first) == AnswerSteps(2, [StepText(("one",)), StepText((" two",))], [0.1, 0.2])
+    assert second.joined_to(None) is second
+    assert second.joined_to(AnswerSteps(0, [StepText(("one",))], [0.1])) is second, "text between them has no steps"
+    assert second.joined_to(AnswerSteps(2, [StepText(("one",))], [])) is second, "its latencies are not known"
