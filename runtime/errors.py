@@ -48,7 +48,9 @@ class CheckpointError(HeadraceError):
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         message = " ".join(message.splitlines())
-        super().__init__(message if len(message) <= 600 else f"{message[:400]} … {message[-150:]}", hint)
+        if len(message) > 600:  # only a hostile name is that long
+            message = f"{message[:400]} … {message[-150:]}"
+        super().__init__(message, hint)
 
 
 class UnsupportedModelError(CheckpointError):

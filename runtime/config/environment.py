@@ -2,6 +2,9 @@
 
 Empty values count as unset; invalid ones raise UsageError when read, and all at once in `check`. Variables are read
 anew each time.
+
+A new variable is a name in `_KNOWN` (others are reported as misspelt), a function, a call in `check`, and a row of the
+table in docs/cli.md, which a test compares. tests/runtime/config/test_environment.py tries every value.
 """
 
 import os
@@ -89,11 +92,13 @@ def debug() -> bool:
 
 def check() -> list[str]:
     """Validate all variables; return a line for each name that looks misspelt. Raises UsageError."""
-    threads(), reference_kernels(), exact(), wired(), sensors(), debug()
+    for read in (threads, kernels, exact, wired, sensors, debug):
+        read()
     return [line for name in sorted(os.environ) if (line := _near_miss(name)) is not None]
 
 
 def _switch(name: str, *, otherwise: bool = False) -> bool:
+    """Return a variable that is on or off. otherwise: its value if it is not set."""
     text = os.environ.get(name, "").strip().lower()
     if text and text not in _SWITCH:
         raise _invalid(name, "set 1 or 0 (or true, yes, on; false, no, off)")
@@ -105,6 +110,7 @@ def _invalid(name: str, hint: str) -> UsageError:
 
 
 def _near_miss(name: str) -> str | None:
+    """Return a line for a name that nothing reads and that is nearly a known one; else None."""
     if not name.startswith("HEADRACE") or name in _KNOWN:
         return None
     from difflib import get_close_matches  # rarely needed

@@ -15,6 +15,9 @@ all before it were accepted. So the output does not depend on draft tokens, samp
 chance, as of n-grams, this is the exact rule of Leviathan et al. 2023, arXiv:2211.17192, and Chen et al. 2023,
 arXiv:2302.01318. For a draft model that rule accepts a little more, with other output for the same seed; compare Daliri
 et al. 2024, arXiv:2408.07978.) Rejected entries are rolled back; no step is built ahead of a pass with draft tokens.
+
+`Engine._advance` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one row.
+tests/runtime/engine/test_step_loop.py and tests/runtime/speculation/ guard these rules.
 """
 
 import time
@@ -32,6 +35,7 @@ from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.network import Network
 
 Sample = Callable[[mx.array], mx.array]
+"""Returns the tokens (rows,) that are chosen from logits (rows, V)."""
 
 
 def decode_step(
@@ -58,7 +62,7 @@ def decode_step(
 
 def _rows(x: mx.array, rows: int | list[int]) -> mx.array:
     """Return rows of (1, N, ...), see `decode_step`, as sequences of one token: (rows, 1, ...)."""
-    if x.shape[1] == 1:
+    if x.shape[1] == 1:  # the usual step of one sequence: no operation at all
         return x
     if isinstance(rows, list):
         return x[0, mx.array(rows)][:, None]
@@ -84,7 +88,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
         is_ahead=before is not None,
         defers=takes_turns and len(kv_passes) > 1,
     )
-    rest = iter(chunks)
+    rest = iter(chunks)  # passes have the rows in order, so each takes the next chunks
     for kv_pass in kv_passes:
         group = list(islice(rest, len(kv_pass.rows)))
         in_flight.passes.append(_forward(network, kv_pass, group, before, in_flight.hidden))

@@ -5,6 +5,9 @@ to grow, memory for output is reserved as well, unless it is short. With prefix 
 prompt with the same beginning is being fed. Every decoding sequence gets one row of every pass; prompts get the rest of
 `ChunkBudget`, the oldest first. If memory is short, the youngest sequence is preempted: its cache is released, and it
 is admitted again before younger ones and fed its tokens again. The oldest is never preempted.
+
+`Engine` calls `admit`, then `plan`, once a step. The order of the chunks that `plan` returns is part of its contract:
+`decode.start` and `InFlightPass` rely on it. tests/runtime/engine/test_scheduler.py runs it without a network.
 """
 
 from collections import deque
@@ -56,7 +59,7 @@ class ScheduledChunk:
 
 
 def mean_context(chunks: list[ScheduledChunk]) -> int:
-    """Return the mean cache entries of the sequences, rounded down."""
+    """Return the mean cache entries of the sequences, rounded down; 0 without chunks."""
     return sum(chunk.sequence.kv.length for chunk in chunks) // max(1, len(chunks))
 
 
@@ -133,9 +136,9 @@ class Scheduler:
         """Return the next pass: first chunks that choose (of them, first those fed the in-flight pass's tokens)."""
         if self._preempting is not None and not self._preempting.pending:
             self._preempt(self._preempting)
-        chained: list[ScheduledChunk] = []
-        first: list[ScheduledChunk] = []
-        again: list[ScheduledChunk] = []
+        chained: list[ScheduledChunk] = []  # fed a token that the in-flight pass chooses
+        first: list[ScheduledChunk] = []  # fed known tokens, and choose
+        again: list[ScheduledChunk] = []  # fed output once more, and choose none
         prompts: list[Sequence] = []
         for sequence in tuple(self.running):
             if sequence.state == "prefill":
@@ -145,7 +148,7 @@ class Scheduler:
                 sequence.state = "decode"
             if sequence.state != "decode" or not sequence.remaining or not self._reserve_entry(sequence):
                 continue
-            known = len(sequence.tokens) - sequence.kv.length
+            known = len(sequence.tokens) - sequence.kv.length  # tokens without an entry; 0: the next one is in flight
             if 1 < known <= REFEED and sequence.kv.needs_marks:  # a rejected draft took accepted entries with it
                 first.append(ScheduledChunk(sequence, known, "decode", chooses=True, num_refed=known - 1))
                 continue
@@ -188,6 +191,7 @@ class Scheduler:
         budget = self._chunk_budget.budget(with_decoding)
         chunks = []
         for sequence in prompts:
+            # A mark needs a cache with nothing pending: the next chunk waits for the one in flight.
             if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
                 continue
             done = sequence.kv.length
@@ -216,6 +220,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Release a sequence's cache and reservation now, and queue it before all that never ran."""
         self._preempting = None
         sequence.kv.close()
         self.running.remove(sequence)
@@ -232,10 +237,10 @@ def _is_feeding_prefix_of(other: Sequence, sequence: Sequence) -> bool:
     num_fed = 0  # blocks; none in the step of its admission, when it has no cache yet
     if other.cache is not None:
         num_fed = other.cache.committed // BLOCK
-    last = min(other.prefill_end, sequence.prefill_end) // BLOCK
-    if num_fed >= last:
+    num_common = min(other.prefill_end, sequence.prefill_end) // BLOCK  # whole blocks that both prompts could share
+    if num_fed >= num_common:
         return False
-    end = (num_fed + 1) * BLOCK
+    end = (num_fed + 1) * BLOCK  # of the block that `other` is fed now
     return other.tokens[:end] == sequence.tokens[:end]
 
 

@@ -5,6 +5,9 @@ it was read and ends when it is read itself; the device works ahead of both by t
 have no such clocks: no step is timed then. A timed step costs two clock reads per region and thread.
 
 The first decode steps of each answer are all timed, so that short answers have times, too.
+
+`BatchClock` belongs to the engine, and is read once for each batch. The engine process (`app/engine/host.py`) sets
+`StepTimer.every` before each step and calls `watch_garbage` once. The parts appear as `StepParts` in step records.
 """
 
 import gc
@@ -31,7 +34,7 @@ class StepTimer:
     def __init__(self) -> None:
         self.every = 0
         self._steps = 0  # without prompts, since the latest answer began
-        self._times = False  # the kernels' clocks run
+        self._times = False  # the kernels' clocks run: the step in flight is timed
         self._usable = ops.select() is ops.native
 
     def begin_answer(self) -> None:
@@ -67,9 +70,11 @@ class StepTimer:
 def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: float) -> StepParts | None:
     """Return the parts from regions' (count, wall ns, waiting ns, busy ns); together at most the step.
 
+    times: by kind of work, as `native.region_times` returns them.
     None if the kernels read no weights: the network runs without them.
     """
-    if not times["weights"][0]:
+    weight_regions, *_ = times["weights"]
+    if not weight_regions:
         return None
     computing = {kind: (wall - waiting) / 1e9 for kind, (_, wall, waiting, _) in times.items()}
     waiting_s = sum(waiting for _, _, waiting, _ in times.values()) / 1e9
@@ -86,10 +91,10 @@ def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: 
 
 
 class _Garbage:
-    """Seconds of garbage collection since `watch_garbage`."""
+    """Garbage collection of this process since `watch_garbage`; the class itself has the state."""
 
-    seconds = 0.0
-    began = 0.0
+    seconds = 0.0  # spent in all
+    began = 0.0  # clock at the start of the collection that runs
     watched = False
 
 
@@ -106,6 +111,7 @@ def garbage_seconds() -> float:
 
 
 def _note(phase: Literal["start", "stop"], info: dict[str, int]) -> None:  # noqa: ARG001
+    """Count a collection: Python calls it before and after each one (`gc.callbacks`)."""
     if phase == "start":
         _Garbage.began = time.perf_counter()
     else:

@@ -5,9 +5,14 @@ sequence is in them. A shared block is copied before the sequence writes to it.
 
 Recurrent state is of all entries and replaced by every pass. It is kept where committed entries are cached and nothing
 is pending. A decode pass keeps its mixers' inputs until the next one, so that a rollback computes the state again.
+
+`PagedBackend` makes and releases tables; `PagedPass` reads them. Every block in a table is counted once in the pool:
+whatever appends one must have allocated or shared it, and whatever removes one must release it.
+tests/runtime/kv/test_block_table.py compares random operations with a plain model of memory.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -22,24 +27,38 @@ from headrace.runtime.ops import BLOCK, Phase
 NO_BLOCK = -1  # in a table: entries outside the group's window
 
 
+class MixerInputs(NamedTuple):
+    """The newest decode pass of one recurrent layer.
+
+    before: the sequence's state before the pass.
+    x: (1, N, projected), of all sequences.
+    rows: the rows of `x` of this sequence.
+    """
+
+    before: mx.array
+    x: mx.array
+    rows: slice
+
+
 class BlockTable(ReusableCache):
     """One sequence's blocks of `pool`, until `close`."""
 
     def __init__(self, pool: BlockPool, limit: int) -> None:
         super().__init__(pool, limit)
         self.pool = pool
-        self.tables: list[list[int]] = [[] for _ in pool.windows]
+        self.tables: list[list[int]] = [[] for _ in pool.windows]  # of each group: its blocks, in order of entries
         self.dropped = [0] * len(pool.windows)  # leading blocks outside each group's window
         self.states = pool.storage.fresh_states()  # of `length` entries, of each recurrent layer
         self.needs_marks = bool(self.states)
-        self._inputs: dict[int, tuple[mx.array, mx.array, slice]] = {}  # of the newest pass: see `keep_inputs`
+        self._inputs: dict[int, MixerInputs] = {}  # by recurrent layer; none unless the newest pass decoded
 
     def keep_inputs(self, index: int, x: mx.array, rows: slice) -> None:
         """Keep a mixer's inputs (1, N, projected) in the pass being built, before its state is replaced.
 
+        index: of the layer among the recurrent ones.
         rows: of this sequence.
         """
-        self._inputs[index] = self.states[index], x, rows
+        self._inputs[index] = MixerInputs(self.states[index], x, rows)
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Allocate blocks for `tokens` more entries, up to the limit. Raises PoolFullError and allocates nothing."""
@@ -214,7 +233,7 @@ class BlockTable(ReusableCache):
             if len(self._inputs) < len(self.states):
                 raise EngineError("recurrent state goes back by one decode pass only")
             for index, (state, x, rows) in self._inputs.items():
-                num_remaining = rows.stop - rows.start - num_dropped
+                num_remaining = rows.stop - rows.start - num_dropped  # entries of the pass that stay
                 if num_remaining:
                     remaining = x[:, rows.start : rows.start + num_remaining]  # (1, num_remaining, projected)
                     spec = storage.shape.mixers[index]

@@ -3,6 +3,12 @@
 Decoding sequences of similar length share buffers and attend in one operation; prompts, draft tokens and packed formats
 attend row by row. Cached prefixes are copied from and to blocks of a pool. The cache of the last sequence is kept whole
 if it was alone: there may be no memory for blocks beside it.
+
+    BufferBackend -> SlotCache per sequence -> its own buffers, or a slot of SlotBuffers with sequences of its length
+    BufferPass    -> for each layer one attention per SlotBuffers, and one per cache that is alone
+
+The network makes the backend (`models/network/decoder.py`) on GPUs and without native kernels. `SlotBuffers` copy
+memory between sequences; tests/runtime/kv/test_joined_slots.py compares them with sequences alone.
 N = tokens of a pass, H / Hkv = query / key-value heads, D = head dimension.
 """
 
@@ -33,7 +39,9 @@ class SlotBuffers:
     join or leave, one layer at a time: full buffers double if memory is spare, else they grow by the newcomers; the
     last sequence moves into a free slot; idle slots are freed when they outnumber the used ones, or memory is short.
     A sequence leaves by `close`, by growing out, or when it is garbage-collected.
-    Slots have `capacities` rows by layer, shaped as the unpacked K/V of `like`.
+
+    like: its unpacked K/V have the shapes and types of the layers.
+    capacities: rows of each layer.
     """
 
     def __init__(self, like: SlotCache, capacities: Sequence[int]) -> None:
@@ -46,7 +54,8 @@ class SlotBuffers:
         self.slot_bytes = sum(
             layer.itemsize * layer.shape[1] * layer.shape[2] * layer.shape[3] for layer in (*keys, *values)
         )
-        self._caches: list[ReferenceType[SlotCache]] = []  # of the first slots
+        # By slot, the first ones; weak, so that a dropped sequence leaves its slot by itself.
+        self._caches: list[ReferenceType[SlotCache]] = []
 
     @property
     def used(self) -> int:
@@ -140,6 +149,7 @@ class SlotBuffers:
         return cache
 
     def _move(self, source: int, target: int) -> None:
+        """Copy the entries of one slot into another, layer by layer."""
         for layers in self.sides:
             for layer in range(len(layers)):
                 layers[layer][target : target + 1] = mx.take(layers[layer], mx.array([source]), axis=0)
@@ -147,7 +157,13 @@ class SlotBuffers:
 
 
 SharedBuffers = WeakValueDictionary[tuple[int, ...], SlotBuffers]
-"""By capacities of the layers. Buffers exist as long as they have sequences."""
+"""By capacities of the layers. Buffers exist as long as they have sequences: only their caches keep them."""
+
+Together = list[tuple[SlotBuffers, list[SlotCache]]]
+"""Caches that attend in one operation, with the buffers that they share."""
+
+Attend = Callable[[int, Projections, AttentionSpec], mx.array]
+"""Appends and attends in a layer: (layer, projections of (1, n) tokens, layout) -> (1, n, H * D)."""
 
 
 def idle_bytes(shared: SharedBuffers) -> int:
@@ -155,10 +171,13 @@ def idle_bytes(shared: SharedBuffers) -> int:
     return sum(buffers.idle * buffers.slot_bytes for buffers in list(shared.values()))
 
 
-def assign(
-    shared: SharedBuffers, caches: Sequence[SlotCache], affords: Callable[[int], bool]
-) -> list[tuple[SlotBuffers, list[SlotCache]]]:
-    """Assign slots, and return the caches that attend together: at least two, and half of the slots that are read."""
+def assign(shared: SharedBuffers, caches: Sequence[SlotCache], affords: Callable[[int], bool]) -> Together:
+    """Assign slots, and return the caches that attend together: at least two, and half of the slots that are read.
+
+    shared: buffers in use; new ones are added.
+    caches: those with one new token.
+    affords: whether so many bytes may be idle.
+    """
     alike: dict[tuple[int, ...], list[SlotCache]] = {}
     for cache in caches:
         alike.setdefault(cache.shared_capacities(), []).append(cache)
@@ -186,10 +205,6 @@ def free_idle(shared: SharedBuffers, short: bool) -> None:
             buffers.trim()
 
 
-Attend = Callable[[int, Projections, AttentionSpec], mx.array]
-Together = list[tuple[SlotBuffers, list[SlotCache]]]
-
-
 class BufferPass:
     """One pass over slot caches.
 
@@ -207,7 +222,7 @@ class BufferPass:
         self._back: mx.array | None = None  # (N,): the inverse
         together: Together = []
         if assign is not None and len(rows) > 1:
-            together = assign([cast(SlotCache, row.cache) for row in rows if (row.count, row.phase) == _STEP])
+            together = assign([cast(SlotCache, row.cache) for row in rows if row.count == 1 and row.phase == "decode"])
         self._split(together)
         self.runs_fused = len(rows) == 1 and self._caches[0].parts == 1 and self._caches[0].buffers is None
 
@@ -230,14 +245,14 @@ class BufferPass:
         # Rows that attend together may stand apart in the pass: then tokens are gathered before, and put back after.
         if order != sorted(order):
             self._order = mx.array(order)
-            self._back = mx.argsort(self._order)
+            self._back = mx.argsort(self._order)  # sorting a permutation gives its inverse
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv: projections of (1, N) tokens -> (1, N, H * D)."""
         if self._order is not None:
             qkv = [projected[:, self._order] for projected in qkv]
         # By attention: q, k and v of its tokens.
-        groups = zip(*(mx.split(projected, self._ends, axis=1) for projected in qkv), strict=True)  # by attention
+        groups = zip(*(mx.split(projected, self._ends, axis=1) for projected in qkv), strict=True)
         outs = [attend(layer, list(group_qkv), spec) for attend, group_qkv in zip(self._attends, groups, strict=True)]
         out = mx.concatenate(outs, axis=1)
         if self._back is not None:
@@ -258,9 +273,6 @@ class BufferPass:
     @property
     def arrays(self) -> list[mx.array]:
         return [array for cache in self._caches for array in cache.arrays]
-
-
-_STEP = (1, "decode")
 
 
 def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Attend:

@@ -1,4 +1,7 @@
-"""Longest common prefix of two token sequences."""
+"""Longest common prefix of two token sequences.
+
+For prompts of up to 100,000 tokens: slices are compared at once, and single tokens only in the first that differ.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +14,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     start = 0
     while start < shared:
         end = min(start + _CHUNK, shared)
-        if list(a[start:end]) != list(b[start:end]):
-            return next(at for at in range(start, end) if a[at] != b[at])
+        if list(a[start:end]) != list(b[start:end]):  # tuples and lists differ even with equal tokens
+            return next(index for index in range(start, end) if a[index] != b[index])
         start = end
     return shared

@@ -5,6 +5,9 @@ decode. A lookup for exact prefill entries therefore ends at the first entry of 
 
 Every node has a key: a digest of the key before it, its tokens and phases. The root's key identifies weights, format
 and kernels. Keys name blocks on disk; in memory they lead to a node, and its tokens are compared.
+
+A plain tree without reference counts: `BlockPool` (`runtime.kv.pool`) decides which nodes stay, and calls `add` and
+`remove`. Another digest makes stored blocks unreadable; then `_MAGIC` of `runtime.kv.disk` changes, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +47,9 @@ class PrefixNode:
 
     def common(self, tokens: Sequence[int], answers: bool) -> int:
         """Return how many entries match `tokens`. answers: all may, else only those that equal a cold prefill."""
-        max_tokens = min(len(tokens), len(self.tokens) if answers else self.prefill_exact)
-        return next((i for i in range(max_tokens) if self.tokens[i] != tokens[i]), max_tokens)
+        max_entries = len(self.tokens) if answers else self.prefill_exact
+        end = min(len(tokens), max_entries)
+        return next((index for index in range(end) if self.tokens[index] != tokens[index]), end)
 
 
 PrefixPath = list[tuple[PrefixNode, int]]

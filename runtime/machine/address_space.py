@@ -32,8 +32,11 @@ def address_space() -> tuple[int, int] | None:
 def check_imports() -> None:
     """Raise NotEnoughMemoryError if the limit is too small to import MLX."""
     space = address_space()
-    if space is not None and space[0] < _IMPORTS:
-        raise too_small(space[0], _IMPORTS)
+    if space is None:
+        return
+    limit, _ = space
+    if limit < _IMPORTS:
+        raise too_small(limit, _IMPORTS)
 
 
 def threads_need(cores: int) -> int:

@@ -10,6 +10,9 @@ Each pass reads data larger than the caches:
   (docs/kernels.md, "Streams"): a machine's first measurement alternates between both, later ones use the winner.
 - Metal, CUDA: `mx.sum` over a float32 array or the product of a 4-bit matrix and a vector, whichever is faster, with
   several passes per submission.
+
+Every MBU and roofline figure is relative to this. A change of a reader changes them all, so it needs another `_FORMAT`
+in `peaks.py`: older measurements are then not compared. tests/runtime/machine/test_bandwidth.py.
 """
 
 import time
@@ -32,7 +35,7 @@ _SECONDS = 0.6  # of passes, without filling the memory
 _SHORT_S = 0.15  # the same of `measure_now`
 _AGAIN_S = 60.0  # age from which a reading is repeated that other programs slowed down
 _HOUR_S = 3600.0  # age from which any other is
-_MIN_PASSES = 8
+_MIN_PASSES = 8  # also beyond these seconds: the result is an upper quartile
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
 # Bytes of a pass, (least, most). If memory is short, a CPU's pass may have a quarter of the least (`_cpu_size`).
@@ -54,7 +57,7 @@ class Reader:
 
 
 Opener = Callable[[Machine], AbstractContextManager[Reader]]
-"""Returns filled memory to read, freed at the end of the block."""
+"""Makes the context of a reader: its memory is filled at entry, and no longer referred to after the block."""
 
 
 def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
@@ -138,6 +141,7 @@ def _best_readers(host: Machine) -> list[Opener]:
 
 @contextmanager
 def _native_reader(host: Machine) -> Iterator[Reader]:
+    """Read by the native kernels. Their library fills the memory, and measures by its own threads."""
     threads = host.usable_cores
     memory = native.streaming_read(_cpu_size(threads), threads, _STREAMS)
     yield Reader(memory.one_pass, memory.bytes, f"{_STREAMS} streams in each of {counted(threads, 'thread')}")
@@ -150,6 +154,7 @@ def _memcmp_method(host: Machine) -> str:
 
 @contextmanager
 def _memcmp_reader(host: Machine) -> Iterator[Reader]:
+    """Read by `memcmp` of the C library, a thread for each core. An interrupt may end a pass at any point."""
     import ctypes
     import mmap
     import threading
@@ -204,6 +209,7 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
 
 @contextmanager
 def _gpu_reader(host: Machine) -> Iterator[Reader]:
+    """Read on the GPU by the faster of two operations, over the same memory."""
     size = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
     if host.backend == "metal":  # the GPU's memory is the machine's
         size = _affordable(size, _GPU_SIZE[0])

@@ -1,6 +1,9 @@
 """CPU and memory load of the machine, and contention with decoding.
 
 `CPUMeter` reads procfs, in about 50 us. `runtime.machine.load_sampler` samples more, on every system, with psutil.
+
+A contended answer or measurement is marked as busy, and its figures are not taken as the machine's (`Summary.busy`,
+`Peak.busy`). tests/runtime/machine/test_load.py has procfs of loaded machines.
 """
 
 import os
@@ -78,14 +81,20 @@ class CPUMeter:
         return CPUUse(now.cpus, busy, (now.own_s - began.own_s) / elapsed)
 
     def _now(self) -> "_Counts | None":
+        """Return the counts so far; None without procfs.
+
+        Lines of /proc/stat, in ticks: `cpu 4705 150 1120 16250 520 30 45 0 0 0` for all CPUs, then `cpu0` and so on.
+        """
         lines = [line.split() for line in self._read("/proc/stat").splitlines() if line.startswith("cpu")]
         if not lines or len(lines[0]) < 6:
             return None
+        _, *ticks_of_all = lines[0]
+        cpus = len(lines) - 1
         tick = os.sysconf("SC_CLK_TCK")
-        user, nice, system, _idle, _iowait, *others = (int(value) / tick for value in lines[0][1:])
-        busy = user + nice + system + sum(others[:3])  # interrupts and stolen time; guests are in `user`
+        user, nice, system, _idle, _iowait, *others = (int(ticks) / tick for ticks in ticks_of_all)
+        busy = user + nice + system + sum(others[:3])  # irq, softirq and stolen time; guests are in `user`
         own_s = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own)
-        return _Counts(self._clock(), len(lines) - 1, busy, own_s)
+        return _Counts(self._clock(), cpus, busy, own_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class _Counts:
 
 def _spent(stat: str) -> int:
     """Return the ticks of user and system time in a process's stat line; 0 for a process that is gone."""
+    # After `4711 (name) `, where a name may have any character: state, ..., and as the 12th and 13th utime and stime.
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 13:
         return 0

@@ -2,6 +2,8 @@
 
 The busiest process is searched only under contention, over two samples, since that reads every process. Shares and
 rates refer to the time since the previous sample.
+
+The terminal UI samples (`app/tui/metrics/machine_watch.py`), in its own process, not the engine's.
 """
 
 import contextlib
@@ -9,12 +11,26 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import psutil
 
 from headrace.runtime.machine.energy import energy_between
 from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings, Sensors, sensors
+
+
+class _Sample(NamedTuple):
+    """Counters at one time.
+
+    at: of the clock.
+    busy_s: CPU seconds of all processes since the start of the machine.
+    readings: of the sensors.
+    """
+
+    at: float
+    busy_s: float
+    readings: Readings
 
 
 class LoadSampler:
@@ -28,7 +44,7 @@ class LoadSampler:
     ) -> None:
         self._clock = clock
         self._sensors = sensors_of(backend)
-        self._last: tuple[float, float, Readings] | None = None  # time, CPU seconds of all, sensors
+        self._last: _Sample | None = None
         self._own: dict[int, float] = {}  # CPU seconds by process
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
@@ -53,22 +69,22 @@ class LoadSampler:
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
         readings = self._sensors()
         last = self._last
-        self._last = (now, busy, readings)
+        self._last = _Sample(now, busy, readings)
         self._own = seconds
-        if last is None or now <= last[0]:
+        if last is None or now <= last.at:
             return None
-        elapsed = now - last[0]
+        elapsed = now - last.at
         memory = psutil.virtual_memory()
         cpus = psutil.cpu_count() or 1
         load = Load(
             cpus=cpus,
-            busy_cpus=min(float(cpus), max(0.0, busy - last[1]) / elapsed),
+            busy_cpus=min(float(cpus), max(0.0, busy - last.busy_s) / elapsed),
             own_cpus=mine / elapsed,
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
             swap_used=_swap_used(),
             readings=readings,
-            energy=energy_between(last[2], readings, elapsed),
+            energy=energy_between(last.readings, readings, elapsed),
         )
         if not load.contended:
             self._all = {}

@@ -5,6 +5,9 @@
 - Apple silicon: energy from IOReport, GPU load from the I/O registry (`runtime.machine.darwin`).
 
 Unknown readings are None. A sensor that failed once is not read again.
+
+A new source is a function that returns `Sensors`, called in `sensors`; `LoadSampler` and `EnergyMeter` read them.
+tests/runtime/machine/test_sensors.py has recorded files and libraries of its own.
 """
 
 import importlib
@@ -155,9 +158,12 @@ class _Rate:
         self._last = None
         if joules is not None:
             self._last = (now, joules)
-        if joules is None or last is None or joules < last[1] or now <= last[0]:
+        if joules is None or last is None:
             return None
-        return (joules - last[1]) / (now - last[0])
+        before, joules_before = last
+        if joules < joules_before or now <= before:
+            return None
+        return (joules - joules_before) / (now - before)
 
 
 def _thermometers(hwmon: Path, read: ReadFile) -> list[Path]:

@@ -3,6 +3,9 @@
 `add_norms` is a residual sum with the norms before and after it, `place_heads` the norms and rotations of a layer's
 heads. CUDA, the CPU and HEADRACE_KERNELS=reference run the twins, and so does a Mac on which a kernel does not compile
 or differs from its twin (`status`). No kernel writes into an input: MLX's encoder orders kernels by their outputs.
+
+A change of a kernel changes its twin, the comparison in `metal_check.py`, and the golden file of sources
+(`python -m tests.metal`). tests/runtime/ops/test_metal.py also compiles the bodies for the CPU and compares results.
 """
 
 import struct
@@ -60,7 +63,7 @@ def kernel_of(name: str, source: str, inputs: tuple[str, ...], outputs: tuple[st
     )
 
 
-_forced: list[bool] = []
+_forced: list[bool] = []  # by nested `forced` blocks: run the kernels, or their twins
 checks: list[Callable[[], str]] = []
 """Functions that return what is wrong with the kernels here, "" if nothing is (`runtime.ops.metal_check`)."""
 
@@ -131,15 +134,17 @@ def add_norms(
     A threadgroup has a row, and a thread's values stay in registers.
     """
     given = {"post": post_norm, "scalar": scalar, "weight": norm}
-    inputs = {"x": x, "residual": residual, **{name: array for name, array in given.items() if array is not None}}
+    optional = {name: array for name, array in given.items() if array is not None}
+    inputs = {"x": x, "residual": residual, **optional}
     width = x.shape[-1]
     alike = len({array.dtype for array in inputs.values()}) == 1 and x.shape == residual.shape
-    if len(inputs) == 2 or not alike or width > _MAX_WIDTH or not runs():
+    # A sum alone is one kernel of MLX's already.
+    if not optional or not alike or width > _MAX_WIDTH or not runs():
         return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
-    threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)
+    threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)  # whole SIMD groups, _READS values a thread
     names = ["total"] if norm is None else ["total", "normed"]
     total, *normed = launch(
-        "_".join(["headrace_add_norms", *list(inputs)[2:]]),
+        "_".join(["headrace_add_norms", *optional]),
         _add_norms_source(post_norm is not None, scalar is not None, norm is not None),
         inputs,
         dict.fromkeys(names, (x.shape, x.dtype)),

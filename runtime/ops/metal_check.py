@@ -1,4 +1,8 @@
-"""Comparison of the Metal kernels with their twins on this machine, once before the first step."""
+"""Comparison of the Metal kernels with their twins on this machine, once before the first step.
+
+`metal.status` runs it, and headrace then uses the twins for good if one differs. A new kernel needs a line in `pairs`;
+a new layout of heads one in `specs`. tests/metal takes the kernels' sources from the same pairs.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +14,8 @@ from headrace.runtime.ops import attention, metal, metal_attention, packed, refe
 from headrace.runtime.ops.kv_format import Q4, Q8, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Rope
 
-_WIDTHS, _ROWS = (1120, 8192), 2  # the wider one has threadgroups of 1,024 threads, more than some kernels may have
+_WIDTHS = (1120, 8192)  # the wider one has threadgroups of 1,024 threads, more than some kernels may have
+_ROWS = 2
 _TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two roundings
 
 

@@ -1,4 +1,9 @@
-"""Followers, the ranks from 1 on: they repeat its calls on their own part of the model, and do nothing else."""
+"""Followers, the ranks from 1 on: they repeat rank 0's calls on their own part of the model, and do nothing else.
+
+Every method of `_Repeated` is named like a call that `runtime.ranks.leader` logs, with its arguments in that order; so
+a call is added in both files. A call that answers sends one record (`Leader.ask` waits for it).
+tests/app/hosts/ has real ranks, tests/runtime/ranks/ the parts.
+"""
 
 import os
 import time
@@ -17,7 +22,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ranks.head import DividedHead, FollowerHead
 from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
 
-TOLD_S = 1.0
+TOLD_S = 1.0  # between two reports of kernel times to rank 0
 
 
 class FollowerNetwork(Protocol):
@@ -37,7 +42,11 @@ class FollowerNetwork(Protocol):
 
 
 class Follower:
-    """The connection to rank 0. The process ends when rank 0 is lost, after `on_lost`."""
+    """The connection to rank 0. The process ends when rank 0 is lost, after `on_lost`.
+
+    address, rank, key, timeout: see `connect`.
+    end: ends the process with an exit code.
+    """
 
     def __init__(
         self,
@@ -84,10 +93,10 @@ class _Repeated:
     def __init__(self, network: FollowerNetwork, link: Link) -> None:
         self._network = network
         self._link = link
-        self._backend: KVBackend
-        self._caches: dict[int, KVCache] = {}
-        self._tokens: dict[int, list[int]] = {}
-        self._passes: deque[KVPass] = deque()
+        self._backend: KVBackend  # set by `backend`, rank 0's first call
+        self._caches: dict[int, KVCache] = {}  # by rank 0's number
+        self._tokens: dict[int, list[int]] = {}  # of each cache's sequence, as far as rank 0 has sent them
+        self._passes: deque[KVPass] = deque()  # made, and not run yet
         self._head: FollowerHead | None = None
         if network.draft_head is not None:
             self._head = FollowerHead(network.draft_head)
@@ -123,17 +132,24 @@ class _Repeated:
         self._backend.on_prefill(self._caches[number], self._tokens[number])
 
     def passes(self, groups: list[list[list[Any]]]) -> None:
-        rows = [row for group in groups for row in group]
-        for number, length, *_ in rows:
-            entries = self._caches[number].length
-            if entries != length:
-                raise EngineError(f"this rank has {entries} entries of a sequence, rank 0 {length}")
+        """Make a step's passes. groups: of each pass, its rows as `_row_arguments` of rank 0 sends them."""
+        rows_of_passes = [[self._row(*row) for row in group] for group in groups]
         self._passes.clear()
         with suppress(PoolFullError):  # rank 0 has raised it, too
-            for group in groups:
-                made = [PassRow(self._caches[number], *how) for number, _, *how in group]
-                self._passes += self._backend.make_passes(made)
-        self._clock.ran(decodes=all(row[3] == "decode" for row in rows))
+            for rows in rows_of_passes:
+                self._passes += self._backend.make_passes(rows)
+        self._clock.ran(decodes=all(row.phase == "decode" for rows in rows_of_passes for row in rows))
+
+    def _row(self, number: int, length: int, *fields: Any) -> PassRow:
+        """Return a row of this rank's cache.
+
+        number, length: of rank 0's cache. Raises EngineError if this rank's has another length.
+        fields: the others of `PassRow`.
+        """
+        cache = self._caches[number]
+        if cache.length != length:
+            raise EngineError(f"this rank has {cache.length} entries of a sequence, rank 0 {length}")
+        return PassRow(cache, *fields)
 
     def run(self) -> None:
         kv = self._passes.popleft()
@@ -172,7 +188,10 @@ class _KernelClock:
         self._restart()
 
     def ran(self, *, decodes: bool) -> None:
-        """Count a step that is about to run. The kernels' clocks show those before it."""
+        """Count a step that is about to run. The kernels' clocks show those before it.
+
+        decodes: it has no rows of prompts. A step with some begins the measurement anew.
+        """
         if not self._measures:
             return
         if not decodes:

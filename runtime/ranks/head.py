@@ -1,12 +1,15 @@
 """A multi-token prediction head that several ranks divide: rank 0's calls, and followers that repeat them.
 
+`LeaderHead` and `_HeadCaches` log calls after "head"; `FollowerHead` has a method for each, with its arguments in that
+order. `MtpDraft` (`runtime/engine/draft_networks.py`) uses a divided head like any other.
+
 Contract: a pass of the head, and its logits, are handed to the device at once and in one order on every rank.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -23,7 +26,9 @@ class LeaderHead:
     """A `DraftHead` of one rank's part, whose passes the followers repeat. All else is the head's own."""
 
     def __init__(self, head: DraftHead, leader: Leader) -> None:
-        self._head, self._leader, self._numbers = head, leader, count()
+        self._head = head
+        self._leader = leader
+        self._numbers = count()  # of caches, one a sequence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
@@ -95,17 +100,24 @@ class DividedHead(Protocol):
         ...
 
 
+class _HeadCache(NamedTuple):
+    """One sequence's K/V of the head."""
+
+    backend: KVBackend
+    cache: KVCache
+
+
 class FollowerHead:
     """A follower's part of the head, and its caches. Every method is a call of `LeaderHead` or its caches."""
 
     def __init__(self, head: DividedHead) -> None:
         self._head = head
-        self._caches: dict[int, tuple[KVBackend, KVCache]] = {}
+        self._caches: dict[int, _HeadCache] = {}  # by rank 0's number
         self._newest: mx.array  # hidden states (1, T, E)
 
     def acquire(self, number: int, limit: int) -> None:
         backend = self._head.kv_backend(KVOptions(limit))
-        self._caches[number] = backend, backend.acquire(())
+        self._caches[number] = _HeadCache(backend, backend.acquire(()))
 
     def hidden(self, number: int, length: int, tokens: int, phase: Phase) -> mx.array:
         """Return what to evaluate. Raises EngineError if this rank's entries are not rank 0's."""
@@ -122,15 +134,15 @@ class FollowerHead:
         return self._head.logits(self._newest)
 
     def commit(self, number: int, tokens: int) -> None:
-        self._caches[number][1].commit(tokens)
+        self._caches[number].cache.commit(tokens)
 
     def rollback(self, number: int) -> None:
         if number in self._caches:  # else cleared, after an error
-            self._caches[number][1].rollback()
+            self._caches[number].cache.rollback()
 
     def close(self, number: int) -> None:
         if number in self._caches:  # else cleared, after an error
-            self._caches.pop(number)[1].close()
+            self._caches.pop(number).cache.close()
 
     def clear(self) -> None:
         """Drop all caches."""

@@ -1,6 +1,9 @@
 """Time limit of a pass on several ranks: a rank that waits for ever still sends heartbeats.
 
 The limit follows earlier passes: several times the slowest pass of decoding, or of as many prompt tokens.
+
+`Leader` watches it in a thread, and ends all ranks beyond it; the engine waits for passes within `waiting`. So it must
+never be too short for a healthy rank: LEAST_S and FIRST_S leave room for a busy machine.
 """
 
 import threading
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.ops import Phase
 from headrace.runtime.ranks.link import BEAT_S
 
 LEAST_S = 8.0  # any later pass
@@ -24,7 +28,7 @@ class PassLimit:
         self._clock = clock
         self._since: float | None = None
         self._prompts = deque([0, 0], maxlen=2)  # tokens of the newest passes, of which one is built ahead
-        self._slowest: dict[bool, float] = {}  # seconds of a decoding pass; True: of a prompt token
+        self._slowest: dict[Phase, float] = {}  # seconds of a decoding pass; of "prefill": of one prompt token
 
     def watch(self, over: threading.Event, lose: Callable[[str], None]) -> None:
         """Call `lose` with the reason if a pass does not end, in a thread that lives until `over`."""
@@ -51,8 +55,9 @@ class PassLimit:
         finally:
             self._since = None
         prompt = max(self._prompts)
+        phase = _phase(prompt)
         seconds = (self._clock() - since) / (prompt or 1)
-        self._slowest[prompt > 0] = max(seconds, self._slowest.get(prompt > 0, 0.0))
+        self._slowest[phase] = max(seconds, self._slowest.get(phase, 0.0))
 
     def exceeded(self) -> float | None:
         """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""
@@ -61,9 +66,14 @@ class PassLimit:
             return None
         prompt = max(self._prompts)
         limit = FIRST_S
-        slowest = self._slowest.get(prompt > 0)
+        slowest = self._slowest.get(_phase(prompt))
         if slowest is not None:
             limit = max(LEAST_S, _TIMES * slowest * (prompt or 1))
         if self._clock() - since <= limit:
             return None
         return limit
+
+
+def _phase(prompt_tokens: int) -> Phase:
+    """Return the phase by which a pass with so many prompt tokens is timed."""
+    return "prefill" if prompt_tokens else "decode"

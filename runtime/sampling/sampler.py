@@ -17,6 +17,10 @@ Stages that are off cost nothing. All arithmetic is float32. From the temperatur
 serves the rows of all sequences, each with its own rule and key; rows do not affect each other. Keys are host
 integers; tokens and counts stay on the device. The same seed on the same machine gives the same tokens.
 `logprobs` are those of the logits before any stage.
+
+`InFlightBatch.select` calls `choose` for all sequences of a pass. A key depends on a token's position alone, so drafts
+and preemption change no output. Guards: tests/runtime/sampling/test_sampling.py (each stage in plain Python) and
+tests/runtime/speculation/test_speculation_distribution.py.
 B = sequences, V = vocabulary.
 """
 
@@ -26,6 +30,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -41,7 +46,30 @@ _LANES = _WORD | _WORD << 64  # a mask of both lanes; the bits between them take
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds each, in turn
 _PARITY = 0x1BD11BDA
 
-Logprobs = tuple[mx.array, mx.array, mx.array, mx.array]
+
+class Logprobs(NamedTuple):
+    """Log probabilities of one token, on the device. B = 1 for a sequence's token.
+
+    chosen (B,): that of the chosen token.
+    ids (B, top), best (B, top): the most likely tokens and their log probabilities, the best first.
+    digest (B,): of the bits of all logits.
+    """
+
+    chosen: mx.array
+    ids: mx.array
+    best: mx.array
+    digest: mx.array
+
+
+class _RowState(NamedTuple):
+    """A sampler's state once the token of a row is chosen.
+
+    key: random key for the next row.
+    counts (1, V): occurrences among generated tokens; None without penalties.
+    """
+
+    key: int
+    counts: mx.array | None
 
 
 class Sampler:
@@ -56,7 +84,7 @@ class Sampler:
         self._bias = _bias_row(params.logit_bias, vocab_size)
         self._forbids = -math.inf in params.logit_bias.values()
         penalises = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-        self._states: list[tuple[int, mx.array | None]] = []  # key and counts after each row
+        self._states: list[_RowState] = []  # after each row that is begun and not committed
         self._forced: int | None = None
         self._masks: mx.array | None = None  # (N, V): allowed tokens of the rows begun
         self._changes = self._bias is not None or penalises
@@ -114,7 +142,7 @@ class Sampler:
             if self.rule.temperature:
                 self._key, key = split_key(self._key)
             keys.append(key)
-            self._states.append((self._key, counts))
+            self._states.append(_RowState(self._key, counts))
         return keys
 
     def adjust(self, logits: mx.array) -> mx.array:
@@ -136,7 +164,7 @@ class Sampler:
         """Count the chosen `tokens` (N,) of the rows begun."""
         for row, (key, counts) in enumerate(self._states):
             if counts is not None:
-                self._states[row] = (key, counts.at[:, tokens[row : row + 1]].add(1))
+                self._states[row] = _RowState(key, counts.at[:, tokens[row : row + 1]].add(1))
 
     def commit(self, tokens: int) -> None:
         """Keep key and counts after the first `tokens` >= 1 rows."""
@@ -151,6 +179,7 @@ class Sampler:
         return fork
 
     def _penalise(self, logits: mx.array, counts: mx.array) -> mx.array:
+        """Apply the penalties. logits, counts (N, V)."""
         params = self._params
         generated = counts > 0
         if params.repetition_penalty != 1:
@@ -198,7 +227,8 @@ def choose(
     for index, sampler in enumerate(samplers):
         with _collected(errors, index):
             if index in adjusted:
-                sampler.record(tokens[adjusted[index][0]])
+                rows, _ = adjusted[index]
+                sampler.record(tokens[rows])
             if not drafts[index]:
                 sampler.commit(1)
     return tokens
@@ -270,10 +300,10 @@ def split_key(key: int) -> tuple[int, int]:
 
 
 def logprobs(logits: mx.array, token: mx.array, top: int) -> Logprobs:
-    """Return log probabilities before any sampling stage.
+    """Return log probabilities before any sampling stage. logits (B, V), token (B,): the chosen one.
 
-    logits (B, V), token (B,) -> (chosen (B,), ids of the `top` most likely (B, top), their log probabilities,
-    digests (B,) of all logits). Equal bits give equal digests; other bits give others, almost always.
+    top: the most likely tokens to return.
+    Equal bits of logits give equal digests; other bits give others, almost always.
     """
     logits = logits.astype(mx.float32)
     normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -286,12 +316,13 @@ def logprobs(logits: mx.array, token: mx.array, top: int) -> Logprobs:
     best = mx.take_along_axis(normalised, ids, axis=-1)
     order = mx.argsort(-best, axis=-1)
     ids, best = (mx.take_along_axis(x, order, axis=-1) for x in (ids, best))
-    return chosen, ids, best, (logits.view(mx.uint32) * _odd_numbers(size)).sum(axis=-1)
+    digest = (logits.view(mx.uint32) * _odd_numbers(size)).sum(axis=-1)
+    return Logprobs(chosen, ids, best, digest)
 
 
 @cache
 def _odd_numbers(size: int) -> mx.array:
     """Return odd numbers (size,), evaluated. In a sum of products with them, one changed term changes the sum."""
-    numbers = mx.arange(size, dtype=mx.uint32) * 2654435761 | 1
+    numbers = mx.arange(size, dtype=mx.uint32) * 2654435761 | 1  # a prime near 2^32 / the golden ratio: well spread
     mx.eval(numbers)
     return numbers

@@ -6,6 +6,9 @@ follows the measured passes. It includes the delay of the next pass, which canno
 tokens are measured again regularly, since memory speed drifts. Only a few numbers of rows and powers of two of L are
 told apart, so that each is soon measured. About one pass in a hundred is slow because of other processes; one outlier
 moves r less the more passes were measured.
+
+`Drafting` asks (`pays`, `gain`, `choose`, `excess`) before a pass; `BatchClock` records it afterwards. A changed
+constant changes speed, never output. tests/runtime/speculation/test_controller.py has simulated machines.
 """
 
 import math
@@ -15,7 +18,7 @@ from headrace.runtime.metrics.running_median import RunningMedian
 
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with draft tokens, all sequences
 GPU_ROWS = (2, 3, 5, 10, 16, 32)  # the same on a GPU: MLX's products of few rows compute 5 at once
-MAX_DRAFT_PER_PASS = 30  # all sequences
+MAX_DRAFT_PER_PASS = 30  # all sequences; with two of them the largest of ROWS
 MIN_GAIN = 1.05  # expected speed-up from which draft tokens are used: chances are estimates, too
 # Estimates before the first measurement, relative to a step:
 _CHEAP_ROWS = 4  # rows that a step bound by memory computes almost for free
@@ -136,7 +139,9 @@ class Controller:
         self._stored = stored or {}
         self._rows = rows
         self._curves: dict[tuple[int, int], _Curve] = {}  # by sequences and class of contexts
-        self._before: tuple[_Curve, int, float] | None = None  # the newest pass, if it had draft tokens
+        # The newest pass, if it had draft tokens: its curve, their number, its seconds. It is recorded with the next
+        # one, whose delay is part of its cost.
+        self._before: tuple[_Curve, int, float] | None = None
         self.passes = 0  # with draft tokens
 
     def record(self, sequences: int, count: int, seconds: float, *, ahead: bool, context: int = 0) -> None:
@@ -235,13 +240,16 @@ class Controller:
 
     def _curve(self, sequences: int, context: int) -> _Curve:
         """Return the curve of such passes. A new one starts from those of the nearest contexts, as if measured once."""
-        key = sequences, size_class(context)
+        own_size = size_class(context)
+        key = sequences, own_size
         if key not in self._curves:
-            # The nearest contexts come last: their costs replace others.
-            costs = sorted({**self._stored, **self.measured}.items(), key=lambda cost: -abs(cost[0][2] - key[1]))
-            known: dict[int, tuple[float, int]] = {}
-            for (num_sequences, count, size), (ratio, passes) in costs:
+            costs: list[tuple[int, int, float, int]] = []  # distance of sizes, draft tokens, r, passes
+            for (num_sequences, count, size), (ratio, passes) in {**self._stored, **self.measured}.items():
                 if num_sequences == sequences:
-                    known[count] = (ratio, passes if size == key[1] else 1)
+                    costs.append((abs(size - own_size), count, ratio, passes))
+            costs.sort(key=lambda cost: cost[0], reverse=True)
+            known: dict[int, tuple[float, int]] = {}
+            for distance, count, ratio, passes in costs:  # the nearest contexts come last, and replace others
+                known[count] = (ratio, passes if distance == 0 else 1)
             self._curves[key] = _Curve(sequences, known, self._rows)
         return self._curves[key]

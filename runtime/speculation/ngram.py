@@ -10,9 +10,13 @@ is found, the draft resumes after that token, once.
 An index of runs of tokens finds the matches: each run of `width` tokens leads to its latest occurrence, and each
 occurrence to the one before. Time and memory per token are constant. With counts of the tokens that followed, a bounded
 number of occurrences gives the drafts of suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) without a tree.
+
+The default proposer of every sequence. It runs in each step between two passes, so `update` has to stay cheap.
+tests/runtime/speculation/test_ngram.py compares with a plain search.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headrace.runtime.speculation.acceptance import GREEDY_PRIOR, LONGEST, SAMPLED_PRIOR, Acceptance
 from headrace.runtime.speculation.dry_run import DryRun
@@ -26,8 +30,18 @@ _MAX_WEIGHT = 12  # match length from which longer ones weigh no more: 2 to the 
 _MIN_RESUME = 9  # match length from which a draft resumes after a replaced token
 _RESUMED = 6  # match length after an accepted resumption
 
-Match = tuple[Sequence[int], int, int]
-"""Text, position of the continuation in it, length of the match."""
+
+class Match(NamedTuple):
+    """An occurrence of a text's end.
+
+    text: that it is in.
+    position: of its continuation there.
+    length: tokens that match before that position.
+    """
+
+    text: Sequence[int]
+    position: int
+    length: int
 
 
 class Suffixes:
@@ -62,7 +76,7 @@ class Suffixes:
             longest = min(LONGEST, position, len(end))
             while length < longest and text[position - 1 - length] == end[-1 - length]:
                 length += 1
-            matches.append((text, position, length))
+            matches.append(Match(text, position, length))
             position = self._before[position]
         return matches
 
@@ -181,12 +195,11 @@ class NGram:
         votes: dict[int, int] = {}  # by the token that follows a match
         longest: dict[int, Match] = {}  # the same
         for match in matches:
-            text, position, length = match
-            token = text[position]
+            token = match.text[match.position]
             if token == END:
                 continue
-            votes[token] = votes.get(token, 0) + (1 << min(length, _MAX_WEIGHT))
-            if token not in longest or length > longest[token][2]:
+            votes[token] = votes.get(token, 0) + (1 << min(match.length, _MAX_WEIGHT))
+            if token not in longest or match.length > longest[token].length:
                 longest[token] = match
         if not votes:
             return
