@@ -1,4 +1,7 @@
-"""Bits of rounded activations: 16, or 8 for a prompt's rows, on the native kernels (docs/kernels.md)."""
+"""Bits of rounded activations: 16, or 8 for a prompt's rows, on the native kernels (docs/kernels.md).
+
+`--activations` asks for them; `models.loading` calls `with_activations` once the network is loaded.
+"""
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import long_rope
@@ -49,4 +52,4 @@ def rounded_widths(network: Decoder) -> set[int]:
         for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
         if weight is not None and weight.mode != "mxfp8"
     ]
-    return {weight.bits for weight in weights} & {2, 4, 8}
+    return {weight.bits for weight in weights} & {2, 4, 8}  # widths of the kernels with 8-bit activations

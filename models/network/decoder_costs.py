@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import groupby
+from typing import NamedTuple
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.tensors import Tensor, ends, layer_tensors
@@ -19,41 +19,66 @@ SizeOf = Callable[[str, Tensor], int]
 """(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-_MatrixKey = tuple[str, int, int, int, int, int, str, bool]
-"""Name, rows, columns, bytes, active and all matrices of the stack, part, divided: equal ones count together."""
+class _Kind(NamedTuple):
+    """Properties of a matrix. Those with equal ones count together, whatever layers they are of."""
+
+    name: str  # in tables of costs
+    rows: int
+    columns: int
+    nbytes: int
+    active: int  # of a stack's matrices, for each token
+    total: int  # matrices of the stack
+    part: str  # of the network
+    is_divided: bool
+
+
+class _KVKind(NamedTuple):
+    """Properties of a layer's K/V traffic. Layers with equal ones count together."""
+
+    window: int  # positions; 0: no window
+    row_bytes: int  # of one position
+    chunked: bool
+    chosen: int  # positions, by an indexer; 0: all
+    block: int  # positions that it chooses together
 
 
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection; equal ones count together."""
     last = config.appending - 1
     tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
-    counts = Counter[_MatrixKey]()
-    late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
+    counts = Counter[_Kind]()
+    late = Counter[_Kind]()  # those of them that prefill skips in the last layer
     for index, layer in enumerate(config.layers):
         tensors = tables[layer]
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
             is_late = index > last or (index == last and not tensor.before_append)
-            stack = (tensor.active, tensor.count)
-            key = (tensor.shown_name, tensor.rows, tensor.columns, size, *stack, tensor.part, tensor.is_divided)
-            counts[key] += tensor.count
-            late[key] += tensor.count * is_late
-    matrices = []
-    for key, count in counts.items():
-        name, rows, columns, size, active, total, part, is_divided = key
-        matrices.append(
-            Matrix(
-                name=name,
-                count=count,
-                rows=rows,
-                columns=columns,
+            kind = _Kind(
+                name=tensor.shown_name,
+                rows=tensor.rows,
+                columns=tensor.columns,
                 nbytes=size,
-                share=Fraction(active, total),
-                late=late[key],
-                part=part,
-                divided=is_divided,
+                active=tensor.active,
+                total=tensor.count,
+                part=tensor.part,
+                is_divided=tensor.is_divided,
             )
+            counts[kind] += tensor.count
+            late[kind] += tensor.count * is_late
+    matrices = [
+        Matrix(
+            name=kind.name,
+            count=count,
+            rows=kind.rows,
+            columns=kind.columns,
+            nbytes=kind.nbytes,
+            share=Fraction(kind.active, kind.total),
+            late=late[kind],
+            part=kind.part,
+            divided=kind.is_divided,
         )
+        for kind, count in counts.items()
+    ]
     return matrices + [_end(tensor, size_of) for tensor in ends(config) if not (tensor.looked_up or tensor.output)]
 
 
@@ -91,32 +116,40 @@ def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: Si
 
 
 def state_bytes(config: DecoderConfig) -> int:
-    """Return the bytes of a sequence's recurrent state, all layers."""
+    """Return the bytes of a sequence's recurrent state, all layers. It is float32."""
     return 4 * sum(layer.mixer.sizes.state for layer in config.layers if layer.mixer is not None)
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, grouped by window and shape; layers that read another's K/V do not count again."""
-    attending = [(i, layer) for i, layer in enumerate(config.layers) if layer.attends and layer.source is None]
     last = config.appending - 1
-    kinds = sorted(
-        (
-            layer.window or 0,
-            kv.row_bytes(*config.stored_heads(layer)),
-            layer.chunked,
-            *((layer.indexer.chosen, layer.indexer.block) if layer.indexer is not None else (0, 1)),
-            i == last,
+    counts = Counter[_KVKind]()
+    late = Counter[_KVKind]()  # the last layer, in which a prompt's tokens append only
+    for index, layer in enumerate(config.layers):
+        if not layer.attends or layer.source is not None:
+            continue
+        kind = _KVKind(
+            window=layer.window or 0,
+            row_bytes=kv.row_bytes(*config.stored_heads(layer)),
+            chunked=layer.chunked,
+            chosen=0 if layer.indexer is None else layer.indexer.chosen,
+            block=1 if layer.indexer is None else layer.indexer.block,
         )
-        for i, layer in attending
-    )
-    groups = [(kind, [late for *_, late in group]) for kind, group in groupby(kinds, lambda kind: kind[:-1])]
-    return [
-        *(
-            LayerKV(len(late), row, window or None, sum(late), chunked, chosen or None, block)
-            for (window, row, chunked, chosen, block), late in groups
-        ),
-        *_index_keys(config, kv),
+        counts[kind] += 1
+        late[kind] += index == last
+    layers = [
+        LayerKV(
+            count=counts[kind],
+            bytes_per_token=kind.row_bytes,
+            window=kind.window or None,
+            late=late[kind],
+            chunked=kind.chunked,
+            chosen=kind.chosen or None,
+            block=kind.block,
+        )
+        for kind in sorted(counts)  # the same order for equal costs, which are compared
     ]
+    return layers + _index_keys(config, kv)
 
 
 def _index_keys(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:

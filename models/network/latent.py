@@ -1,4 +1,13 @@
-"""Attention over latents (MLA): weights, and projections to and from them. See `runtime.ops.LatentWeights`."""
+"""Attention over latents (MLA): weights, and projections to and from them. See `runtime.ops.LatentWeights`.
+
+An entry of the cache is one head for all queries: a part that turns (R numbers), then a latent (L). Queries are
+multiplied by the matrix that would make keys of latents, so that attention reads the latents themselves ("absorbed").
+A checkpoint has the turning part of a head or an entry last; here it is first, and numbers that turn together are half
+of it apart.
+
+Dimensions: N rows, H heads, R rotated part, P other part of a query's head, L latent, V a head's value; I heads and D
+head size of an indexer.
+"""
 
 from functools import lru_cache
 
@@ -24,20 +33,25 @@ def read_latent(
     *queries, entries, embed_q, unembed_out, output = tensors_of(config, latent)
     heads = config.heads
     at = f"{prefix}.self_attn"
+
+    # Stored rows in the order of the operations: of a query's head, of all heads, and of an entry.
     turned = mx.arange(latent.rotated)
     if config.family.interleaved:
         turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
-    each = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
-    query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
+    head = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
+    query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + head).flatten()
     entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])
     rows = queries[0].rows
     stored = mx.arange(rows) if latent.queries else query
-    order = mx.concatenate([stored, rows + entry])
+    order = mx.concatenate([stored, rows + entry])  # of the first projection of queries, then of entries
+
     q_norm = None
     q = None
     if latent.queries:
         q_norm = parameters.vector(f"{at}.q_a_layernorm.weight", latent.queries)
         [q] = parameters.fused(prefix, queries[1:], query)
+
+    # The matrices that make keys and values of latents, a pair for each head
     joined = latent_heads(config, latent)
     embed, unembed = parameters.halves_of_heads(prefix, joined, embed_q, unembed_out, heads)
     of_indexer, indexer = _read_indexer(config, parameters, prefix, latent, layer)
@@ -84,12 +98,14 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
         *projected, weights, index_key = projected
         index_key = ops.layer_norm(index_key, latent.indexer.norm, latent.indexer.norm_bias, _INDEX_EPS)
         of_indexer = [weights, index_key]
+
+    # Split the row into queries, the turning part of the entry, and its latent.
     whole = mx.concatenate(projected, axis=-1)
     size = latent.latent
     other = latent.embed.columns
     if latent.q is not None:
         rotated = latent.q.rows // heads - other
-    else:  # queries are projected at once: rows are of H * (N + R) + R + L
+    else:  # queries are projected at once: rows are of H * (P + R) + R + L
         rotated = (int(whole.shape[-1]) - size - heads * other) // (heads + 1)
     entry = size + rotated
     q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)
@@ -98,6 +114,8 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
         q = ops.linear(q_latent, latent.q)
         if latent.indexer is not None:
             of_indexer.insert(0, ops.linear(q_latent, latent.indexer.queries))
+
+    # Multiply the other part of each head, so that it can be compared with latents.
     rows = whole.shape[1]
     q = q.reshape(rows * heads, rotated + other)
     inner = ops.expert_linear(q[:, rotated:], _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)

@@ -1,4 +1,11 @@
-"""Weights of the decoder's layers, read from a checkpoint's parameters."""
+"""Weights of the decoder's layers, read from a checkpoint's parameters.
+
+`Decoder` calls `read_layers` and `kv_shape_of`. `models.network.tensors` has the names and sizes of all matrices; here
+their rows are put into the order of the operations, and configurations become the specs of `runtime.ops`.
+
+Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size, C channels of a convolution, Hv heads of a
+mixer, Dv size of its values.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +16,11 @@ import mlx.core as mx
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertsConfig,
+    Family,
     IndexerConfig,
     LayerConfig,
     MixerConfig,
+    NormNames,
     RopeConfig,
 )
 from headrace.models.network.latent import read_latent
@@ -63,17 +72,23 @@ def read_mixer(
     inputs = mixer_inputs(config, mixer)
     output = parameters.tensor(prefix, mixer_output(config, mixer))
     taps, bias = _taps(parameters, at, mixer)
+
+    # Short convolution (LFM2): no recurrence, rows as stored
     if sizes.kind == "conv":
         spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
         return spec, parameters.fused(prefix, inputs), output
     rate = -mx.exp(parameters.vector(f"{at}.A_log", sizes.heads).astype(mx.float32))
     step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)
+
+    # Delta networks: rows as stored, or by key head
     if sizes.kind != "ssm":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
         max_beta = mixer.most_beta
         spec = MixerSpec(sizes, taps, bias, rate, step_bias, mixer.decay_bound, max_beta, norm=norm, norm_eps=mixer.eps)
         stored_order = _by_key_head(sizes) if mixer.by_key_head else None
         return spec, parameters.fused(prefix, inputs, stored_order), output
+
+    # Mamba-2
     order = _as_queries(sizes)
     if bias is not None:
         bias = bias[order]
@@ -154,8 +169,11 @@ def read_layers(
             ropes[layer.rope] = make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
     if indices is None:
         indices = range(len(config.layers))
-    layers = [(index, config.layers[index]) for index in indices]
-    return [_layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope]) for index, layer in layers]
+    weights = []
+    for index in indices:
+        layer = config.layers[index]
+        weights.append(_layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope]))
+    return weights
 
 
 def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> DecoderConfig:
@@ -209,116 +227,158 @@ def _layer(
 ) -> LayerWeights:
     """Return the weights of one layer, which are taken out of `parameters`.
 
-    `qkv` and `output` are attention's projections. In a layer with recurrence alone they are the mixer's; next to
-    attention, the mixer has `mixer_ends`.
+    The parts are those of `Decoder._block`: norms, attention or a mixer, a feed-forward or experts. Fields of parts
+    that the layer lacks stay empty.
     """
-    width = config.hidden_size
-    attn = f"{prefix}.self_attn"
-    norms: dict[str, mx.array] = {}
-
-    def norm(name: str | None) -> mx.array | None:
-        if name is None:
-            return None
-        if not config.family.norm_weights:
-            return parameters.ones(width)
-        if name not in norms:  # a parallel layer has one norm for both halves
-            norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
-        return norms[name]
-
-    def branch_norm(name: str | None) -> mx.array | None:
-        """Return the norm of a branch's output, with the factor of the branch folded in."""
-        weight = norm(name)
-        if weight is None or config.branch_scale == 1.0:
-            return weight
-        return weight * config.branch_scale
-
-    def norm_bias(name: str | None) -> mx.array | None:
-        if name is None or not config.family.norm_bias:
-            return None
-        bias = f"{prefix}.{name}.bias"
-        if bias not in norms:
-            norms[bias] = parameters.vector(bias, width)
-        return norms[bias]
-
     family = config.family
+    names = _norm_names(family, layer)
+    norms = _Norms(config, parameters, prefix)
+    weights = LayerWeights(
+        input_norm=norms.weight(names.attention),  # (E,), as all norms here
+        input_norm_bias=norms.bias(names.attention),
+        attention=None,
+        qkv=[],
+        output=None,
+        attention_post_norm=norms.of_branch(names.after_attention),
+        mlp_norm=norms.weight(names.mlp),
+        mlp_norm_bias=norms.bias(names.mlp),
+        gate_up=[],
+        down=None,
+        mlp_post_norm=norms.of_branch(names.after_mlp),
+    )
+    if layer.attends:
+        weights = _with_attention(weights, config, parameters, prefix, layer, rope)
+    if layer.mixer is not None:
+        weights = _with_mixer(weights, config, parameters, prefix, layer, layer.mixer)
+    if layer.experts is not None:
+        weights = _with_experts(weights, config, parameters, prefix, layer.experts)
+    weights = _with_feed_forward(weights, config, parameters, prefix, layer)
+    if config.input_size:
+        weights = replace(weights, own_input=read_input(config, parameters, prefix))
+    if family.scaled and f"{prefix}.layer_scalar" in parameters:
+        weights = replace(weights, scalar=parameters.vector(f"{prefix}.layer_scalar", 1))
+    return weights
+
+
+def _norm_names(family: Family, layer: LayerConfig) -> NormNames:
+    """Return the norms that a layer has: none around a half that it lacks."""
     names = family.norms_of(layer.attends)
     if not layer.feeds:
         names = replace(names, mlp=None)
     if not layer.attends and layer.mixer is None:
         names = replace(names, attention=None, after_attention=None)
-    spec = None
-    qkv: list[Weight] = []
-    output = None
+    return names
+
+
+class _Norms:
+    """Norms of a layer by name, each read once: in a parallel layer both halves have one. None for no name."""
+
+    def __init__(self, config: DecoderConfig, parameters: Parameters, prefix: str) -> None:
+        self._config = config
+        self._parameters = parameters
+        self._prefix = prefix
+        self._read: dict[str, mx.array] = {}  # by tensor name
+
+    def weight(self, name: str | None) -> mx.array | None:
+        """Return a norm's weight (E,); ones for a family whose norms have none."""
+        if name is None:
+            return None
+        if not self._config.family.norm_weights:
+            return self._parameters.ones(self._config.hidden_size)
+        return self._vector(f"{self._prefix}.{name}.weight", self._config.norm_weight_offset)
+
+    def of_branch(self, name: str | None) -> mx.array | None:
+        """Return the norm of a branch's output, with the factor of the branch folded in."""
+        weight = self.weight(name)
+        if weight is None or self._config.branch_scale == 1.0:
+            return weight
+        return weight * self._config.branch_scale
+
+    def bias(self, name: str | None) -> mx.array | None:
+        """Return the bias (E,) of a LayerNorm that adds one."""
+        if name is None or not self._config.family.norm_bias:
+            return None
+        return self._vector(f"{self._prefix}.{name}.bias", 0.0)
+
+    def _vector(self, tensor: str, offset: float) -> mx.array:
+        if tensor not in self._read:
+            self._read[tensor] = self._parameters.vector(tensor, self._config.hidden_size, offset)
+        return self._read[tensor]
+
+
+def _with_attention(
+    weights: LayerWeights,
+    config: DecoderConfig,
+    parameters: Parameters,
+    prefix: str,
+    layer: LayerConfig,
+    rope: Rope | None,
+) -> LayerWeights:
+    """Add attention: its norms of heads, the projections into it, its gate, and the projection out of it."""
+    at = f"{prefix}.self_attn"
+    spec = _attention(config, parameters, at, layer, rope)
     latent = None
-    gate = None
-    mixer = None
-    ends = None
-    if layer.mixer is not None and not layer.attends:
-        mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
-    elif not layer.attends:
-        pass
-    elif config.latent is not None:
-        spec = _attention(config, parameters, attn, layer, rope)
+    if config.latent is not None:
         latent, qkv, output = read_latent(config, parameters, prefix, config.latent, layer)
-        for tensor in attention_gate(config, layer):
-            gate = parameters.tensor(prefix, tensor)
+        gate = _gate(config, parameters, prefix, layer)
     else:
-        spec = _attention(config, parameters, attn, layer, rope)
         qkv, gate, output = _projections(config, parameters, prefix, layer, rope)
-        if layer.mixer is not None:
-            mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
-            ends = into, out
-    mixer_gate_weights = None
-    if layer.mixer is not None:
-        mixer_gate_weights = read_gates(parameters, prefix, layer.mixer)
-    gate_up = list[Weight]()
-    down = None
-    down_gate = None
-    mixture = None
-    branches = None
-    if layer.experts is not None:
-        mixture = _mixture(config, parameters, prefix, layer.experts)
-        shared = shared_gate(config, layer.experts)
-        if shared is not None:
-            down_gate = parameters.router(prefix, shared)
-        if layer.experts.branch:
-            branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in BRANCH_NORMS))
-    dense = feed_forward(config, layer)
-    if dense:
-        gate_up = parameters.fused(prefix, dense[:-1])  # the last tensor is the projection out
-        down = parameters.tensor(prefix, dense[-1])
-    own_input = None
-    if config.input_size:
-        own_input = read_input(config, parameters, prefix)
-    scalar = None
-    if family.scaled and f"{prefix}.layer_scalar" in parameters:
-        scalar = parameters.vector(f"{prefix}.layer_scalar", 1)
-    return LayerWeights(
+    return replace(
+        weights,
         attention=spec,
-        input_norm=norm(names.attention),
-        input_norm_bias=norm_bias(names.attention),
         qkv=qkv,
         output=output,
-        attention_post_norm=branch_norm(names.after_attention),
-        mlp_norm=norm(names.mlp),
-        mlp_norm_bias=norm_bias(names.mlp),
-        gate_up=gate_up,
-        down=down,
-        mlp_post_norm=branch_norm(names.after_mlp),
-        mixture=mixture,
-        mixer=mixer,
         gate=gate,
-        down_gate=down_gate,
         latent=latent,
-        mixer_ends=ends,
-        branches=branches,
-        own_input=own_input,
-        mixer_gates=mixer_gate_weights,
-        scalar=scalar,
-        head_norms=_head_norms(config, parameters, attn, layer, rope),
-        curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer),
+        head_norms=_head_norms(config, parameters, at, layer, rope),
         values=_values(config, layer),
     )
+
+
+def _with_mixer(
+    weights: LayerWeights,
+    config: DecoderConfig,
+    parameters: Parameters,
+    prefix: str,
+    layer: LayerConfig,
+    mixer: MixerConfig,
+) -> LayerWeights:
+    """Add a mixer. Its projections stand in place of attention's, or as `mixer_ends` next to them."""
+    spec, inputs, output = read_mixer(config, parameters, prefix, mixer)
+    weights = replace(weights, mixer=spec, mixer_gates=read_gates(parameters, prefix, mixer))
+    if not layer.attends:
+        return replace(weights, qkv=inputs, output=output)
+    [into_mixer] = inputs
+    return replace(weights, mixer_ends=(into_mixer, output))
+
+
+def _with_experts(
+    weights: LayerWeights, config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig
+) -> LayerWeights:
+    """Add a mixture, the gate of its shared expert, and the norms of two branches (Gemma 4)."""
+    mixture = _mixture(config, parameters, prefix, experts)
+    down_gate = None
+    shared = shared_gate(config, experts)
+    if shared is not None:
+        down_gate = parameters.router(prefix, shared)
+    branches = None
+    if experts.branch:
+        branches = BranchNorms(
+            *(parameters.vector(f"{prefix}.{name}.weight", config.hidden_size) for name in BRANCH_NORMS)
+        )
+    return replace(weights, mixture=mixture, down_gate=down_gate, branches=branches)
+
+
+def _with_feed_forward(
+    weights: LayerWeights, config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig
+) -> LayerWeights:
+    """Add the dense feed-forward, or the expert that all tokens use, and the layer's own activation, if any."""
+    weights = replace(weights, curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer))
+    dense = feed_forward(config, layer)
+    if not dense:
+        return weights
+    *inputs, output = dense
+    return replace(weights, gate_up=parameters.fused(prefix, inputs), down=parameters.tensor(prefix, output))
 
 
 def _values(config: DecoderConfig, layer: LayerConfig) -> SmallValues | None:
@@ -338,7 +398,9 @@ def _head_norms(
     order = head_order(dim, rope) if config.family.interleaved else None
     counts = {"q_norm": config.query_heads(layer), "k_norm": kv_heads}
     q, k = (parameters.vector(f"{at}.{name}.weight", count * dim).reshape(-1, dim) for name, count in counts.items())
-    return (q, k) if order is None else (q[:, order], k[:, order])
+    if order is None:
+        return q, k
+    return q[:, order], k[:, order]
 
 
 def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
@@ -364,15 +426,22 @@ def _projections(
 ) -> tuple[list[Weight], Weight | None, Weight]:
     """Return the projections into attention and into an indexer, its gate, if any, and the projection out of it."""
     *inputs, output = attention(config, layer)
-    gate = None
+    gate = _gate(config, parameters, prefix, layer)
     if config.family.gates == "joined":
         inputs[0], gate = parameters.gated(prefix, inputs[0], config.heads)
-    for tensor in attention_gate(config, layer):
-        gate = parameters.tensor(prefix, tensor)
     # After `gated`, which leaves the queries' rows for `fused`. An indexer's projections come last.
     qkv = parameters.fused(prefix, inputs, qkv_order(config, rope))
     qkv += [parameters.tensor(prefix, tensor) for tensor in indexer(config, layer)]
     return qkv, gate, parameters.tensor(prefix, output)
+
+
+def _gate(config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig) -> Weight | None:
+    """Return the gates of attention's heads, if they are a module of their own."""
+    gates = [parameters.tensor(prefix, tensor) for tensor in attention_gate(config, layer)]
+    if not gates:
+        return None
+    [gate] = gates
+    return gate
 
 
 def _attention(
@@ -387,6 +456,7 @@ def _attention(
         turns = head_order(head_dim, rope)
 
     def head_norm(name: str, heads: int) -> mx.array:
+        """Return the norm of queries or keys: (D,) of each head, or (heads * D,) of all together."""
         size = head_dim * heads if together else head_dim
         weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
         if turns is not None:
@@ -485,11 +555,12 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
 
 
 def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
+    """Return a layer's routed experts."""
     width = config.hidden_size
     mlp = f"{prefix}.mlp"
     # One stack into the experts has no gate; of two, the first is the gate's.
-    *before, after = expert_stacks(config, experts)
-    inputs = [parameters.stack(prefix, tensor) for tensor in before]
+    *stacks_in, stack_out = expert_stacks(config, experts)
+    inputs = [parameters.stack(prefix, tensor) for tensor in stacks_in]
     gate: Weight | None = None
     up: Weight | None = inputs[-1]
     if len(inputs) > 1:
@@ -512,7 +583,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         router=parameters.router(prefix, router(config, experts)),
         gate=gate,
         up=up,
-        down=parameters.stack(prefix, after),
+        down=parameters.stack(prefix, stack_out),
         active=experts.active,
         normalized=experts.normalized,
         sigmoid=experts.sigmoid,

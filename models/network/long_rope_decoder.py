@@ -60,7 +60,10 @@ class LongRopeDecoder(Decoder):
         return tokens
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """x: tokens (1, T) of one row -> (1, T, E), T entries per layer appended."""
+        """x: tokens (1, T) of one row -> (1, T, E), T entries per layer appended.
+
+        Where this row crosses the original context, all tokens before it are fed again first.
+        """
         from headrace.runtime.kv.buffers import BufferPass
         from headrace.runtime.kv.slot_cache import SlotCache
 

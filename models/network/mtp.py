@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 _OUTER = ("", "language_model.", "model.")  # prefixes of conversions
-
-
 _LAYER = "model.layers.0."  # in the model of one layer
 _SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the model's own
 # Config keys that make the only layer one of full attention, and of experts if the network has any.
@@ -40,15 +38,12 @@ _ONE_LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
-    """A head's tensors in a checkpoint. renamed: stored names -> names in the model of one layer.
+    """A head's tensors in a checkpoint."""
 
-    checkpoint: with the config of that model. shifts: norms are stored minus one.
-    """
-
-    checkpoint: Checkpoint
-    renamed: Mapping[str, str]
-    hidden_first: bool
-    shifts: bool
+    checkpoint: Checkpoint  # with the config of the model of one layer
+    renamed: Mapping[str, str]  # stored names -> names in that model
+    hidden_first: bool  # the projection's input begins with the hidden state
+    shifts: bool  # norms are stored minus one
 
     @property
     def infos(self) -> dict[str, TensorInfo]:
@@ -87,16 +82,29 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     if f"{HEAD_INPUT}.projection.weight" not in renamed.values():
         return None
     text = config.get("text_config")
-    one_layer = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None
-    changed = {**config, "text_config": one_layer} if one_layer else {**config, **_ONE_LAYER}
-    raw = any(name.endswith("conv1d.weight") and info.shape[-1] != 1 for name, info in checkpoint.tensors.items())
-    return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
+    if isinstance(text, Mapping):
+        config = {**config, "text_config": {**text, **_ONE_LAYER}}
+    else:
+        config = {**config, **_ONE_LAYER}
+    # MLX's conversions turn convolutions to (C, width, 1), and add the one that norms are stored without.
+    is_original = any(
+        name.endswith("conv1d.weight") and info.shape[-1] != 1 for name, info in checkpoint.tensors.items()
+    )
+    return HeadTensors(
+        checkpoint=replace(checkpoint, config=config),
+        renamed=renamed,
+        hidden_first=names.hidden_first,
+        shifts=names.centred and is_original,
+    )
 
 
 def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, object]) -> "dict[str, mx.array]":
     """Return the arrays without those of a head, which some classes refuse."""
-    prefix = _prefix(config, arrays)
-    return {name: array for name, array in arrays.items() if prefix is None or not name.startswith(prefix[1])}
+    head = _prefix(config, arrays)
+    if head is None:
+        return dict(arrays)
+    _, prefix = head
+    return {name: array for name, array in arrays.items() if not name.startswith(prefix)}
 
 
 def _prefix(config: Mapping[str, object], names: Collection[str]) -> tuple[HeadNames, str] | None:

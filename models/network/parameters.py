@@ -28,17 +28,13 @@ from headrace.runtime.ops import Ops, Weight
 
 @dataclass(frozen=True, slots=True)
 class PreparedModules:
-    """A weight as prepared for the operations, and the modules that it is made of.
+    """A weight as prepared for the operations, and the modules that it is made of."""
 
-    size: bytes of the weight; the weight itself where they are not known yet, since it is read with others. The others
-    are not kept here: some are joined, and then freed.
-    rows: of each module.
-    count: experts in a stack, else 1.
-    """
-
+    # Bytes of the weight; the weight itself where they are not known yet, since it is read with others. Other weights
+    # are not referenced here: some are joined, and then freed.
     size: int | Weight
-    rows: Mapping[str, int]
-    count: int = 1
+    rows: Mapping[str, int]  # of each module
+    count: int = 1  # experts in a stack, else 1
 
 
 def module_bytes(prepared: Iterable[PreparedModules]) -> Counter[str]:
@@ -87,7 +83,7 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
-        self._changes = Changes(adapter, part.stored)
+        self._changes = Changes(adapter, part.stored)  # of an adapter, not read yet
         self._ones: dict[int, mx.array] = {}  # by size
         self._factors: dict[Weight, Factors] = {}  # of prepared weights that an adapter changes, and stay as stored
         self.prepared: list[PreparedModules] = []  # all weights that were returned
@@ -218,7 +214,10 @@ class Parameters:
         return self._prepared(turned, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
 
     def router(self, prefix: str, tensor: Tensor) -> Weight:
-        """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
+        """Return a mixture's router, in at least 8 bits and for products in float32.
+
+        Small errors of its scores select other experts, and a router has few weights.
+        """
         requantize = self._requantize
         least = 8
         if requantize is not None and requantize.bits < least:
@@ -241,6 +240,7 @@ class Parameters:
         return self._prepared(stack, {module: tensor.rows}, count=tensor.count)
 
     def _stacked(self, single: str, tensor: Tensor) -> Weight:
+        """Return the stack (X, N, K) of experts that are stored one by one. single: module, with {} for the number."""
         parts = [self._stored(single.format(i), tensor.rows, tensor.columns) for i in range(tensor.count)]
         if len({_kind(part) for part in parts}) > 1:
             raise UnsupportedModelError(f"{single.format(0)} and the other experts are quantized differently")
@@ -315,6 +315,7 @@ class Parameters:
         return prepared
 
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
+        """Take a projection as stored, (*stack, rows, columns), requantized if it is plain. stack: (X,) of experts."""
         if module in self._taken:
             return self._taken.pop(module)
         bias = None
@@ -353,6 +354,7 @@ class Parameters:
         return changed.astype(data.dtype)
 
     def _pop(self, name: str, shape: tuple[int, ...]) -> mx.array:
+        """Take a tensor of this shape. Raises CheckpointError without one."""
         array = self._arrays.pop(name, None)  # released once it is prepared
         if array is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json requires")

@@ -1,4 +1,7 @@
-"""Projections from and to the residual stream, with the norms before and after them."""
+"""Projections from and to the residual stream, with the norms before and after them: steps of `Decoder._block`.
+
+Dimensions: B sequences, T new tokens, E hidden size, H query heads, Hkv key-value heads, D head size.
+"""
 
 from typing import NamedTuple
 
@@ -52,8 +55,9 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     if layer.mixer_gates is None or layer.mixer is None:
         return x
     gate, decay = layer.mixer_gates
-    at = layer.mixer.sizes.channels
-    mixed, z, a, b = mx.split(x, [at, at + gate.columns, at + gate.columns + decay.columns], axis=-1)
+    z_start = layer.mixer.sizes.channels
+    a_start = z_start + gate.columns
+    mixed, z, a, b = mx.split(x, [z_start, a_start, a_start + decay.columns], axis=-1)  # [q, k, v | z | a | b]
     return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
@@ -125,6 +129,8 @@ def add_experts(
     assert layer.mixture is not None
     if dense is not None:
         dense = gated(ops, residual, layer, dense, eps)
+
+    # Experts, and a shared expert next to them, with one norm before and at most one after both
     if branches is None or dense is None:
         x = experts_output(ops, residual, layer, config)
         if config.family.norm == "layer":
@@ -136,6 +142,8 @@ def add_experts(
         if dense is None:
             return scaled(x, epilogue)
         return add_products(ops, x, [dense], None, eps, epilogue)
+
+    # Two branches, each with norms of its own (Gemma 4)
     expert_output = ops.experts(residual.x, branches.before_experts, eps, layer.mixture, activation)
     expert_output = ops.rms_norm(expert_output, branches.after_experts, eps)
     both = add_products(ops, expert_output, [dense], branches.after_dense, eps, Epilogue()).x

@@ -20,11 +20,15 @@ from typing import Any
 
 from headrace.runtime.errors import CheckpointError
 
+# "model.layers.0.mlp.experts.gate_up_proj_blocks"
 _GPT_OSS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
 _MODULES = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
+# "model.layers.0.mlp.switch_mlp.gate_up_proj"
 _LLAMA4 = re.compile(r"(.*\.switch_mlp)\.(gate_up_proj|down_proj)")
+# "model.layers.0.mlp.experts.mlp.down_proj"
 _DBRX = re.compile(r"(.*)\.experts\.mlp\.(gate_proj|up_proj|down_proj)")
+# "model.layers.0.self_attn.q_norm.norms.3.weight"
 _HEAD_NORM = re.compile(r"(.*\.[qk]_norm)\.norms\.(\d{1,5})\.weight")
 _JOINED = ".switch_mlp.input_linear."
 
@@ -49,7 +53,7 @@ def stacks_of(name: str) -> list[str]:
 def inputs_first(name: str, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Return whether the tensor `name` has experts as (X, inputs, outputs) in Llama 4's layout.
 
-    shapes: of all tensors. Qwen 3 VL's are stored either way: gates and ups are twice the inputs of `down_proj`..
+    shapes: of all tensors. Qwen 3 VL's are stored either way: gates and ups are twice the inputs of `down_proj`.
     """
     match = _LLAMA4.fullmatch(name)
     if match is None:

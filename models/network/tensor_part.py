@@ -18,26 +18,20 @@ from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ranks.split import Split
 
 _HINT = "--split pipeline divides it by layers"
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")
-_NUMBER = re.compile(r"\.\d+\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")  # "model.layers.3.self_attn.q_proj.scales"
+_NUMBER = re.compile(r"\.\d+\.")  # of a single stored expert: "mlp.experts.5.up_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """The part of one rank.
+    """The part of one rank."""
 
-    whole, config: of the model, and of this part.
-    split, rank: the division of the model, and the part of it.
-    unit: columns that a quantized group may have.
-    heads: query heads of this rank.
-    """
-
-    whole: DecoderConfig
-    config: DecoderConfig
-    split: Split
+    whole: DecoderConfig  # of the model
+    config: DecoderConfig  # of this part
+    split: Split  # division of the model
     rank: int
-    unit: int
-    heads: range
+    unit: int  # columns of a quantized group, which no rank may cut
+    heads: range  # query heads of this rank
 
     def own(self, size: int) -> range:
         """Return this rank's range of an inner size or the vocabulary, in whole groups of quantized columns."""
@@ -75,12 +69,16 @@ class TensorPart:
         modules: each layer's stored modules, with the matrices in them.
         vectors: each layer's other tensors.
         """
-        module, kind = name.rpartition(".")[::2]
+        module, _, kind = name.rpartition(".")
+
+        # Tensors outside of layers: the vocabulary is divided, all others are whole.
         if any(tensor.name == module and tensor.rows_by == "vocabulary" for tensor in ends(self.whole)):
             return _rows(array, kind, [self.own(array.shape[0])])
         match = _LAYER.fullmatch(name)
         if match is None:
             return array
+
+        # Vectors, and tensors of a layer that no table lists
         layer = self.whole.layers[int(match[1])]
         path = match[2]
         tensors = modules[int(match[1])].get(_NUMBER.sub(".{}.", path))
@@ -89,7 +87,9 @@ class TensorPart:
             if not segments:
                 return array
             return _numbers(array, self._ranges(segments, layer))
-        tensor = tensors[0]
+
+        # Matrices
+        tensor = tensors[0]  # of several, which share their inputs
         if tensor.columns_by is not None:
             columns = self._range(tensor.columns_by, tensor.columns, layer)
             return self._columns(array, kind, columns, tensor.columns, name)
@@ -111,7 +111,7 @@ class TensorPart:
 
     def _range(self, unit: Unit, size: int, layer: LayerConfig) -> range:
         """Return this rank's part of `size` rows or columns."""
-        total = self.whole.query_heads(layer)
+        total = self.whole.query_heads(layer)  # of this layer, which may be others than `heads` of the model
         kv_heads = self.whole.heads_of(layer)[0]
         heads = query_range(self.heads, self.whole.heads, total)
         if unit == "inner":
@@ -226,6 +226,8 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
 
 
 def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
+    """Return a layer's configuration on a rank. heads: query heads of the rank, in layers of the usual size."""
+
     def own(size: int) -> int:
         if not size:
             return 0
@@ -260,6 +262,7 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
 
 
 def _mixer(mixer: MixerConfig, heads: range) -> MixerConfig:
+    """Return a mixer with these heads, or channels of a short convolution."""
     sizes = mixer.sizes
     if sizes.kind == "conv":
         return replace(mixer, sizes=replace(sizes, value_dim=len(heads)))

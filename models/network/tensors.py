@@ -2,6 +2,10 @@
 
 Names are those of `models.checkpoint.text_part`, below the layer. Each block is a function from the configuration to
 its rows, in the order of computation.
+
+A new matrix is a row here, and is read in `layers.py` (or `latent.py`, `layer_inputs.py`). Tests compare the costs of
+headers with those of loaded arrays (`tests/models/cost/test_costs.py`), and divided networks with whole ones
+(`tests/models/network/test_ranks.py`).
 """
 
 from collections.abc import Sequence
@@ -19,8 +23,7 @@ Segments = tuple[tuple[Unit, int], ...]
 """Rows of a tensor in order: what ranks divide them by, and their number."""
 
 
-_EXPERTS = "experts used"
-
+_EXPERTS = "experts used"  # part of the network, in accounts of bytes
 
 HEAD_INPUT = "model.embed_tokens"
 """Module of a prediction head's joined input, in the model of one layer that it is read as."""
@@ -269,6 +272,7 @@ def mixer_gates(mixer: MixerConfig) -> list[Tensor]:
 
 
 def mixer_output(config: DecoderConfig, mixer: MixerConfig) -> Tensor:
+    """Return the projection out of a mixer."""
     return Tensor("mixer.out_proj", config.hidden_size, mixer.sizes.inner, columns_by="mixer_heads")
 
 
@@ -285,6 +289,7 @@ def feed_forward(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 
 
 def _feed_forward(config: DecoderConfig, at: str, inner: int, kind: str = "") -> list[Tensor]:
+    """Return a feed-forward's projections below the module `at`. kind: before their names in tables of costs."""
     width = config.hidden_size
     whole = f"{at}.gate_up_proj"
     inputs = [
@@ -302,6 +307,7 @@ def shared_gate(config: DecoderConfig, experts: ExpertsConfig) -> Tensor | None:
 
 
 def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
+    """Return the projection to a score for each expert."""
     return Tensor(f"mlp.{experts.router}", experts.count, config.hidden_size, title="router", part=_EXPERTS)
 
 
@@ -393,6 +399,7 @@ BRANCH_NORMS = (
 
 
 def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
+    """Return the norms of latents or of heads, sinks, and the norms of an indexer."""
     at = "self_attn"
     if config.latent is not None:
         latents = {"q_a_layernorm": config.latent.queries, "kv_a_layernorm": config.latent.size}
@@ -423,6 +430,7 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
 
 
 def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
+    """Return the convolution of a mixer, then the numbers of its recurrence and its norm."""
     sizes = mixer.sizes
     vectors = []
     segments = _channels(mixer)

@@ -1,4 +1,7 @@
-"""Arrays of a checkpoint's weights, in safetensors or GGUF."""
+"""Arrays of a checkpoint's weights, in safetensors or GGUF.
+
+`Parameters` reads through it. In a GGUF a tensor is a part of a file, which is converted when it is needed.
+"""
 
 from collections.abc import Iterator
 from typing import Any
