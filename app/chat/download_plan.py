@@ -6,6 +6,7 @@ Reads names, the catalog and the store; no network, no mlx.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.adapters import find_adapter, split_adapter
@@ -16,6 +17,9 @@ from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, 
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
+
+if TYPE_CHECKING:
+    from headrace.models.registry.import_gguf import OpenedGGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,11 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     base, _ = split_adapter(name or DEFAULT_MODEL)
     source = find_source(base, store)
     if isinstance(source, LocalGGUF):
-        shown = source.path.name if is_gguf(source.path.name) else base
-        return _copy_plan(shown, source.path, store)
+        from headrace.models.registry.import_gguf import find_copy, open_gguf  # not imported for other models
+
+        if find_copy(source.path, store) is not None:
+            return None
+        return copy_plan(base, source.path, open_gguf(source.path), store)
     if isinstance(source, LocalDirectory):
         return None
     stored = stored_name(base)
@@ -89,13 +96,18 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
 
 
-def _copy_plan(shown: str, file: Path, store: Store) -> DownloadPlan | None:
-    from headrace.models.registry.import_gguf import copy_bytes, find_copy  # not imported for other models
+def copy_plan(name: str, file: Path, opened: "OpenedGGUF", store: Store) -> DownloadPlan | None:
+    """Return the copy of a .gguf file that the store does not have; None if the model runs from the file.
 
-    if find_copy(file, store) is not None:
+    name: given for the file, and shown for one without a suffix. Raises CheckpointError for an invalid file.
+    """
+    from headrace.models.registry.import_gguf import copy_bytes  # not imported for other models
+
+    size = copy_bytes(opened.container)
+    if not size:
         return None
-    size = copy_bytes(file)
-    return DownloadPlan(shown, str(file.parent), size, _free_bytes(store), copy=True) if size else None
+    shown = file.name if is_gguf(file.name) else name
+    return DownloadPlan(shown, str(file.parent), size, _free_bytes(store), copy=True)
 
 
 def _free_bytes(store: Store) -> int:

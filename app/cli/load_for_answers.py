@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
+    from headrace.models.registry.import_gguf import OpenedGGUF
     from headrace.models.registry.resolve import ResolvedModel
     from headrace.runtime.network import Network
 
@@ -25,13 +26,16 @@ _ELSEWHERE = "HEADRACE_HOME=DIR puts the store somewhere else"
 _CHECK_BYTES = 256 << 20  # bytes whose checksum takes a fraction of a second
 
 
-def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False) -> None:
+def agree_to_copy(
+    name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False
+) -> "OpenedGGUF | None":
     """Announce the copy of a .gguf file; on a terminal ask for it first. Most models need none.
 
     name: of the model; None: the default model.
     quiet: announce nothing.
     ask: False: do not ask at all.
     chat: refuse a file without a chat template.
+    Returns the opened file, for `resolve`; None if its header was not read.
     Raises UsageError for such a file, HeadraceError for "no" and for a full disk, and the errors of reading the file.
     """
     from headrace.models.registry.adapters import split_adapter
@@ -40,30 +44,31 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
     from headrace.models.registry.store import Store
 
     if name is None:  # the default model is no local file
-        return
+        return None
     store = Store()
     try:
         name, _ = split_adapter(name)
         source = find_source(name, store)
     except HeadraceError:  # reported when the model is loaded
-        return
+        return None
     if not isinstance(source, LocalGGUF):
-        return
-    from headrace.app.chat.download_plan import download_plan
+        return None
+    from headrace.app.chat.download_plan import copy_plan
     from headrace.app.output.progress import drawn_progress
-    from headrace.models.registry.import_gguf import find_copy, has_chat_template
+    from headrace.models.registry.import_gguf import find_copy, has_chat_template, open_gguf
 
     if find_copy(source.path, store) is not None:  # by path, size and time: quick
-        return
-    if chat and not has_chat_template(source.path):
+        return None
+    opened = open_gguf(source.path)
+    if chat and not has_chat_template(opened.container):
         raise UsageError("this model has no chat template", hint="give it plain text with --raw")
-    plan = download_plan(name)
+    plan = copy_plan(name, source.path, opened, store)
     if plan is None:  # the model runs from its file
-        return
+        return opened
     # With `progress`, the content is compared, too, which may hash the whole file.
     with drawn_progress(quiet=quiet) as progress:
         if find_copy(source.path, store, progress=progress) is not None:
-            return
+            return None
     size = format_bytes(plan.bytes or 0)
     free = format_bytes(plan.free_bytes)
     if not plan.fits:
@@ -74,6 +79,7 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
             raise HeadraceError(f"{plan.name} was not copied, so it cannot run", _ELSEWHERE)
     elif not quiet:
         say(f"copying {plan.name} into the store: {size}; `headrace rm {name}` removes the copy", err=True)
+    return opened
 
 
 def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "ResolvedModel":
@@ -84,9 +90,9 @@ def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "Re
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
-    agree_to_copy(model, quiet=quiet, chat=chat)
+    opened = agree_to_copy(model, quiet=quiet, chat=chat)
     with drawn_progress(quiet=quiet) as progress:
-        return resolve(model, progress=progress)
+        return resolve(model, progress=progress, opened=opened)
 
 
 def load_noted(

@@ -136,7 +136,7 @@ def gguf_document(file: Path, usable: int | None = None) -> Document:
         "path": str(file),
         "origin": f"local file {file}",
         "licence": stated_licence(Metadata(container.metadata)),
-        "copy_bytes": copy_bytes(file),
+        "copy_bytes": copy_bytes(container),
         **_shape_document(shape_of_gguf(container), usable),
     }
 

@@ -58,7 +58,7 @@ def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
     return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
 
-def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> bytes:
+def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: tuple[list[str], list[str]]) -> bytes:
     """Return tokenizer.json with the tokens and merges in place of none.
 
     They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
@@ -67,9 +67,9 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: list[tuple[str, 
     document = msgspec.json.decode(rules.to_str())
     model = document["model"]
     model["vocab"] = vocabulary.ids()
-    texts = list(map(" ".join, merges))
+    texts = [f"{left} {right}" for left, right in zip(*merges, strict=True)]
     has_spaces = "".join(texts).count(" ") > len(texts)
-    model["merges"] = merges if has_spaces else texts
+    model["merges"] = list(zip(*merges, strict=True)) if has_spaces else texts
     special = set(vocabulary.ids_of(*SPECIAL))
     document["added_tokens"] = [
         {
@@ -127,11 +127,12 @@ def _sentencepiece(unknown: str | None, prefix: bool) -> Tokenizer:
     return tokenizer
 
 
-def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the merges except those that make a control token."""
+def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+    """Return the left and right parts of the merges, except those that make a control token."""
     tokens = set(vocabulary.tokens)
     control = {vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL)}
-    merges = []
+    lefts = []
+    rights = []
     for text in metadata.texts("tokenizer.ggml.merges"):
         # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
@@ -140,8 +141,9 @@ def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str
         if cut < 0 or left not in tokens or right not in tokens or left + right not in tokens:
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
         if left + right not in control:
-            merges.append((left, right))
-    return merges
+            lefts.append(left)
+            rights.append(right)
+    return lefts, rights
 
 
 def _wrap(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialIds) -> None:

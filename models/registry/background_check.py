@@ -1,25 +1,18 @@
 """Integrity check of a loaded model's files on a thread of idle priority.
 
 The files are read again and their checksums compared with those of the installation, since a flipped bit on disk
-raises no error. The thread pauses during decoding and measurements. Results are cached by path, size, modification
-time and inode for RECHECK_DAYS.
+raises no error. The thread pauses during decoding and measurements. Results are cached (`checked_files`).
 """
 
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-from headrace.models.registry.checksums import FileRecord, Files, content_problems, recorded_files
+from headrace.models.registry.checked_files import note_checked, recall_checked
+from headrace.models.registry.checksums import Files, content_problems, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.runtime.config.files import read_cache, write_cache
-from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import CheckpointError
-
-RECHECK_DAYS = 30
-_DAY = "%Y-%m-%d"
 
 
 class BackgroundCheck:
@@ -28,7 +21,7 @@ class BackgroundCheck:
     def __init__(self, model: ResolvedModel) -> None:
         self._model = model
         recorded: Files = recorded_files(model.facts) or {}
-        known = {name: _recall(model.path / name, entry) for name, entry in recorded.items()}
+        known = {name: recall_checked(model.path / name, entry) for name, entry in recorded.items()}
         self._unread = {name: entry for name, entry in recorded.items() if known[name] is None}
         self.problems = [problem for problem in known.values() if problem]
         self._clear = threading.Event()
@@ -88,7 +81,7 @@ class BackgroundCheck:
         """Check all files without a cached result, on the calling thread."""
         for name, entry in self._unread.items():
             problems = content_problems(self._model.path, {name: entry}, self._wait_its_turn)
-            _note(self._model.path / name, entry, problems)
+            note_checked(self._model.path / name, entry, problems)
             self.problems += problems
 
 
@@ -102,49 +95,3 @@ def _lower_priority() -> None:
 
 
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DARWIN_BG of macOS's setpriority(2)
-
-
-def _recall(file: Path, entry: FileRecord) -> str | None:
-    """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
-    checked = _checked().get(str(file))
-    oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
-    if (
-        not isinstance(checked, dict)
-        or checked.get("file") != _identity(file)
-        or checked.get("sha256") != entry["sha256"]
-    ):
-        return None
-    problem = checked.get("problem")
-    day = checked.get("day")
-    if not isinstance(problem, str) or not isinstance(day, str):
-        return None
-    is_recent = day >= oldest
-    return problem if problem or is_recent else None
-
-
-def _note(file: Path, entry: FileRecord, problems: list[str]) -> None:
-    """Cache the result for a file that could be read; entries of deleted files are dropped."""
-    identity = _identity(file)
-    if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):
-        return
-    day = datetime.now(UTC).strftime(_DAY)
-    new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
-    others = {path: checked for path, checked in _checked().items() if Path(path).exists()}
-    write_cache(_cache_file(), {"files": {**others, str(file): new}})
-
-
-def _checked() -> dict[str, object]:
-    files = read_cache(_cache_file()).get("files")
-    return files if isinstance(files, dict) else {}
-
-
-def _identity(file: Path) -> list[int] | None:
-    try:
-        facts = file.stat()
-    except OSError:
-        return None
-    return [facts.st_size, facts.st_mtime_ns, facts.st_ino]
-
-
-def _cache_file() -> Path:
-    return cache_dir() / "checked.json"

@@ -13,13 +13,15 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.split_files import parts_of, whole_name
-from headrace.models.registry.checksums import ByteProgress, checksums, hash_file
+from headrace.models.registry.checked_files import note_checked
+from headrace.models.registry.checksums import ByteProgress, checksums, hash_file, recorded_files
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.files import read_cache, write_cache
@@ -27,6 +29,7 @@ from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from headrace.models.architectures.config import DecoderConfig
+    from headrace.models.gguf.container import Container
     from headrace.models.gguf.convert import ConversionPlan, Layout
 
 _SEEN = ".gguf.json"
@@ -34,19 +37,40 @@ _TEMPLATE = "tokenizer.chat_template"  # its key, and the beginning of those of 
 _SOURCE = "local file "  # begins the origin of a conversion, before the file's path
 
 
-def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> StoredModel:
+@dataclass(frozen=True, slots=True)
+class OpenedGGUF:
+    """A file whose header has been read. stamp: its size and modification time before that, see `_stamp`."""
+
+    container: "Container"
+    stamp: list[int]
+
+
+def open_gguf(file: Path) -> OpenedGGUF:
+    """Read a file's header. Raises as `import_gguf`."""
+    from headrace.models.gguf.container import open_container  # late: numpy
+
+    with _readable(file):
+        stamp = _stamp(file)
+        return OpenedGGUF(open_container(file), stamp)
+
+
+def import_gguf(
+    file: Path, store: Store, *, progress: Progress = silent, opened: OpenedGGUF | None = None
+) -> StoredModel:
     """Return the store's entry of `file`, installing it first if needed.
 
-    Raises CheckpointError for an invalid GGUF and ModelNotFoundError for an unreadable file.
+    opened: the file, if its header was read before. Raises CheckpointError for an invalid GGUF and ModelNotFoundError
+    for an unreadable file.
     """
     file = parts_of(file)[0]
     known = find_copy(file, store, progress=progress)
     if known is not None:
         return known
+    opened = opened or open_gguf(file)
     with _readable(file):
-        stamp = _stamp(file)
-        plan = read_plan(file)  # refuses a file that cannot run before gigabytes are hashed
-        sha256 = _digest(file, stamp, store, progress)
+        plan = plan_of(opened.container)  # refuses a file that cannot run before gigabytes are hashed
+        is_hashed_now = "sha256" not in _row(file, opened.stamp, store)
+        sha256 = _digest(file, opened.stamp, store, progress)
 
     title = title_of(file)
 
@@ -60,15 +84,25 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
     for stale in gone:
         if copied_file(stale) == str(file) and stale.name != name:  # other content was at this path
             store.remove(stale.name)
-    _remember(file, stamp, store, name=model.name)
+    _remember(file, opened.stamp, store, name=model.name)
+    if is_hashed_now:
+        _note_sound(model)
     return model
 
 
-def read_plan(file: Path) -> "ConversionPlan":
+def _note_sound(model: StoredModel) -> None:
+    """Note that the files which an entry links to are as recorded: they have just been read whole."""
+    recorded = recorded_files(model.origin) or {}
+    for name in model.origin.get("gguf", {}):
+        if name in recorded:
+            note_checked(model.path / name, recorded[name], [])
+
+
+def plan_of(container: "Container") -> "ConversionPlan":
     """Return all that the header of a file decides. Raises CheckpointError and UnsupportedModelError."""
     from headrace.models.gguf import convert  # late: numpy and gguf take seconds
 
-    return convert.read_plan(file)
+    return convert.plan_of(container)
 
 
 def install_weights(
@@ -160,22 +194,18 @@ def gguf_of(model: StoredModel) -> Path | None:
     return Path(copied) if copied is not None and Path(copied).is_file() else None
 
 
-def copy_bytes(file: Path) -> int:
-    """Return the bytes that the weights of `file` add to the store, from its header. Raises CheckpointError."""
-    from headrace.models.gguf.container import open_container  # late: numpy
-    from headrace.models.gguf.convert import layout_of
+def copy_bytes(container: "Container") -> int:
+    """Return the bytes that the weights of a file add to the store. Raises CheckpointError."""
+    from headrace.models.gguf.convert import layout_of  # late: numpy
     from headrace.models.gguf.tensors import stored_bytes
 
-    container = open_container(file)
     return sum(map(stored_bytes, container.tensors.values())) if needs_copy(layout_of(container)) else 0
 
 
-def has_chat_template(file: Path) -> bool:
+def has_chat_template(container: "Container") -> bool:
     """Return whether a file's header has a chat template. Raises as `copy_bytes`, if it has none and cannot run."""
-    from headrace.models.gguf.container import open_container  # late: numpy
-    from headrace.models.gguf.convert import layout_of
+    from headrace.models.gguf.convert import layout_of  # late: numpy
 
-    container = open_container(file)
     if any(key.startswith(_TEMPLATE) for key in container.metadata):
         return True
     layout_of(container)

@@ -23,13 +23,15 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.adapters import converted, find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import (
+    OpenedGGUF,
     convert,
     copies_of,
     find_copy,
     import_gguf,
     install_weights,
     is_intact,
-    read_plan,
+    open_gguf,
+    plan_of,
 )
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import (
@@ -69,25 +71,27 @@ def resolve(
     fetch: bool = True,
     refresh: bool = False,
     store: Store | None = None,
+    opened: OpenedGGUF | None = None,
 ) -> ResolvedModel:
     """Return the model called `name` (None: the default), installing it first if needed.
 
     fetch=False raises ModelNotFoundError instead of downloading or converting. refresh asks the hub for a newer
-    revision and replaces damaged files. Also raises UsageError, FetchError and CheckpointError.
+    revision and replaces damaged files. opened: the .gguf file of that name, if its header was read before.
+    Also raises UsageError, FetchError and CheckpointError.
     """
     store = store if store is not None else Store()
     progress = progress if progress is not None else silent
     base, adapter = split_adapter(name if name is not None else DEFAULT_MODEL)
     if adapter is not None:
         adapter_folder = find_adapter(adapter, progress, fetch=fetch)
-        model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store)
+        model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store, opened=opened)
         return _with_adapter(model, adapter, adapter_folder, store)
     source = find_source(base, store)
     match source:
         case LocalDirectory(path):
             return ResolvedModel(shown_name(path), path, f"local directory {path}")
         case LocalGGUF(file, adapter_file):
-            model = _resolved(_imported(file, store, progress, fetch=fetch))
+            model = _resolved(_imported(file, store, progress, opened, fetch=fetch))
             return model if adapter_file is None else _with_adapter(model, adapter_file.name, adapter_file, store)
         case CatalogName() | HubId():
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
@@ -156,9 +160,9 @@ def names_on_disk(store: Store) -> list[str]:
     return [*names, *(model.name for model in foreign_models())]
 
 
-def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> StoredModel:
+def _imported(file: Path, store: Store, progress: Progress, opened: OpenedGGUF | None, *, fetch: bool) -> StoredModel:
     if fetch:
-        return import_gguf(file, store, progress=progress)
+        return import_gguf(file, store, progress=progress, opened=opened)
     known = find_copy(file, store, progress=progress)
     if known is None:
         raise ModelNotFoundError(f"{file.name} is not in the store", f"`headrace models pull {file}` installs it")
@@ -331,7 +335,7 @@ def _install_hub(
 
     def build(directory: Path) -> dict[str, object]:
         if files.gguf is not None:
-            made = install_weights(read_plan(files.gguf), directory, progress)
+            made = install_weights(plan_of(open_gguf(files.gguf).container), directory, progress)
             open_checkpoint(directory)
             name = files.gguf.relative_to(files.folder).as_posix()
             return {**facts, "source": f"{files.gguf.name} from {hub}", "file": name} | made

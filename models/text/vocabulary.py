@@ -48,8 +48,8 @@ def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], *, unknown: str | None, prefix: bool
 ) -> Tokenizer:
     """Return the tokenizer without its added tokens. prefix: add a space at the beginning of every text."""
-    merges = merges_by_score(vocabulary, scores)
-    tokenizer = Tokenizer(character_bpe(unknown, vocab=vocabulary.ids(), merges=merges))
+    merges = zip(*merges_by_score(vocabulary, scores), strict=True)
+    tokenizer = Tokenizer(character_bpe(unknown, vocab=vocabulary.ids(), merges=list(merges)))
     mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)
     return tokenizer
@@ -85,9 +85,10 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     tokenizer.add_tokens(added((USER_DEFINED,), False))
 
 
-def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[list[str], list[str]]:
     """Return every split of a token into two others, best token first, for tokens that plain text may contain.
 
+    The left parts and the right parts are two lists: half a million pairs would keep the garbage collection busy.
     Raises CheckpointError for a vocabulary beyond any in use.
     """
     tokens = vocabulary.tokens
@@ -128,11 +129,12 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tup
     keys = (rank << 2 * _ID_BITS) | (ids[left[is_merge]] << _ID_BITS) | ids[right[is_merge]]
     order = np.argsort(keys)
     mask = (1 << _ID_BITS) - 1
-    parts = zip((keys[order] >> _ID_BITS & mask).tolist(), (keys[order] & mask).tolist(), strict=True)
-    merged = ids[whole[is_merge]][order].tolist()
-    pairs = [(tokens[first], tokens[second]) for first, second in parts]
+    texts = np.array(tokens, object)
+    lefts = texts[keys[order] >> _ID_BITS & mask]
+    rights = texts[keys[order] & mask]
     # Different texts may have the same hash
-    return [pair for pair, index in zip(pairs, merged, strict=True) if pair[0] + pair[1] == tokens[index]]
+    is_equal = np.asarray(lefts + rights == texts[ids[whole[is_merge]][order]], bool)
+    return lefts[is_equal].tolist(), rights[is_equal].tolist()
 
 
 class _HashedText:

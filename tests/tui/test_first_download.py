@@ -8,7 +8,7 @@ import pytest
 from headrace.app.chat import download_plan
 from headrace.app.engine.events import Event, LoadProgress
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
-from headrace.models.registry.import_gguf import copy_bytes
+from headrace.models.registry.import_gguf import copy_bytes, open_gguf
 from headrace.models.registry.resolve import resolve
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.models.gguf.build import write_gguf
@@ -132,7 +132,7 @@ def test_the_copy_of_a_gguf_is_planned_and_asked_for(tmp_path: Path, monkeypatch
     plan = download_plan.download_plan(str(file))
     assert plan is not None
     assert plan.copy
-    assert plan.bytes == copy_bytes(file)
+    assert plan.bytes == copy_bytes(open_gguf(file).container)
     assert plan.verb == "copy"
     resolve(str(file))
     assert download_plan.download_plan(str(file)) is None

@@ -15,10 +15,11 @@ import pexpect
 import pytest
 
 from headrace.app.chat import download_plan
-from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.load_for_answers import agree_to_copy, resolved_model
 from headrace.app.cli.models import _unshared_files
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.gguf import container
 from headrace.models.registry.import_gguf import import_gguf
 from headrace.models.registry.store import CachedFiles, Store
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -332,6 +333,16 @@ def test_a_gguf_without_a_chat_template_is_refused_before_it_is_copied(store: St
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "headrace: this model has no chat template\n  hint: give it plain text with --raw\n"
     agree_to_copy(str(plain))
+
+
+def test_the_header_of_a_new_gguf_is_read_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path / "plain.gguf", "llama", matrices="Q8_0")
+    names: list[str] = []
+    real = container.read_header
+    monkeypatch.setattr(container, "read_header", lambda name, *rest: names.append(name) or real(name, *rest))
+    model = resolved_model(str(file), quiet=True, chat=True)
+    assert [entry.name for entry in store.list()] == [model.stored_as]
+    assert names == ["plain.gguf"]
 
 
 def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

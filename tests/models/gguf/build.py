@@ -24,8 +24,9 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 def _of_characters() -> dict[str, list[Any]]:
     """The SentencePiece vocabulary with merges in place of scores."""
     stored = VOCABULARIES["sentencepiece"]
-    merges = merges_by_score(Vocabulary(stored["tokens"], stored["types"]), stored["scores"])
-    return {"tokens": stored["tokens"], "types": stored["types"], "merges": [" ".join(pair) for pair in merges]}
+    parts = merges_by_score(Vocabulary(stored["tokens"], stored["types"]), stored["scores"])
+    merges = [" ".join(pair) for pair in zip(*parts, strict=True)]
+    return {"tokens": stored["tokens"], "types": stored["types"], "merges": merges}
 
 
 VOCABULARIES["characters"] = _of_characters()

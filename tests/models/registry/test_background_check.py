@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from headrace.models.registry import background_check as module
-from headrace.models.registry.background_check import RECHECK_DAYS, BackgroundCheck
+from headrace.models.registry.background_check import BackgroundCheck
+from headrace.models.registry.checked_files import RECHECK_DAYS
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
+from tests.models.gguf.build import write_gguf
 from tests.support.checkpoints import write
 from tests.support.patience import PATIENCE_S
 
@@ -52,6 +54,18 @@ def test_an_intact_model_is_read_once(model: ResolvedModel, monkeypatch: pytest.
     monkeypatch.setattr(module, "content_problems", lambda *_: pytest.fail("read again"))
     again = checked(model)
     assert (again.unread_bytes, again.damage) == (0, None)
+
+
+def test_a_gguf_that_was_hashed_for_its_import_is_not_read_again(home: Path) -> None:
+    file = write_gguf(home / "m.gguf", "llama")
+    model = resolve(str(file))
+    size = file.stat().st_size
+    unread = BackgroundCheck(model).unread_bytes
+    assert unread < size
+    Store().remove(str(model.stored_as))
+    (home / "cache" / "checked.json").unlink()
+    # Its digest is known by size and time, so it has not been read this time.
+    assert BackgroundCheck(resolve(str(file))).unread_bytes == unread + size
 
 
 def test_damage_is_reported_and_cached(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:

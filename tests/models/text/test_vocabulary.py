@@ -11,7 +11,7 @@ from headrace.runtime.errors import CheckpointError
 TEXTS = st.lists(st.text("ab é漢😀\0", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)
 
 
-def _plain_loop(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+def _plain_loop(vocabulary: Vocabulary, scores: list[float]) -> tuple[list[str], list[str]]:
     usable = {text: index for index, text in enumerate(vocabulary.tokens) if vocabulary.kinds[index] == NORMAL}
     cuts = [(text, text[:cut], text[cut:]) for text in usable for cut in range(1, len(text))]
     merges = [
@@ -19,7 +19,8 @@ def _plain_loop(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, 
         for whole, left, right in cuts
         if left in usable and right in usable
     ]
-    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(merges)]
+    merges.sort()
+    return [vocabulary.tokens[left] for _, left, _ in merges], [vocabulary.tokens[right] for _, _, right in merges]
 
 
 @given(TEXTS, st.data())
@@ -40,7 +41,7 @@ def test_merges_are_all_splits_ordered_by_score(tokens: list[str], data: st.Data
 def test_equal_hashes_of_different_texts_make_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HASH_BASE", 1)  # then texts of the same characters have the same hash
     tokens = ["a", "b", "c", "ba", "abc"]
-    assert merges_by_score(Vocabulary(tokens, [NORMAL] * 5), [0.0] * 5) == [("b", "a")]
+    assert merges_by_score(Vocabulary(tokens, [NORMAL] * 5), [0.0] * 5) == (["b"], ["a"])
 
 
 def test_an_enormous_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
