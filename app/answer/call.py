@@ -12,7 +12,7 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
-"""As in `app.answer.answerer`, whose import would bring the engine."""
+"""As in `app.answer.answerer`, which imports the engine."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 """Values of OpenAI's `reasoning_effort`."""
 # Levels of models are low, medium and high. Other efforts stand for the nearest one; "max" is Anthropic's.

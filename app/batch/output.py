@@ -31,7 +31,7 @@ class ResultFile:
     """A file of results, written by one process at a time.
 
     answered: digests of its answered requests.
-    replaced_path: the file of results whose lines have changed.
+    replaced_path: the file of results of changed lines.
     replaced: number of results that `begin` moved there.
 
     Order: constructor (reads and locks it), `begin`, `write` for each result, `close`.

@@ -1,6 +1,6 @@
 """Statistics for few repetitions: spread, bootstrap intervals, Student's t. Plain Python, fixed seed.
 
-Free of numpy and scipy, whose imports take longer than these computations. The fixed seed makes an interval a function
+Free of numpy and scipy: their imports take longer than these computations. The fixed seed makes an interval a function
 of its values: a saved run shows the same figures every time. `tests/app/bench` compares with known values.
 """
 

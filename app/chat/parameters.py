@@ -1,7 +1,7 @@
-"""Session parameters: parsing, formatting and checks of what is typed after /set. No widgets.
+"""Session parameters: parsing, formatting and checks of text after /set. No widgets.
 
-A parameter is an answer option (`app.answer.options`) whose value is short text; names, ranges and help come from that
-table. The settings screen, /set and /compare use this module.
+A parameter is an answer option (`app.answer.options`) with short values; names, ranges and help come from that table.
+The settings screen, /set and /compare use this module.
 """
 
 from collections.abc import Mapping

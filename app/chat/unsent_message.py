@@ -1,6 +1,6 @@
 """The message being typed: its attachments, and its prompt for counting and prefetching.
 
-The screen calls `Conversation.prefetch` at pauses of typing. The engine answers with a `PromptCounted`, whose id is the
+The screen calls `Conversation.prefetch` at pauses of typing. The engine answers with a `PromptCounted`. Its id is the
 number of the request: counts of earlier texts are ignored.
 """
 

@@ -1,4 +1,7 @@
-"""Bounded reads of files that the command line names; a device or a stream may have no end."""
+"""Bounded reads of files that the command line names; a device or a stream may have no end.
+
+Prompts, batches, grammars, bench documents and attachments are decoded here, so that wrong bytes have one error.
+"""
 
 import codecs
 import sys

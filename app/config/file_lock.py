@@ -1,7 +1,7 @@
 """File locks: one process at a time reads, changes and replaces a settings file.
 
-The lock is a file beside it, .NAME.lock. It is never deleted, since another process may wait for it. Reading needs no
-lock, since files are replaced whole.
+Settings and presets change under it. The lock is a file next to theirs, .NAME.lock. It is never deleted, since another
+process may wait for it. Reading needs no lock, since files are replaced whole.
 """
 
 from collections.abc import Iterator

@@ -24,6 +24,7 @@ _LARGEST = 1 << 20  # bytes of a file
 
 
 def _setting(default: object, kind: ValueType[object], comment: str) -> Any:
+    """Return a dataclass field with its row: the type of its values, and its comment in the file."""
     return field(default=default, metadata={"option": Option(kind, comment)})
 
 

@@ -21,9 +21,11 @@ class BatchReport:
         self.reset()
 
     def reset(self) -> None:
-        self._several = False
+        """Begin anew, for an idle engine."""
+        self._several = False  # several answers have run at once since the engine was idle
         self._sent_at = float("-inf")
-        self._tokens, self._batches = 0, list[int]()
+        self._tokens = 0
+        self._batches: list[int] = []  # sizes since the last report
 
     def started(self, running: int) -> None:
         """Count an answer that started; running: answers, this one included."""
@@ -46,8 +48,18 @@ class BatchReport:
             return
         self._sent_at = now
         load = self._engine.load()
-        kv = load.kv_used_bytes, load.kv_room_bytes, load.pool_bytes, load.blocks
-        send(BatchStatus(states, self._tokens, now, tuple(self._batches), *kv))
+        send(
+            BatchStatus(
+                states,
+                self._tokens,
+                now,
+                tuple(self._batches),
+                load.kv_used_bytes,
+                load.kv_room_bytes,
+                load.pool_bytes,
+                load.blocks,
+            )
+        )
         self._batches = []
         if ended:
             self.reset()

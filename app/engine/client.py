@@ -1,6 +1,8 @@
 """The handle of the engine process in the chat or the server: start, submit, poll. Nothing here blocks or imports mlx.
 
-A client belongs to one thread. `state` and `card` change only in `poll` and `start`.
+A client belongs to one thread. `state` and `card` change only in `poll` and `start`. Chat and server use
+`EngineClient`; a chat with --connect uses `remote.RemoteEngine`. Both are a `ChatEngine`, and so is the scripted engine
+of the tests.
 """
 
 from dataclasses import replace
@@ -110,8 +112,8 @@ class EngineClient:
     def __init__(self) -> None:
         self.state: State = "stopped"
         self.card: ModelCard | None = None
-        self._spec: ModelSpec | None = None
-        self._has_lost_rank = False
+        self._spec: ModelSpec | None = None  # of the last start
+        self._has_lost_rank = False  # another machine of this model was lost: later starts use this one alone
         self._link: EngineLink | None = None
         self._pull: tuple[str, EngineLink] | None = None
         self._open: set[int] = set()  # running generations
@@ -232,7 +234,8 @@ class EngineClient:
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Ready):
-            self.state, self.card = "ready", event.card
+            self.state = "ready"
+            self.card = event.card
         elif isinstance(event, Recommended) and self.card is not None:
             self.card = replace(self.card, recommended=event.model)
         elif isinstance(event, Done | ContextFull | Abandoned | TokensCounted):

@@ -1,6 +1,7 @@
 """The loaded model in the engine process: answers of requests as events, prompt prefetch, the model card.
 
-All that computes runs on the thread that loaded the model; `prepare` and `count` run on any.
+`process.py` calls it: `prepare` on the threads of `preparation.py`, everything else, which may compute, on the thread
+that loaded the model. A request goes `prepare`, then the call that it returns, then `step` until its `Done`.
 """
 
 import os
@@ -100,7 +101,7 @@ class EngineHost:
         self._batch = BatchReport(self._answerer.engine, always=spec.serving)
         self._reuse = ReuseLog(loaded.tokenizer)
         self._running: dict[Answer, _Running] = {}
-        self._file_tokens: dict[str, int] = {}  # of the last prefetch
+        self._file_tokens: dict[str, int] = {}  # by text: counts of files of the last prefetch
         self._spare_cpus = _spare_cpus(machine())
         self.idle = IdleWork(resolved, self._disk_cache)
         if spec.serving:  # any request may have a schema
@@ -175,8 +176,7 @@ class EngineHost:
     def prepare(self, command: Generate | CountTokens, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
         """Encode a prompt and compile its grammar, on any thread. Return the call that begins the answer.
 
-        The answer to CountTokens is sent, and None returned.
-
+        None is returned for CountTokens; its answer is sent.
         The call belongs to the model's thread; the answer's events then come from `step`. None is returned for a prompt
         that is too long (ContextFull is sent), and if `cancel` is set before it is encoded (Abandoned). Raises
         HeadraceError for bad requests.
@@ -184,6 +184,7 @@ class EngineHost:
         if isinstance(command, CountTokens):
             send(self._counted(command, cancel))
             return None
+        # Encode the prompt, within the context limit.
         began = time.monotonic()
         most_tokens = self._loaded.context_limit if self._serving else None
         try:
@@ -195,6 +196,8 @@ class EngineHost:
         if ids is None:
             return None
         tokenized = time.monotonic()
+
+        # The text that the answer begins with: a client's or an earlier part, or the template's.
         begun = command.begun
         chat = command.prompt is None
         opening = self._answerer.chat_prompt.opening(ids) if chat and not begun.text else ""
@@ -233,7 +236,7 @@ class EngineHost:
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
         batch = 0
-        several = len(self._running) / 2 if self._serving else 1
+        several = len(self._running) / 2 if self._serving else 1  # pairs of answers: deltas of many come less often
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
@@ -262,7 +265,7 @@ class EngineHost:
                     del self._running[answer]
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
-                case _:
+                case _:  # the progress of a prefill
                     reuse = None
                     prompt = list[tuple[str, bool]]()
                     if not running.explained:

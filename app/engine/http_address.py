@@ -1,4 +1,7 @@
-"""Address of an HTTP server, and server-sent events from it."""
+"""Address of an HTTP server, and server-sent events from it.
+
+Used by a chat with --connect, `headrace top`, `launch` and `verify --server`. It needs the standard library alone.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,6 +11,7 @@ from urllib.parse import urlsplit
 
 from headrace.runtime.errors import UsageError
 
+# Bounds in bytes on a server's documents: the prompt of `explain` is the longest line.
 _LONGEST_LINE = 16 << 20
 _LONGEST_BODY = 4 << 20
 
@@ -30,7 +34,8 @@ class HTTPAddress:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError
             secure = parts.scheme == "https"
-            self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
+            self._host = parts.hostname
+            self._port = parts.port or (443 if secure else 80)  # `port` raises for one that is no number
         except ValueError:
             raise UsageError(f"URL: {url!r:.100} is no address of a server", "such as http://127.0.0.1:8080") from None
         self._path = parts.path.rstrip("/").removesuffix("/v1")

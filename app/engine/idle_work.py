@@ -1,6 +1,8 @@
 """Work of an idle engine: file check, writes to the KV disk cache, bandwidth and compute measurements.
 
-A measurement waits for the first answer and for the end of typing, and stops when a command arrives.
+A measurement waits for the first answer and for the end of typing, and stops when a command arrives. The command loop
+(`process.py`) calls `run` whenever `due` is true and no command has come for `after_s`; `EngineHost` tells `busy` and
+`idle`.
 """
 
 import os
@@ -24,9 +26,10 @@ from headrace.runtime.machine.load import CPUMeter
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu
 
-_MEASURE_EVERY_S = 600.0
+_MEASURE_EVERY_S = 600.0  # between two measurements without an answer between them
 _AFTER_ANSWER_S = 60.0  # between two measurements with an answer between them
-_AFTER_S, _PREPARE_AFTER_S = 1.5, 0.2  # without a command, before idle work
+_AFTER_S = 1.5  # without a command, before idle work
+_PREPARE_AFTER_S = 0.2  # the same, before `prepare`
 _LOOK_S = 0.01  # between two looks for a command
 
 
@@ -35,9 +38,11 @@ class _Interrupted(Exception):  # noqa: N818 - no error
 
 
 class IdleWork:
-    """peak, compute_flops: of this machine; None until measured. typing: a message is being written.
+    """Idle work of one engine, and the measurements it has.
 
+    peak, compute_flops: of this machine; None until measured.
     memory_gb_s: the latest bandwidth read while no other program kept the CPUs busy; None until there is one.
+    typing: a message is being written.
     """
 
     def __init__(self, resolved: ResolvedModel, disk_cache: KVDiskCache) -> None:
@@ -47,10 +52,11 @@ class IdleWork:
         self._disk_cache = disk_cache
         self._check = BackgroundCheck(resolved)
         self._measured_at = float("-inf")
-        self._measurable = True
+        self._measurable = True  # False after an error
         self._resting = False
-        self._answered = self._answered_since = False  # ever, since the latest measurement
-        self._reader: threading.Thread | None = None
+        self._answered = False  # ever
+        self._answered_since = False  # the latest measurement
+        self._reader: threading.Thread | None = None  # of the latest bandwidth measurement
         self.typing = False
         self.prepare: Callable[[], None] | None = None
         """Done once, first."""
@@ -75,7 +81,9 @@ class IdleWork:
         self._check.pause()
 
     def idle(self) -> None:
-        self._answered = self._answered_since = True
+        """Go on with the file check, after the last answer has ended."""
+        self._answered = True
+        self._answered_since = True
         self._check.resume()
 
     def paused(self) -> AbstractContextManager[None]:

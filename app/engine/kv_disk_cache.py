@@ -1,7 +1,8 @@
 """Disk cache of recent chats' K/V, so that a reopened chat is not prefilled again.
 
-Blocks are written while the engine is idle, or within a second after the chat was left. Missing or damaged blocks are
-computed again. Deleting a session clears the whole cache (`app.sessions.kv_cache`), which contains its text.
+`EngineHost` and `headrace run` use it. Blocks are written while the engine is idle, or within a second after the chat
+was left. Missing or damaged blocks are computed again. Deleting a session clears the whole cache
+(`app.sessions.kv_cache`), which contains its text.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ class KVDiskCache:
         """Queue the tokens of an answered conversation."""
         if self._max_bytes:
             fitting = self._engine.network.cost.longest_context(self._max_bytes, len(tokens))
-            self._pending = [*self._pending[1 - _MAX_PENDING :], list(tokens[:fitting])]
+            newest = self._pending[1 - _MAX_PENDING :]  # room for one more
+            self._pending = [*newest, list(tokens[:fitting])]
 
     @property
     def write_due(self) -> bool:

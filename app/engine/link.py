@@ -24,12 +24,16 @@ _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is truncated
 _LOG_TAIL = 8 << 10  # bytes read after a process has died
 _REAP_S = 10.0  # for a killed process to disappear
-LOST_RANK = "rank "  # begins the message of an engine that ended because of another rank
+LOST_RANK = "rank "
+"""Begins the message of an engine that ended because of another rank: `hosts.start.say_lost` prints it to the log."""
 _GRACE_S = 1.0  # for a process that closed its socket to exit
 
 
 class EngineLink(Channel[Command, Event]):
-    """A running engine process. The last event of `drain` is a Died, unless `kill` was called."""
+    """A running engine process. The last event of `drain` is a Died, unless `kill` was called.
+
+    `EngineClient` has one for the model, and one for each download.
+    """
 
     def __init__(self) -> None:
         """Raises OSError if no process can be started."""

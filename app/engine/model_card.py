@@ -1,4 +1,8 @@
-"""The loaded model and its machine, as the chat shows them."""
+"""The loaded model and its machine, as the chat shows them.
+
+`EngineHost.card` fills it and `Ready` carries it; `telemetry.py` writes it for other machines. A new field is set
+there, and has a default or a value in `telemetry._read_card`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +20,8 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
 class ModelCard:
     """Facts of a loaded model that do not change while it is loaded, but for what is measured later.
 
+    name: as it is shown, without a path.
+    path, origin, licence: of its files.
     kind: "headrace" or "mlx-lm", the decoder's origin.
     context_limit: tokens of prompt and answer together.
     weight_bytes: of the checkpoint, as loaded.
@@ -23,7 +29,10 @@ class ModelCard:
     generation_defaults: generation_config.json.
     thinks: the chat template has <think> sections.
     thinking_levels: it takes levels of thinking.
+    load_s: seconds that fetching and loading took.
     peak, compute_flops: None until measured (`PeakMeasured`).
+    budget: memory available to it, when it was loaded.
+    kernels: see `ops.describe`.
     spare_cpus: not used for decoding.
     active_memory_bytes: MLX's after loading.
     notes: lines for the user.

@@ -1,6 +1,7 @@
 """Parts of one answer on their way out of the engine process: the first text at once, later ones in batches.
 
-Sending costs CPU time that decoding needs.
+Sending costs CPU time that decoding needs. `EngineHost` has an outbox for each answer; `headrace run` stores a growing
+answer through one.
 """
 
 import time

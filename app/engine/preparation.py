@@ -28,12 +28,13 @@ class Prepared:
 
 
 class Preparation:
-    """The threads. pending: requests that were not handed over yet."""
+    """The threads. pending: requests that were not taken yet; the command loop counts it down."""
 
     def __init__(self, hand_over: Callable[[Prepared], None]) -> None:
         """hand_over: takes every request once it is prepared, on any thread."""
         self.pending = 0
         self._hand_over = hand_over
+        # In the order of _NAMES; each has one thread, which takes its requests in order.
         self._long, self._constrained, self._others = (ThreadPoolExecutor(1, name) for name in _NAMES)
 
     def submit(self, command: Generate | CountTokens, prepare: Callable[[], Callable[[], None] | None]) -> None:

@@ -4,6 +4,10 @@ The main thread owns the model and runs one command after the other. Prompts of 
 other threads (`preparation`); answers that were prepared are given in one batch. Other commands wait until all answers
 have ended. A thread reads the socket: it takes a Cancel during a generation, and ends the process when the chat closes
 the socket.
+
+Three classes: `Inbox` receives, `Server` runs, `EventSender` sends. A new command needs its class in `commands.py`, a
+case in `Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of `ChatEngine`
+(`client.py`).
 """
 
 import faulthandler
@@ -60,13 +64,14 @@ if TYPE_CHECKING:
     from headrace.runtime.engine.request import CancelFlag
 
 _JOINING_S = 0.02  # for requests that join between two steps
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.1  # between two reports of one stage: each is a message that the chat draws
 
 
 class Inbox:
     """Commands in order, and the cancel flag of every generation.
 
-    timed_every: of the newest TimeSteps. kv_bytes: of the newest LimitKV; None: no limit.
+    timed_every: of the newest TimeSteps.
+    kv_bytes: of the newest LimitKV; None: no limit.
     """
 
     def __init__(self, channel: Channel[Event, Command]) -> None:
@@ -173,7 +178,8 @@ class Server:
 
     def _await_command(self) -> None:
         idle = self._host.idle if self._host is not None else None
-        if self._preparation.pending:  # an answer is about to begin: as during one
+        # Three waits: for the start of an answer, until idle work is due, and without an end.
+        if self._preparation.pending:  # an answer is about to begin: other commands wait, as during one
             command = self._inbox.next(None, joins=True)
         else:
             command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)

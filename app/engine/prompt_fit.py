@@ -1,4 +1,8 @@
-"""Prompts within the context limit: a too long one is refused, or goes without its oldest turns."""
+"""Prompts within the context limit: a too long one is refused, or goes without its oldest turns.
+
+`EngineHost` fits every prompt. It only reports the turns left out (`Dropped`), or that nothing fits (`ContextFull`);
+the choice is the chat's (`app.chat.context_trimming`).
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +35,7 @@ class PromptFit:
         if len(prompt) <= self.longest:
             return prompt
         if command.drop_oldest and (starts := _turn_starts(command.messages)):
+            # The fewest turns to drop: prompts get shorter with each, so a binary search finds the first that fits.
             limit = self._limit * _FILL_AFTER_DROP
             index = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= limit)
             count = starts[min(index, len(starts) - 1)]

@@ -29,9 +29,10 @@ from headrace.runtime.errors import EngineError
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0  # without a byte from the server
 _OWN = "headrace"  # owner of the models of our own server
-_CONTEXT = ("context_length", "max_model_len")
+_CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: of headrace and llama.cpp, of vLLM
+# Options that other servers do not know: some refuse unknown fields.
 _OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
-_LOOK_S = 0.05
+_LOOK_S = 0.05  # between two looks of a waiting answer at the state
 
 
 class RemoteEngine:
@@ -44,7 +45,7 @@ class RemoteEngine:
         self._address = address
         self._model = model
         self._own = False  # it is headrace's own server
-        self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+        self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()  # with the number of the start they belong to
         self._round = itertools.count(1)
         self._current = 0  # number of the latest start: events of earlier ones are dropped
         self._running: dict[int, HTTPConnection] = {}
@@ -53,7 +54,8 @@ class RemoteEngine:
 
     def start(self, spec: ModelSpec) -> None:  # noqa: ARG002 - the server chose its model
         self.close()
-        self.state, self._current = "loading", next(self._round)
+        self.state = "loading"
+        self._current = next(self._round)
         threading.Thread(target=self._connect, args=(self._current,), daemon=True).start()
 
     def restart(self) -> None:
@@ -108,7 +110,8 @@ class RemoteEngine:
     def _note(self, event: Event) -> bool:
         """Update the state; return whether the event is awaited."""
         if isinstance(event, Ready):
-            self.state, self.card = "ready", event.card
+            self.state = "ready"
+            self.card = event.card
         elif isinstance(event, Failed) and event.id is None:
             self.state = "failed"
         elif isinstance(event, AnswerEvent) and event.id is not None:
@@ -130,7 +133,8 @@ class RemoteEngine:
             model = next((each for each in models if self._model in (None, each["id"])), None)
             if model is None:
                 raise ServerError(f"the server has no model {self._model!r}")
-            self._model, self._own = str(model["id"]), model.get("owned_by") == _OWN
+            self._model = str(model["id"])
+            self._own = model.get("owned_by") == _OWN
             if self._own and model.get("status", {}).get("value") == "unloaded":
                 self._address.load_model(self._model, _SILENCE_S)
             card = self._own_card() if self._own else unknown_card(self._model, model)

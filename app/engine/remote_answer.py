@@ -1,4 +1,8 @@
-"""One answer from a server's stream of chunks: its text by kind, and figures."""
+"""One answer from a server's stream of chunks: its text by kind, and figures.
+
+`remote.py` feeds it the chunks of `/v1/chat/completions`. headrace's own server reports each step in a chunk with a
+`headrace` object, after the chunks with its text; of other servers a chunk with text counts as a step.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +22,10 @@ P = TypeVar("P", TextChunk, Completed)
 
 
 class RemoteAnswer:
-    """Chunks in, events out. own: the server is headrace's and reports the steps after their text."""
+    """Chunks in, events out."""
 
     def __init__(self, command: Generate, *, is_headrace: bool) -> None:
+        """is_headrace: the server is headrace's own, which reports the steps after their text."""
         self._id = command.id
         self._own_server = is_headrace
         self._ttft_s: float | None = None

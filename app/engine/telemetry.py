@@ -1,4 +1,8 @@
-"""The engine's events as named JSON documents, without any text, and back: a server's report on its decode loop."""
+"""The engine's events as named JSON documents, without any text, and back: a server's report on its decode loop.
+
+`/v1/telemetry` and the `headrace` objects of streams are written by `document`; `headrace top` and a chat with
+--connect read them by `event_of`. Each case of one has its case in the other, and a row in docs/server.md.
+"""
 
 from dataclasses import asdict
 from typing import Any

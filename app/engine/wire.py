@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 _CHUNK = 1 << 16  # bytes per read; larger buffers are mapped anew each time
 _BUFFER = 1 << 20  # bytes of socket buffer, if the system allows it
-_LENGTH = struct.Struct("!Q")
+_LENGTH = struct.Struct("!Q")  # eight bytes, big-endian
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 

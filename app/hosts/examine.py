@@ -1,4 +1,7 @@
-"""Examination of hosts before a run: reachability, versions, copies of the model, links, RDMA, clocks, memory."""
+"""Examination of hosts before a run: reachability, versions, copies of the model, links, RDMA, clocks, memory.
+
+`headrace doctor --hosts` prints the document. It starts ranks as a run does, so a rank that passes here can take part.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,9 +13,9 @@ from headrace.app.hosts.start import Ranks, described_model, missing_backend, re
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import HeadraceError
 
-_CLOCK_S = 2.0
+_CLOCK_S = 2.0  # of difference between clocks, which confuses logs
 _SLOW_S = 0.3e-3  # a latency from which tensor parallel waits longer than it computes
-_LITTLE_MEMORY = 1 << 30
+_LITTLE_MEMORY = 1 << 30  # bytes; less holds no part of a model worth dividing
 
 
 def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Facts about this machine that other ranks need: versions, memory, bandwidth, the model's copy, RDMA."""
+"""Facts about this machine that other ranks need: versions, memory, bandwidth, the model's copy, RDMA.
+
+`rank.py` reports them to rank 0 as JSON, and `start.py` compares them with its own (`start.refusal`). Every rank has
+the same version of headrace, so keys may change.
+"""
 
 import os
 import shutil
@@ -13,6 +17,7 @@ from headrace.app.versions import NOT_INSTALLED, versions
 from headrace.runtime.errors import HeadraceError
 
 Facts = dict[str, Any]
+"""A report, or a part of one, in JSON types."""
 _TOOL_S = 5.0  # seconds until a tool of the system is given up
 # Files whose digest tells whether two copies of a model are the same.
 _COMPARED = (".json", ".safetensors", ".gguf", ".model", ".txt", ".jinja")

@@ -1,6 +1,7 @@
 """Hosts of a run: a hostfile of mlx.launch, or names that ssh reaches.
 
-The first host is this machine, rank 0.
+The first host is this machine, rank 0. `read_hosts` refuses anything that would fail later on another machine;
+docs/hosts.md describes the file.
 """
 
 import ipaddress
@@ -26,10 +27,12 @@ _BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
 _FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
 _NAMES = "names are separated by commas: localhost,mac2"
 _OWN_ENVS = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_WORLD_SIZE")  # of each start
-_LONGEST_NAME = 255
+_LONGEST_NAME = 255  # characters, as in DNS
+# NAME=VALUE without control characters: `HF_HOME=/data/hf`.
 _ENV = re.compile(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f\ud800-\udfff]*\Z", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64
+"""Hosts of one run."""
 Device = str | tuple[str, ...] | None
 """RDMA device, or several, towards another rank; None: none."""
 
@@ -85,7 +88,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """All ranks. envs: environment variables of each, NAME=VALUE."""
+    """All ranks.
+
+    hosts: in the order of ranks.
+    backend: of MLX's collectives, one of `_BACKENDS`.
+    envs: environment variables of each, NAME=VALUE.
+    """
 
     hosts: tuple[Host, ...]
     backend: str = RING

@@ -1,4 +1,8 @@
-"""Loading of a model for every command that answers: on this machine, or on several that share it."""
+"""Loading of a model for every command that answers: on this machine, or on several that share it.
+
+Commands and the engine's process call `load_model`, `bench` the two halves. A new option of loading (`ModelSpec`) takes
+effect here.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack

@@ -1,7 +1,7 @@
 """Processes of the ranks from 1 on: started here or by ssh, watched, and ended in any case.
 
 MLX's launcher makes the script that sets a rank's environment. The run's key goes over standard input, so no list of
-processes shows it.
+processes shows it. The other end is `rank.py`; its docstring has the protocol; `start.py` drives both.
 """
 
 import json
@@ -36,12 +36,12 @@ _SSH_HINTS = {
     "Host key verification failed": "`ssh {}` by hand, and accept its key or remove an old one",
     "Connection refused": "turn on ssh there; on a Mac: System Settings, General, Sharing, Remote Login",
 }
-CONNECT_S = 4
+CONNECT_S = 4  # for ssh
 SILENCE_S = 5.0  # without a heartbeat a process is lost
-_LOOK_S = 0.2
+_LOOK_S = 0.2  # between two looks at its silence
 END_S = 2.0  # that a process gets to end by itself
 AT_ONCE_S = 0.3  # the same, after an error
-_KEPT_LINES = 20
+_KEPT_LINES = 20  # of standard error, for the reason of its end
 
 
 class RankProcess:
@@ -74,9 +74,9 @@ class RankProcess:
         self._error_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._last_line_at = time.monotonic()
-        self._remote_pid = 0
+        self._remote_pid = 0  # on its machine; 0 until its first heartbeat
         self._sending = threading.Lock()
-        self._ordered = False
+        self._ordered = False  # it has its order: heartbeats are answered from then on
         self._readers = [
             threading.Thread(target=target, name=f"{target.__name__.strip('_')} {host.name}", daemon=True)
             for target in (self._read_output, self._read_errors)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 # Imports that take long come after the first heartbeat.
-_PR_SET_PDEATHSIG = 1
-_TIMEOUT_S = 10.0
-_BEAT_S = 1.0
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+_TIMEOUT_S = 10.0  # for a connection to rank 0
+_BEAT_S = 1.0  # between two heartbeats
 _SILENCE_S = 10  # without a line from rank 0, before the control channel has heartbeats of its own
 _telling = threading.Lock()
 

@@ -1,4 +1,8 @@
-"""Tensor or pipeline parallel, and each rank's share: as asked for, or as predicted from what the ranks report."""
+"""Tensor or pipeline parallel, and each rank's share: as asked for, or as predicted from the ranks' reports.
+
+`start.py` chooses once all ranks have reported and links are measured. The prediction is that of `headrace predict
+--hosts` (`app.predict.hosts`), with this machine's figures.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +23,7 @@ from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.split import Split
 
-CONTEXT = 4096
+CONTEXT = 4096  # tokens in the cache, for the prediction
 _MLX_S = 30e-6  # that MLX's ring adds to a message, over loopback on two idle cores; several times that on busy ones
 _UNKNOWN = 50e9  # bytes per second of a machine that has measured none
 

@@ -1,6 +1,9 @@
 """Start of all ranks of a run: processes, checks of versions and copies, links, and the split.
 
 Nothing of a model is read before every rank has the same versions and the same copy of it.
+
+Order, in `start_ranks`: read the hosts, listen, start a process for each other rank, check their reports, measure their
+links, choose the split, then `go`: the ranks connect. After that a lost rank ends the run (`Ranks._lost`).
 """
 
 import atexit
@@ -35,14 +38,21 @@ from headrace.runtime.ranks.split import Split
 START_S = 60.0  # for a process to report; silence ends the start earlier
 _CONNECT_S = 10.0
 _LOOK_S = 0.5  # between looks at the processes
-_PORTS = (20_000, 60_000)
+_PORTS = (20_000, 60_000)  # from which other machines' ports are drawn
 _FAST_SYNCH = "MLX_METAL_FAST_SYNCH=1"  # MLX advises it for RDMA
 
 Say = Callable[[RankLostError], None]
 
 
 class Ranks:
-    """Running ranks: rank 0's control channel, and the processes of the others. reports: by rank, rank 0's first."""
+    """Running ranks: rank 0's control channel, and the processes of the others.
+
+    processes: of the ranks from 1 on.
+    reports: by rank, rank 0's first.
+    links: by rank, measured before the model is loaded.
+    split: None until it is chosen.
+    leader: the control channel.
+    """
 
     def __init__(self, hosts: Hosts, say: Say) -> None:
         self.hosts = hosts

@@ -1,4 +1,7 @@
-"""Facts about a model's chat template for `models show`: its system messages, its tool calls and its thinking."""
+"""Facts about a model's chat template for `models show`: its system messages, its tool calls and its thinking.
+
+Only facts that `models/text/template_rules.py` finds by rendering; nothing is looked up by a model's name.
+"""
 
 from pathlib import Path
 from typing import Any

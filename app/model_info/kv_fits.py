@@ -1,4 +1,8 @@
-"""Longest context that fits into memory in each K/V format."""
+"""Longest context that fits into memory in each K/V format.
+
+`models list` and `models show` print it, `report.py` has it in documents as `context_fits`. Weights, working memory and
+recurrent state are subtracted first; the rest of the memory holds K/V.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -1,5 +1,9 @@
 """Model reports from the catalog and checkpoint headers, without reading weights.
 
+`headrace models` prints them, and the models screen of the chat. Each function returns one kind of document: installed,
+of the catalog, a .gguf file, of the hub, of other programs. All have `name`, `installed` and `context_fits`, so a list
+can mix them.
+
 Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT tokens and the program itself.
 """
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.models.registry.hub_cache import CachedModel
 
 MEMORY_CONTEXT = 4096
+"""Tokens in the cache for all figures of memory."""
 
 
 def overview(store: Store, usable: int | None = None) -> list[Document]:

@@ -3,6 +3,9 @@
 WAL mode: readers and the writer do not wait for each other. Every transaction is short and takes the write lock at its
 start. A killed process loses nothing committed; `durable` transactions also survive a power cut. A file in a read-only
 folder can be read.
+
+The queries are in `store.py`. A new column is one more script at the end of _MIGRATIONS, never a change of an earlier
+one: files of all versions have run those.
 """
 
 import errno
@@ -18,6 +21,7 @@ from headrace.runtime.errors import FullDiskError, SessionError
 _BUSY_MS = 5000  # wait for another process's transaction, which takes milliseconds
 _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps everything in another folder"
+# Hints by a part of SQLite's message.
 _HINTS = {
     "locked": "another headrace holds it; try again",
     "full": "make room on the disk",
@@ -219,7 +223,7 @@ class Database:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names in a damaged schema
             hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
-            full = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK  # the low byte is the code without its details
             self.full = self.full or full
             kind = FullDiskError if full else SessionError
             raise kind(f"the sessions in {self.path} cannot be used: {error}", hint) from error

@@ -1,4 +1,7 @@
-"""Check of the sessions file: damage, and all readable content. Read-only."""
+"""Check of the sessions file: damage, and all readable content. Read-only.
+
+`headrace sessions doctor` shows and exports the result. `headrace doctor` only asks SQLite whether the file is whole.
+"""
 
 from dataclasses import dataclass
 
@@ -24,7 +27,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """problems: errors of the file, in SQLite's words, and failed queries."""
+    """State of the whole file.
+
+    problems: errors of the file, in SQLite's words, and failed queries.
+    sessions: those with messages or unsent text.
+    """
 
     problems: list[str]
     sessions: list[Kept]

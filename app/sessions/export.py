@@ -1,4 +1,8 @@
-"""Export of a session: Markdown or HTML of the active branch, or JSON of all branches."""
+"""Export of a session: Markdown or HTML of the active branch, or JSON of all branches.
+
+/export and `headrace sessions export` write it. Messages are Markdown by anybody: headings, HTML and open code blocks
+of a message must not change the document around it (`markdown_part`).
+"""
 
 import json
 import os
@@ -26,9 +30,12 @@ FORMS = {"md": "markdown", "html": "html", "json": "json"}
 """Forms of an export by the ending of its file's name; others are Markdown."""
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
 _LOWER = 2  # levels: `#` and `##` belong to the document
-_LOWEST = 6
-_TAG = re.compile(r"<(?=[A-Za-z/!?])(?!https?://[^\s<>]*>)")  # but no address in angle brackets
+_LOWEST = 6  # level of Markdown's smallest heading
+# The beginning of a tag, `<b>`, `</b>`, `<!-- -->`; but no address in angle brackets, `<https://example.org>`.
+_TAG = re.compile(r"<(?=[A-Za-z/!?])(?!https?://[^\s<>]*>)")
+# `====` or `----` below a line makes it a heading, also within a quotation: `> ----`.
 _UNDERLINE = re.compile(r"^([ \t>]*)((?:=+|-+)[ \t]*)$")
+# Code within a line, `x` or ``a ` b``: as many backquotes at its end as at its beginning, none of them escaped.
 _CODE = re.compile(r"((?<![`\\])(`+)(?!`).*?(?<!`)\2(?!`))", re.DOTALL)
 
 

@@ -1,7 +1,8 @@
 """A conversation as one HTML page, readable offline: texts, metrics, step charts and token strips.
 
 The page loads nothing and runs nothing: no scripts, no images, and a content security policy that says so. All text is
-escaped; Markdown is rendered without HTML.
+escaped; Markdown is rendered without HTML. The template is assets/conversation.html, which has the classes of `style`;
+`export.page` calls `to_html`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,8 @@ from headrace.runtime.metrics.units import format_seconds
 _WIDTH = 720  # of a chart, in its own units
 _HEIGHT = 96
 _HEADROOM = 1.25  # the chart reaches this far above p99
-_SLOW = 1.25  # times the median
+# Times the usual latency, above which a step is drawn as slow or slowest.
+_SLOW = 1.25
 _SLOWEST = 2.0
 
 StepsOf = Callable[[Message], AnswerSteps | None]

@@ -17,7 +17,7 @@ class Presence:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._held: int | None = None
+        self._held: int | None = None  # offset of the locked byte
 
     def open(self, session_id: str) -> bool:
         """Lock this session instead of the one before; return whether another process has it open, too."""
@@ -28,6 +28,7 @@ class Presence:
             if self._held not in (None, offset):
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._held)
             self._held = offset
+            # An exclusive lock is granted only if no other process has a lock there. Then all share it.
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
                 alone = True

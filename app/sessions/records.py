@@ -1,4 +1,8 @@
-"""Records of the session store: sessions, drafts, messages, attachments, search hits."""
+"""Records of the session store: sessions, drafts, messages, attachments, search hits.
+
+They are immutable: a change is written to the store, which returns the new record. `rows.py` reads them from rows of
+the file; a new field needs a column (a migration in `database.py`), and its reading there.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

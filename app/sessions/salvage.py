@@ -1,4 +1,8 @@
-"""Reading of a damaged sessions file row by row, where a query over all rows fails."""
+"""Reading of a damaged sessions file row by row, where a query over all rows fails.
+
+`SessionStore` falls back to it. INDEXED BY has SQLite read an index in place of the table: damage mostly is in one of
+them.
+"""
 
 from contextlib import suppress
 

@@ -14,7 +14,7 @@ from headrace.app.sessions.rows import message_of, readable, session_of
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\w+")  # "don't panic" has three: don, t, panic
 _LONGEST = 1000  # characters; SQLite limits patterns
 _AROUND = 40  # characters around a match
 _COLUMNS = "messages.id AS id, session_id, title, role, messages.created_at AS created_at"

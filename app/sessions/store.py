@@ -2,6 +2,10 @@
 
 A message and its session's new active leaf are written in one transaction. An answer begins empty and partial: `grow`
 appends text at a cost independent of its length, `finish` closes it. After a crash it stays partial.
+
+`app.chat` writes through it: `SessionBranch` the settings and branches, `Turn` the answers. Queries over a damaged file
+fail; `salvage.py` then reads it row by row. `tests/app/sessions/test_store.py` and the kill tests guard the order of
+writes.
 """
 
 import json

@@ -1,4 +1,12 @@
-"""A session's message tree as text lines, drawn like `git log --graph`."""
+"""A session's message tree as text lines, drawn like `git log --graph`.
+
+/tree on the full screen draws it:
+
+    question
+    ├ first answer
+    │ next question
+    └ second answer
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

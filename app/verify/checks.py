@@ -1,6 +1,7 @@
 """Identity checks: every answer alone against the same answer in batches.
 
-Each check serves the same requests in another way and compares tokens, logits and K/V with the first.
+Each check serves the same requests in another way (`serving.py`) and compares tokens, logits and K/V with the first. A
+new check is a row of `_checks`, and a way to serve.
 """
 
 import random
@@ -36,7 +37,12 @@ Begin = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a verification. tokens: per answer."""
+    """Size of a verification.
+
+    tokens: per answer.
+    sequences: requests, and the most that run at a time.
+    seed: of prompts, lengths and times.
+    """
 
     tokens: int = 24
     sequences: int = 16
@@ -98,6 +104,7 @@ class Verification:
         tick: Tick = lambda: None,
         here: LoadedModel | None = None,
     ) -> None:
+        # Prompts of two chunks cross the edge of a block of K/V, which is enough.
         limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
         if plan.tokens > limit // 2:
             raise UsageError(f"--tokens {plan.tokens}: too many for a context of {limit} tokens")
@@ -117,12 +124,16 @@ class Verification:
         self._expected = expected
         self._tokenizer = loaded.tokenizer
         self._plan = plan
+
+        # Requests: of many lengths; with a common prefix; and such that end just before a block of K/V is full.
         prompts = [tokens(LENGTHS[number % len(LENGTHS)]) for number in range(plan.sequences)]
         requests = [request(prompt, number) for number, prompt in enumerate(prompts)]
         self._prefix = tokens(min(2 * BLOCK, limit - plan.tokens - 16))
         sharers = [request([*self._prefix, *tokens(3 + 4 * number)], number) for number in range(SHARERS)]
         ends = [CHUNK - draw.randrange(plan.tokens) // 2 for _ in range(CROWD)]
         crowd = [request(tokens(length), number) for number, length in enumerate(ends)]
+
+        # The same requests go to several ways to serve.
         self._crowd = Serving(loaded.network, crowd, limit, tick)
         self._all = Serving(loaded.network, requests, limit, tick)
         self._few = Serving(loaded.network, requests[:SHARERS], limit, tick)

@@ -16,6 +16,7 @@ from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32
 
+# Widths with kernels that round activations; those of 3 bits multiply them in float32.
 _ROUNDED_BITS = (2, 4, 5, 6, 8)
 # Tolerance of log probabilities computed in another order, by the type of most roundings.
 _TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
@@ -23,7 +24,12 @@ _TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """exact: equal bits. Else log probabilities within `tolerance`, and flips at near-ties only."""
+    """Equality that answers must keep, however they are served.
+
+    exact: equal bits are expected.
+    tolerance: else, largest difference of a log probability; tokens may flip at near-ties only.
+    reason: in words, for the report.
+    """
 
     exact: bool
     tolerance: float

@@ -1,4 +1,4 @@
-"""A verification as table and as JSON document."""
+"""A verification as table and as JSON document; docs/verify.md describes both."""
 
 from msgspec import Struct
 from rich.text import Text
@@ -12,6 +12,7 @@ from headrace.runtime.ops import native
 
 SCHEMA = "headrace-verify/1"
 _FLIPS = 10  # shown in the table's notes
+# Results of `checks.CheckResult`, each with its colour.
 _STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
 
 

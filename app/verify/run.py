@@ -1,4 +1,9 @@
-"""A verification from model to document; Ctrl-C ends it with the finished checks."""
+"""A verification from model to document; Ctrl-C ends it with the finished checks.
+
+`headrace verify` and `bench --report mac` call `verify`; `headrace verify --server` calls `verify_interfaces`.
+`checks.py` and `interfaces.py` have the checks, `serving.py` the ways to serve, `trace.py` the comparison, `report.py`
+the document.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Ways to serve the same requests: alone, batched, joining, preempted, in other chunks, from disk.
 
-Each returns the traces of all sequences, in order, and a remark.
+Each returns the traces of all sequences, in order, and a remark. `checks.py` compares them.
 """
 
 import random
@@ -68,7 +68,7 @@ class Serving:
         return traces, ""
 
     def together(self, max_running: int, chunk_budget: ChunkBudget | None = None) -> Served:
-        """Submit all at once with at most `most` running; others join as some end."""
+        """Submit all at once with at most `max_running` running; others join as some end."""
         engine = Engine(self.network, context_limit=self.limit, max_running=max_running, chunk_budget=chunk_budget)
         sequences = [engine.submit(request) for request in self.requests]
         return self._drive(engine, sequences), ""
@@ -89,6 +89,7 @@ class Serving:
         engine.ending.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
         watch = _PreemptionCount()
         while to_come or engine.has_work:
+            # In each step: perhaps submit one, perhaps preempt one, make the step, perhaps cancel some.
             if to_come and (draw.random() < 0.3 or not engine.has_work):
                 number = to_come.pop()
                 request = self.requests[number]

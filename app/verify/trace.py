@@ -16,7 +16,7 @@ from headrace.runtime.engine.request import Event, Failed, Step, TokenLogprobs
 from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.ops import BLOCK
 
-TOP = 8
+TOP = 8  # most likely tokens, for which log probabilities are compared
 
 
 @dataclass(slots=True)

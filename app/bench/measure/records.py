@@ -94,7 +94,7 @@ class SpeculationGain(Struct, frozen=True, kw_only=True):
     ratio: of the speeds, with over without.
     proposed, accepted: draft tokens of all repetitions.
     acceptance: accepted over proposed.
-    chance: accepted over those whose predecessors in the step were accepted.
+    chance: accepted over those after an accepted one, or first in their step.
     sources: proposers that were used.
     same_tokens: both gave the same tokens.
     """
