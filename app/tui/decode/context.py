@@ -1,6 +1,9 @@
 """The context: its tokens by origin, the K/V bytes, and the reuse of the next prompt.
 
 After a miss, the first token in which the prompt differs from the cached sequence, and the text around it.
+
+The parts of `origins` sum to the context's tokens, in every phase; tests/tui/test_context.py checks that. A new part
+is a name there and in `_LOOKS`.
 """
 
 import os
@@ -27,7 +30,7 @@ _LOOKS = {  # character of each part without colours, and style
 }
 
 _SHORT = {"prefetched": "pre", "output": "out", "not cached": "rest"}
-_SIDE = 8  # cells of the name of a side of a difference
+_SIDE = 8  # cells of `cached` or `prompt`, the sides of a difference
 
 
 class ContextSection(Section):
@@ -204,6 +207,7 @@ def _around(difference: PrefixDifference, width: int) -> list[Content]:
 
 
 def _quoted(text: str) -> str:
+    """Return a token's text in quotes, on one line."""
     return f"“{_visible(text)}”"
 
 

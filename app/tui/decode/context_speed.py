@@ -2,6 +2,8 @@
 
 The bytes that each token adds to a step are known. The roofline curve is the limit by the measured peak bandwidth and
 arithmetic at one token per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
+
+`context_chart` draws numbers alone; the section takes them from `LiveMetrics.history`. tests/tui/test_charts.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +18,12 @@ from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.cost import StepCost, step_limit
 from headrace.runtime.metrics.units import three_digits
 
-_STEPS = 64  # of the measured bandwidth, of which one can be seen
+_STEPS = 64  # of the measured bandwidth: a smaller change cannot be seen, and draws nothing
 _FULL = 1.05  # the chart reaches this far above its highest value
 _AHEAD = 4  # the chart reaches this many times as far as the context has
-_LEAST_SPAN = 2048
-_ROWS_A_TICK = 2
-_CELLS_A_TICK = 9
+_LEAST_SPAN = 2048  # tokens that the chart covers, at least
+_ROWS_A_TICK = 2  # lines from tick to tick, at least
+_CELLS_A_TICK = 9  # cells from tick to tick, about: a label of five digits with its mark
 
 
 class ContextSpeedSection(Section):

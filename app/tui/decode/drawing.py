@@ -1,4 +1,8 @@
-"""Drawing of charts: round ticks and their labels, braille dots (two wide and four high a cell), coloured layers."""
+"""Drawing of charts: round ticks and their labels, braille dots (two wide and four high a cell), coloured layers.
+
+Pure functions of numbers to text, without a widget; the sections with charts use them. Lines go from the top down,
+dots and values from the bottom up. tests/tui/test_drawing.py and test_charts.py.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +12,7 @@ from operator import itemgetter
 
 from textual.content import Content
 
-_BLANK = 0x2800
+_BLANK = 0x2800  # U+2800, the braille character without dots; the bits of its dots are added to it
 _BIT = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row of the cell][column of the cell]
 _LEFT_FILLED = (0, 0x40, 0x44, 0x46, 0x47)  # 0 to 4 dots lit from the bottom, of the left column of a cell
 _RIGHT_FILLED = (0, 0x80, 0xA0, 0xB0, 0xB8)

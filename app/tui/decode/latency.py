@@ -3,6 +3,14 @@
 Two steps a cell, the newest at the right. A dotted line at the p50 of the answer and a sparser one at its p95 cross the
 chart; `↑` marks a bar cut off at the top. Below the chart, where nothing else shows the answer, is its text around the
 cursor's step.
+
+    marks     ▼ over the cursor, letters over stalls
+    chart     labels │ bars │ histogram     `latency_chart`
+    numbers   of steps
+    text      of the answer, in F2 only     `StepTexts`
+    foot      the cursor's record, or colours and causes
+
+Positions of steps count back from the newest one: 0 is the newest. tests/tui/test_charts.py and test_decode_screen.py.
 """
 
 import os
@@ -29,11 +37,11 @@ _LEAST = 12  # cells that a chart can be read in
 _AXIS = 9  # cells left of the bars
 _HISTOGRAM = 12  # cells
 _HISTOGRAM_FROM = 44  # cells of a section that has a histogram
-_ROWS_A_TICK = 2
-_CELLS_A_TICK = 10
-_LEAST_S = 1e-6  # height of the chart
+_ROWS_A_TICK = 2  # lines from tick to tick, at least
+_CELLS_A_TICK = 10  # cells from step number to step number, about
+_LEAST_S = 1e-6  # height of the chart, at least: latencies of 0 have one, too
 _NUMBERS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
-_MARKS = {"prefill": "P", "growth": "G", "garbage": "C", "other": "O"}  # by the first word of a cause
+_MARKS = {"prefill": "P", "growth": "G", "garbage": "C", "other": "O"}  # by the first word of `figures.stall_cause`
 _UNKNOWN = "?"
 _SUMMED = "+"
 
@@ -227,6 +235,7 @@ def _axis_mark(name: str) -> str:
 
 
 def _histogram_cells(width: int) -> int:
+    """Return the cells of the histogram in a section of this width; 0 without one."""
     return _HISTOGRAM if width >= _HISTOGRAM_FROM else 0
 
 
@@ -270,6 +279,7 @@ def _numbers(newest: int, room: int) -> str:
 
 
 def _mark(cause: str) -> str:
+    """Return the letter of a stall's cause."""
     return _MARKS.get(cause.split(" ", 1)[0], _UNKNOWN)
 
 

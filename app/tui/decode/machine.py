@@ -1,4 +1,7 @@
-"""Machine load: CPU, GPU, memory, swap, power, temperature, and other programs."""
+"""Machine load: CPU, GPU, memory, swap, power, temperature, and other programs.
+
+The load is a sample of `MachineWatch`, every two seconds; a fact that the machine does not report has no line.
+"""
 
 from collections.abc import Sequence
 from itertools import islice, zip_longest
@@ -15,7 +18,7 @@ from headrace.runtime.metrics.units import format_bytes, format_joules, percent,
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.runtime.machine.load import Load
 
-_LABEL = 5
+_LABEL = 5  # cells of `CPU`, `GPU` and `RAM`, with the gap
 _TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for
 
 
@@ -68,6 +71,7 @@ def contention_text(load: "Load", width: int = 120) -> str:
 
 
 def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[Content]:
+    """Return the lines of a sample: bars of CPU, GPU and memory, then swap, power and temperature."""
     readings = load.readings
     cpus = f"{load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
     lines = [_bar_line("CPU", load.own_cpus / load.cpus, cpus, width, others=load.other_cpus / load.cpus)]
@@ -143,6 +147,7 @@ def _ranks(metrics: LiveMetrics) -> list[Content]:
 
 
 def _rank_times(metrics: LiveMetrics) -> tuple[RankTimes, ...]:
+    """Return the ranks' times of the newest timed step; () without one."""
     newest = islice(reversed(metrics.answer.records), _TIMED_WITHIN)
     return next((step.ranks for step in newest if step.ranks), ())  # one step in several is timed
 

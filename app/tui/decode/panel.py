@@ -4,6 +4,9 @@ Sections that have something to show and fit are shown, the most important first
 are left. The panel takes the requested width if the chat keeps enough columns, less if not, and is hidden below its
 least width. In a wide window it also takes the columns that the chat's text leaves. The requested width is kept for a
 larger window. The first window size decides whether the panel opens.
+
+A new section is a class in `SECTIONS` (its importance) and `NUMBERED` (its digit). `plan` and `heights` are pure;
+tests/tui/test_narrow.py has windows of any size.
 """
 
 from collections.abc import Sequence
@@ -61,9 +64,9 @@ _TWO_FROM = 76  # cells from which there are two columns
 _THREE_FROM = 170  # cells from which there are three
 _USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
-_LEAST = 30
-_MOST = 90
-_WIDER = 20
+_LEAST = 30  # columns of the panel
+_MOST = 90  # columns of the panel
+_WIDER = 20  # columns that the wide panel has more than the narrow one
 _OPEN_FROM = 112  # columns of the window from which it opens by itself
 _CHAT = 60  # columns of the window that are never taken from the chat
 _WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its text
@@ -318,6 +321,7 @@ class DecodePanel(Vertical):
         return max(0, min(_MOST, self._window - _WHOLE_CHAT) - self._settings.decode_view_width)
 
     def _take_width(self) -> None:
+        """Set the panel's width, or hide it."""
         width = self._shown(self._asked)
         self.display = width > 0
         if width:

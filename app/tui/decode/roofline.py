@@ -3,6 +3,8 @@
 After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slopes are the measured and the nominal memory
 bandwidth. The roof is the measured compute peak, else the vendor's half-precision peak from the chip table; without
 either there is none. Points are computed from shapes and times.
+
+`plot` draws points and roofs (`app.tui.metrics.figures`) without a widget; tests/tui/test_charts.py.
 """
 
 import math
@@ -20,8 +22,8 @@ from headrace.runtime.metrics.units import format_rate
 
 _MARGIN = 10**0.4  # factor around the points
 _EXPLAINED = 10  # lines from which one says which roof limits the point
-_ROWS_A_TICK = 2
-_CELLS_A_TICK = 8
+_ROWS_A_TICK = 2  # lines from tick to tick, at least
+_CELLS_A_TICK = 8  # cells from tick to tick, about
 
 
 class RooflineSection(Section):
@@ -97,6 +99,7 @@ class _Scale:
         return round(math.log(value / self.low_x) / math.log(self.high_x / self.low_x) * (2 * self.width - 1))
 
     def y(self, value: float) -> int:
+        """Return the dot of a speed."""
         return round(math.log(value / self.low_y) / math.log(self.high_y / self.low_y) * (4 * self.height - 1))
 
     def row(self, value: float) -> int:
@@ -174,6 +177,7 @@ def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float 
 
 
 def _trail_dots(scale: _Scale, trail: Sequence[Point]) -> list[str]:
+    """Draw dotted lines from point to point."""
     canvas = Canvas(scale.width, scale.height)
     dots = [(scale.x(point.intensity), scale.y(point.flops)) for point in trail]
     for (x0, y0), (x1, y1) in pairwise(dots):
@@ -182,6 +186,7 @@ def _trail_dots(scale: _Scale, trail: Sequence[Point]) -> list[str]:
 
 
 def _source(limits: Roofs) -> str:
+    """Return where the compute roof comes from; "" if it is measured."""
     if limits.compute is None:
         return "compute roof not measured yet"
     return "compute roof: the vendor's" if limits.vendors else ""

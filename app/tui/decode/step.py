@@ -1,4 +1,8 @@
-"""The time of a step, a bar for each part, and its bytes by part in the lines that are left."""
+"""The time of a step, a bar for each part, and its bytes by part in the lines that are left.
+
+Times come from `figures.step_times`, bytes from `figures.step_bytes`; both are (name, value), and every name has a row
+in `_LOOKS`.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -70,6 +74,7 @@ def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int)
 
 
 def _source(times: StepTimes | None, width: int) -> str:
+    """Return how the times were found: how many steps were timed, or that they are computed."""
     if times is None:
         return ""
     if not times.timed:

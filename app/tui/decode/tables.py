@@ -1,4 +1,8 @@
-"""Tables of the decode view: a row for each parallel answer, and one for each answer of the conversation."""
+"""Tables of the decode view: a row for each parallel answer, and one for each answer of the conversation.
+
+A new column is a name with its width in `_SEQUENCES` or `_TURNS`, and a cell in the same place of `_sequence` or
+`_cells`. Columns are dropped from the right where they do not fit.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -203,6 +207,7 @@ class TurnsSection(Section):
 
 
 def _cells(turn: Turn) -> tuple[str, ...]:
+    """Return the cells of an answer, in the order of `_TURNS`."""
     return (
         str(turn.number),
         str(turn.prompt_tokens),

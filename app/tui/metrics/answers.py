@@ -2,6 +2,9 @@
 
 A pass reads the weights once for all its sequences, so a token's share is weight bytes / batch size. Units are those of
 `runtime.metrics.telemetry`.
+
+`LiveMetrics` has one `TurnAnswers` for each turn: a chat's single answer, several (/again, /compare), or the endless
+turn of `headrace top`. tests/tui/test_several_metrics.py.
 """
 
 from collections import deque

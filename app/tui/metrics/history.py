@@ -1,6 +1,9 @@
 """Decode speed since the model was loaded, recent and by context length. Bounded.
 
 Only seconds of decoding count.
+
+`LiveMetrics` has one for each loaded model. The chart of speed by context reads `speeds` and `token_gb_s`; the time
+until the context is full follows from the latter.
 """
 
 from collections import deque
@@ -19,11 +22,12 @@ class DecodeHistory:
     """`add` steps, close an answer with `end_turn`."""
 
     def __init__(self) -> None:
-        self.samples: deque[float] = deque(maxlen=_RECENT)  # bandwidth times tokens per step
+        self.samples: deque[float] = deque(maxlen=_RECENT)  # GB/s, times the tokens of a step
         self._by_context: dict[int, tuple[int, float]] = {}  # bucket: tokens, seconds
         self._begin_sample()
 
     def _begin_sample(self) -> None:
+        """Set the sums of the next sample to 0."""
         self._tokens = 0
         self._steps = 0
         self._seconds = 0.0

@@ -2,6 +2,10 @@
 
 `version` grows with every change, so that views redraw only then; `frozen()` is a copy. Bytes are computed from shapes
 (see `runtime.metrics.telemetry`); times are seconds.
+
+The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
+figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
+state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place.
 """
 
 from collections import deque

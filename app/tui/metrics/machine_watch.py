@@ -1,6 +1,8 @@
 """Machine load, sampled every two seconds once a model is loaded.
 
 Without psutil, or without permission to read, there are no samples.
+
+The poller asks for the load with each poll, and gives it to `LiveMetrics.set_load`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.runtime.machine.load import Load
     from headrace.runtime.machine.load_sampler import LoadSampler
 
-LOOK_S = 2.0
+LOOK_S = 2.0  # between two samples
 
 
 class MachineWatch:

@@ -1,4 +1,8 @@
-"""Totals and rates of decode steps."""
+"""Totals and rates of decode steps.
+
+The sums behind every speed, bandwidth and acceptance rate of the decode view: a figure is a property of `StepTotals`,
+over a second, a turn or a batch. tests/tui/test_figures.py recomputes them from the steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""The latest turn's sequences for a trace-event file; times count from the request."""
+"""The latest turn's sequences for a trace-event file; times count from the request.
+
+`ChatState.export_trace` passes them to `app.output.trace_file`, which has the format.
+"""
 
 from headrace.app.output.trace_file import Span, TracedSequence
 from headrace.app.tui.metrics.answers import Row

@@ -2,6 +2,8 @@
 
 Idle power is the least of recent looks without steps or prefill. A look during which a prompt was computed does not
 count: its energy is not that of output tokens.
+
+`LiveMetrics` calls `look` with each sample of `MachineWatch`; the machine section shows `joules_per_token`.
 """
 
 from collections import deque
