@@ -1,6 +1,10 @@
 """The application: the chat's state, its polling loop and its first screen.
 
 The engine's process starts after the first frame.
+
+`headrace chat` makes it (`app/cli/chat.py`). The app overrides textual where keys, themes and notifications behave in
+another way; operations on the conversation are in `ChatState`, and drawing is in the screens and the poller.
+tests/tui/test_start.py has the start, test_chat.py nearly all keys.
 """
 
 import gc

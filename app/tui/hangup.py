@@ -7,6 +7,8 @@ A process without a controlling terminal gets no SIGHUP, so the terminal is chec
 
 Textual mounts no widgets after an exit request and then misses those of a screen under construction. So the exit waits
 until all are mounted.
+
+The chat and `headrace top` call both functions. tests/tui/test_tmux_real.py hangs up real terminals.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from typing import Any
 from textual.app import App
 from textual.widget import Widget
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # between two looks at the terminal
 _PATIENCE_S = 10.0  # for the loop to come back and the engine to end
 _MADE_WITHIN_S = 5.0  # that a screen gets to be constructed
 _MADE_LOOK_S = 0.01  # between two looks at it
@@ -42,6 +44,7 @@ def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
             when_mounted(app, lambda: app.exit(return_code=code))
 
     def heard(number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: end the app in its loop, or this process if the loop does not come back."""
         last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
         last.daemon = True
         last.start()

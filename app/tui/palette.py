@@ -1,4 +1,7 @@
-"""Entries of the command palette: actions with their keys, and themes."""
+"""Entries of the command palette: actions with their keys, and themes.
+
+All slash commands without an argument are entries by themselves; other actions are rows of `_BESIDE_COMMANDS`.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ _CHAT_ONLY = ("screen.panel", "screen.search_history")
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """An entry: its title and key, a sentence on it, and the function that carries it out."""
+
     title: str
     key: str
     help: str

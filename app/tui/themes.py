@@ -1,6 +1,9 @@
 """The two themes of headrace; all text has a contrast of at least 4.5:1.
 
 Two variables of our own exist in any theme: `$quiet` (labels) and `$faint` (missing values).
+
+A colour of a theme is used by its name (`$primary`, `$text-warning`), never as a number, so that all themes work; a
+changed colour needs its contrast checked, and new pictures (tests/tui/test_snapshots.py).
 """
 
 import os

@@ -1,4 +1,8 @@
-"""`headrace top`: the decode view of a running server, live."""
+"""`headrace top`: the decode view of a running server, live.
+
+The same sections as in F2, fed from a server's event stream (`TelemetryReader`) in place of a conversation: one endless
+turn that every answer joins (`LiveMetrics.begin_batch`). tests/tui/test_top.py has scripted events.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,10 +31,10 @@ from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
-_POLL_S = 0.5
+_POLL_S = 0.5  # between two drawings
 _ROWS = 16  # answers on the screen
 _TURNS = 50  # ended answers that are kept
-_HEAD = "meters"
+_HEAD = "meters"  # id of the head, whose figures are explained first
 
 
 class TopScreen(Screen[None]):

@@ -1,4 +1,7 @@
-"""One line of the chat's prompt on another screen. Both have the same text, so nothing typed here is lost."""
+"""One line of the chat's prompt on another screen. Both have the same text, so nothing typed here is lost.
+
+F2 has it (`HeadraceApp.action_decode_view`): a question can be asked while its steps are watched.
+"""
 
 from collections.abc import Callable
 

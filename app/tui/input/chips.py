@@ -1,4 +1,7 @@
-"""Attached files: name and tokens of each."""
+"""Attached files: name and tokens of each, in a line above the prompt.
+
+`ChatView.sync` shows those of the unsent message. Tokens are counted by the engine, so they come a moment later.
+"""
 
 from textual.content import Content
 from textual.widgets import Static
@@ -44,6 +47,7 @@ class Chips(Static):
 
 
 def _chip(name: str, tokens: int | None) -> Content:
+    """Return a file's name and size, which are not broken over lines. tokens: None until they are counted."""
     size = " … " if tokens is None else f" {tokens:,} tokens "
     return Content.assemble(
         (f" {sanitise(name)}".replace(" ", _NO_BREAK), "bold $text-accent on $surface"),

@@ -1,4 +1,8 @@
-"""Writing a long text in the user's own editor: $VISUAL, $EDITOR, else the first that is there."""
+"""Writing a long text in the user's own editor: $VISUAL, $EDITOR, else the first that is there.
+
+The chat calls `edit_text` while its screen is suspended (`MessageActions`). Text that was written must not be lost, so
+the file of an editor that was killed stays.
+"""
 
 import os
 import shlex
@@ -52,6 +56,7 @@ def _run(command: list[str]) -> int:
 
 
 def _command() -> list[str]:
+    """Return the editor's command. Raises UsageError without one."""
     for variable in ("VISUAL", "EDITOR"):
         if value := os.environ.get(variable, "").strip():
             try:

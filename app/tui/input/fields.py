@@ -4,6 +4,8 @@ Textual hands a key to the focused widget first and runs bindings after the key 
 after it may be in the text by then ("abc", Backspace, "d" becomes "abc"). These fields run the bindings themselves.
 
 Textual draws a field's text unchanged, escape sequences included. The text of these fields is sanitised.
+
+Use these in place of `Input` and `TextArea` everywhere; tests/tui/test_typing.py types as fast as a machine.
 """
 
 import re
@@ -16,7 +18,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from headrace.app.output.sanitise import sanitise
 
-_JOINER = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_JOINER = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # such as the selector of an emoji's form
 
 
 class Field(Input):

@@ -1,4 +1,7 @@
-"""Find bar of Ctrl+F: a line for the words, above the prompt."""
+"""Find bar of Ctrl+F: a line for the words, above the prompt.
+
+The bar posts `Sought`; `ChatScreen` has the transcript find the words, and gives the count back.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,7 @@
-"""History search of Ctrl+R: a line for the words and the entry that matches, above the prompt."""
+"""History search of Ctrl+R: a line for the words and the entry that matches, above the prompt.
+
+`ChatScreen` opens it with the prompt's history, and puts a taken entry into the prompt.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

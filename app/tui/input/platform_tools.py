@@ -1,6 +1,8 @@
 """The platform's tools: text to the clipboard, web addresses to a browser, never to one that runs in the terminal.
 
-OSC 52, the other way to the clipboard, is the terminal's own.
+OSC 52, the other way to the clipboard, is the terminal's own; `ChatState.copy` uses both. A new platform is a row of
+`_CLIPBOARDS` or `_BROWSERS`. Addresses come from a model: callers pass only those that `is_web_address` accepts, after
+the user has seen them.
 """
 
 import os
@@ -24,7 +26,7 @@ _BROWSERS = (
     (("xdg-open",), "linux", "WAYLAND_DISPLAY"),
     (("xdg-open",), "linux", "DISPLAY"),
 )
-_PATIENCE_S = 2.0
+_PATIENCE_S = 2.0  # for a clipboard tool, which may wait for a display that is gone
 
 
 def copy_with_tool(text: str) -> bool:

@@ -5,6 +5,9 @@ A long paste is shown as a placeholder, which is edited and deleted as one chara
 Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break; so does Enter after a backslash and within
 triple quotes. Up on the first line and Down on the last
 step through the history. Each key is handled before the next one: Enter sends the text of its own moment.
+
+The chat's screen and the comparison's have one each, and take its messages (`Sent`, `Interrupted`, ...). Two texts are
+told apart: `text` as it stands there, with placeholders, and `whole_text` with the pastes in full.
 """
 
 import re
@@ -29,7 +32,7 @@ from headrace.runtime.metrics.units import counted
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
 _FOLDED = "[pasted text {number}: {lines}, {characters:,} characters]"
-_LABEL = re.compile(r"\[pasted text \d+: [^\]]*\]")
+_LABEL = re.compile(r"\[pasted text \d+: [^\]]*\]")  # what _FOLDED makes: [pasted text 1: 80 lines, 2,900 characters]
 
 
 class Prompt(Area):

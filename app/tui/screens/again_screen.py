@@ -1,6 +1,9 @@
 """The screen of /again: several answers to the last question, generated in one batch, one of which is taken.
 
 The panes stand in a grid. Where not all fit, the page with the chosen one shows.
+
+`ChatActions` opens it over `Candidates` (`app/chat/candidates.py`), which has the answers and takes one; the poller
+calls `handle_events` and `sync`. tests/tui/test_again.py.
 """
 
 import math
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.candidates import Candidates
 
 _MIN_COLUMNS = 38  # of the screen, for a pane
-_MIN_LINES = 9
+_MIN_LINES = 9  # of the screen, for a pane
 _OTHER_LINES = 3  # of the screen, without panes
 _STOP_WITHIN_S = 2.0  # a prefill pass is not cut short
 

@@ -1,4 +1,9 @@
-"""The chat's slash commands, by name, and the keys on a selected message."""
+"""The chat's slash commands, by name, and the keys on a selected message.
+
+`ChatScreen` carries out what was typed or pressed here. The names are those of `COMMANDS` (`app/chat/commands.py`): a
+test compares. Commands that need the conversation alone are in `IN_EVERY_CHAT` there. The letters of `act` are bindings
+of `Transcript`.
+"""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,8 @@
-"""Key bindings of the chat screen, and those that scroll transcripts from anywhere on a screen."""
+"""Key bindings of the chat screen, and those that scroll transcripts from anywhere on a screen.
+
+`do('NAME')` carries out a slash command. A new key is a row here, and a line of the help screen (`_KEYS` in
+`help_screen.py`) and of docs/chat.md; the order is that of the key bar.
+"""
 
 from collections.abc import Iterable
 

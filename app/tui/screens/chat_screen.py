@@ -1,6 +1,7 @@
 """The chat's screen: transcript, notice, completion menu, prompt and decode panel; its keys and messages.
 
-Drawing is in `chat_view`, slash commands in `chat_actions`.
+Drawing is in `chat_view`, slash commands in `chat_actions`. Handlers named `on_WIDGET_MESSAGE` are called by textual
+with the messages of the widgets in `compose`. tests/tui/test_chat.py goes through it key by key.
 """
 
 import time

@@ -1,4 +1,8 @@
-"""State shared by the app and its screens: engine, store, conversation, metrics, parallel answers."""
+"""State shared by the app and its screens: engine, store, conversation, metrics, parallel answers.
+
+No widget is kept here, and nothing is drawn but notifications: screens draw what they find with the next poll. Only
+`open_session` replaces `conversation`, so screens read it anew each time.
+"""
 
 import json
 import time

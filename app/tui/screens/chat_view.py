@@ -1,4 +1,8 @@
-"""The chat's widgets, drawn from the conversation; what the chat's actions work on."""
+"""The chat's widgets, drawn from the conversation; the chat's actions work on them through it.
+
+The poller calls `sync` when there is news, and `extend_last_line` for text alone. `sync` compares with what was drawn:
+a widget that shows something new has to be drawn there, and its cause has to be in the tuple of `_follow_state`.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

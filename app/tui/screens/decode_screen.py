@@ -1,6 +1,9 @@
 """Decode view of F2: sections, a cursor over the steps, freeze, export, and a line to ask in.
 
 Letters go to the line. While the figures are frozen it has no focus, and letters are commands.
+
+The app opens it with its metrics, and the poller calls `show`. The sections are those of the panel
+(`app/tui/decode/panel.py`), the steps stand above them. tests/tui/test_decode_screen.py.
 """
 
 from typing import ClassVar

@@ -1,4 +1,8 @@
-"""Help screen of F1: the keys of the screen below it, then all keys and commands."""
+"""Help screen of F1: the keys of the screen below it, then all keys and commands.
+
+`_KEYS` is written by hand: a changed key is changed there, too. Keys of other screens come from their bindings
+(`keys_of`), commands from `COMMANDS`, explanations of figures from assets/explain.toml.
+"""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

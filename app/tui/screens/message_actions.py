@@ -1,4 +1,8 @@
-"""Commands that send, edit, regenerate, remove, trim and copy messages."""
+"""Commands that send, edit, regenerate, remove, trim and copy messages.
+
+The operations are `Conversation`'s; here they get the prompt, questions and the screen. They raise HeadraceError, which
+the chat's screen shows.
+"""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _SHOWN = 60  # characters of a code block's first line
-_ADDRESS = re.compile(r"https?://[^\s<>\"'`|\\^{}]+")
+_ADDRESS = re.compile(r"https?://[^\s<>\"'`|\\^{}]+")  # in plain text, such as (see https://example.org/a?b=1).
 _TRAILING = ".,;:!?)]*_"  # characters after an address that rarely belong to it
 
 
@@ -246,6 +250,7 @@ def web_addresses(text: str) -> list[str]:
 
 
 def _addresses_in(child: "Token") -> Iterator[str]:
+    """Yield the addresses of an inline token: of a link or an image, or written as text."""
     if child.type == "link_open":
         yield str(child.attrs["href"])
     elif child.type == "image":

@@ -1,4 +1,7 @@
-"""Download progress of the model that is being loaded, with the facts that the catalog has of it."""
+"""Download progress of the model that is being loaded, with the facts that the catalog has of it.
+
+`ChatView.sync` calls `update` with every poll; `DownloadProgress` (`app/tui/transcript/download.py`) draws.
+"""
 
 import time
 from collections.abc import Sequence

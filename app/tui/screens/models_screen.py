@@ -1,6 +1,10 @@
 """Model picker: installed models and the catalog, fit in memory, speed, downloads.
 
 The speed is the limit of a step by measured bandwidth and arithmetic, with DEFAULT_CONTEXT tokens in the cache.
+
+    model_rows (in a thread: reads store and catalog) -> _fill: rows that match the filter, as many columns as fit
+
+A new column is a row of `_COLUMNS` and a fact in the same place of `_line`. tests/tui/test_models_filter.py.
 """
 
 from collections.abc import Sequence
@@ -46,7 +50,7 @@ _COLUMNS = (
     ("licence", 14, "<"),
 )
 _LONGEST_NAME = 40  # cells
-_MARK = 2
+_MARK = 2  # cells of the mark before a name
 _BAR = 24  # cells of a download's progress
 _DEFAULT = " default"
 

@@ -1,4 +1,7 @@
-"""Lines between the transcript and the prompt: a notice and the queued messages."""
+"""Lines between the transcript and the prompt: a notice and the queued messages.
+
+`notice_of` has all notices of the chat, the most important first: a new one is a case there.
+"""
 
 from collections.abc import Sequence
 
@@ -70,4 +73,5 @@ class QueuedMessages(Static):
 
 
 def _size_around(widget: Static) -> Size:
+    """Return the size of the column that the widget stands in; its own may be 0 while it is hidden."""
     return widget.parent.size if isinstance(widget.parent, Widget) else widget.size

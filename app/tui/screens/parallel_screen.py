@@ -1,4 +1,10 @@
-"""Parallel answers: panes with metrics and text, shared by the screens of /compare and /again."""
+"""Parallel answers: panes with metrics and text, shared by the screens of /compare and /again.
+
+    ParallelScreen -> AnswerPane per answer -> FigureLines (three lines) above a Transcript
+
+Each pane has metrics of its own, fed with the events of its answer alone. The poller calls `handle_events`, then
+`extend_last_line` or `sync`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +43,7 @@ _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
 _FASTER = 1.05  # ratio from which a difference is more than noise
 _PENDING = -1  # id of the placeholder for an answer without text
-_NO_FIGURES = LiveMetrics().so_far
+_NO_FIGURES = LiveMetrics().so_far  # of an answer that has not begun
 
 
 class FigureLines(Lines):

@@ -1,4 +1,8 @@
-"""Screen of a session's parameters. An empty field takes the model's value, or the default."""
+"""Screen of a session's parameters. An empty field takes the model's value, or the default.
+
+A field for each of `PARAMETERS` (`app/chat/parameters.py`), which follow from the table of options; nothing is listed
+here. Values are stored with the session, all or none.
+"""
 
 from typing import ClassVar
 
@@ -127,4 +131,5 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
 
 
 def _about(parameter: Parameter) -> str:
+    """Return a parameter's description and range."""
     return f"{parameter.help} ({parameter.range})"

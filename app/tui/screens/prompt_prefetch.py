@@ -1,4 +1,8 @@
-"""Prompt prefetch: token counts while the user types, prefill in pauses."""
+"""Prompt prefetch: token counts while the user types, prefill in pauses.
+
+Timers only: `ChatView` gives the function that counts or prefills, and calls `typed` with each change of the prompt.
+Other code asks `typing` before it opens a dialog.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Tree of all branches of a conversation: show or remove a message."""
+"""Tree of all branches of a conversation: show or remove a message.
+
+`app/sessions/tree.py` makes the lines. The question before a removal is shared with the chat's `d` and /delete.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -19,7 +19,7 @@ from headrace.app.tui.textual_overrides.background import QUESTION, BackgroundRe
 from headrace.app.tui.textual_overrides.columns import count_vowel_signs, with_columns
 from headrace.app.tui.textual_overrides.paste import PasteParser
 
-_CHUNK = 1 << 12
+_CHUNK = 1 << 12  # bytes of a read
 _LOOK_S = 0.1  # between looks for the end of an escape sequence, and for the end
 
 

@@ -2,6 +2,9 @@
 
 Unknown tokens are no errors here: growing code has unfinished strings, and models mix languages. The time for a block
 is limited, since lexers search ahead from every bracket; the rest of a slow block has no colours.
+
+`markdown_lines` calls `coloured` for finished code, and now and then for growing code. Every style in the tables has to
+be one of textual's or of `app.tui.themes`: an unknown colour ends the chat when it is drawn.
 """
 
 import time

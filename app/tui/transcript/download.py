@@ -1,4 +1,8 @@
-"""Progress of a model's download: size, speed, time left."""
+"""Progress of a model's download: size, speed, time left.
+
+`ModelLoading` feeds it with load events and the clock. `welcome_lines` draws `lines` in the place of an empty
+conversation, and the notice above the prompt has `summary`.
+"""
 
 from collections import deque
 from dataclasses import replace
@@ -17,9 +21,9 @@ if TYPE_CHECKING:
 
 _NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
-_LEAST_S = 0.5  # over less nothing is said of it
-_SILENT_S = 8.0  # without a byte for so long, that is said in the speed's place
-_BAR = 24
+_LEAST_S = 0.5  # over less time no speed is shown
+_SILENT_S = 8.0  # without a byte for so long, the stall is shown in the speed's place
+_BAR = 24  # cells
 
 
 class DownloadProgress:
@@ -45,7 +49,7 @@ class DownloadProgress:
         self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """Set the clock; return whether the shown stall time changed."""
+        """Set the clock; return whether the shown stall time changed, in whole seconds."""
         before = self.silent_s
         self._at = now
         return (before and int(before)) != (self.silent_s and int(self.silent_s))

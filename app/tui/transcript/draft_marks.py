@@ -3,6 +3,9 @@
 Rendering leaves out markup and adds bullets and frames, so words of the lines are looked up in the source, in order.
 Words that are not found there stay as they are. Rejected draft tokens are no part of the answer: they are inserted
 into the lines after the last word before them.
+
+`Entry` calls `sanitised`, then `mark_drafts`, while draft tokens are shown (/guesses); nothing is stored. A wrong place
+moves a mark, never text. tests/tui/test_guesses.py.
 """
 
 import re
@@ -19,10 +22,10 @@ from headrace.app.output.sanitise import Sanitiser, sanitise
 
 ACCEPTED = "underline $text-success"
 REJECTED = "strike $text-error"
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[^\w\s]")  # a word, or one sign of punctuation
 _NEAR = 200  # characters of markup between two words at most
 _WITHIN = 12  # and within one
-_LEAD = re.compile(r" *(?:[•◦▪☐☑▎▏┊]|\d+\.)? +")  # of a line in a list, a quotation or a code block
+_LEAD = re.compile(r" *(?:[•◦▪☐☑▎▏┊]|\d+\.)? +")  # of a list, a quotation or code: `  • `, `12. `, `▎ `
 _BARS = "▎▏┊"
 _PADDING = re.compile(" {2,}")  # of a table's cell
 

@@ -1,6 +1,8 @@
 """One message as rows of the transcript: sanitised text, and an answer's metrics below it.
 
-A growing answer is sanitised and laid out incrementally.
+A growing answer is sanitised and laid out incrementally: `update` costs its new text and last block, and
+`extend_last_line` the last line alone. `Transcript` has an entry per message, and draws its rows. All text of a model
+passes `_SafeText` before anything else sees it (tests/tui/test_safety.py).
 """
 
 import re
@@ -19,16 +21,16 @@ from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.widgets.lines import folded
 from headrace.runtime.metrics.telemetry import Summary
 
-_BRANCHES = re.compile(r"‹\d+/\d+›")
+_BRANCHES = re.compile(r"‹\d+/\d+›")  # ‹1/2›
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
 
 BLANK: Row = (Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
-_PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before it
-_NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # a line in words below such a one
+_PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before it: no character of Markdown
+_NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # the same from a letter on: no list, no heading
 _BLANK_LINES = re.compile(r"\n{3,}")
-_LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation
+_LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation: `  • `, `12. `, `▎ `
 _INCOMPLETE = ("■", "incomplete")  # of unknown end
 
 

@@ -2,6 +2,9 @@
 
 A top-level block is finished once another one has begun; its lines are kept until the width or theme changes. Code
 added to a block has no colours until `highlight_code`.
+
+However the text is cut, the lines end as if all of it had come at once; tests/tui/test_parts.py compares. `Entry` has
+one for an answer and one for its thinking.
 """
 
 import re
@@ -17,10 +20,11 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 
-_IN_WORDS = re.compile(r" {0,3}(?:(?:[-*+>]|\d+[.)]) +)?[*_\"'(]*[^\W\d_]")  # no heading, no code
+# The beginning of a line in words, also in a list or a quotation: `The mill`, `- *then`, `> 'It`. No heading, no code.
+_IN_WORDS = re.compile(r" {0,3}(?:(?:[-*+>]|\d+[.)]) +)?[*_\"'(]*[^\W\d_]")
 _OPEN = "`*_~[]<>&\\!"  # characters whose meaning later ones may change
 _LISTS = ("bullet_list_open", "ordered_list_open")
-_CLOSES_CODE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+_CLOSES_CODE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)  # a line that may be the closing fence
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 markdown-it parses, Pygments highlights. Model text is only text: a link or image shows its whole
 address and cannot be clicked, HTML shows as written, and no line is parsed as markup. Line breaks are kept.
+
+`GrowingMarkdown` is the user. A new kind of block is a case in `_Renderer._block`, a new inline style a row of
+`_INLINE_STYLE`. tests/tui/test_parts.py and test_safety.py guard the lines.
 """
 
 from collections.abc import Sequence
@@ -37,6 +40,8 @@ def render_tokens(tokens: Sequence["Token"], width: int, *, ansi: bool = False, 
 
 
 class _Renderer:
+    """Makes lines of parsed blocks. ansi, dark: of the terminal's theme, for the colours of code."""
+
     def __init__(self, ansi: bool, dark: bool) -> None:
         self._ansi = ansi
         self._dark = dark
@@ -55,6 +60,7 @@ class _Renderer:
         return lines
 
     def _block(self, tokens: list["Token"], width: int, depth: int) -> list[Content]:
+        """Return the lines of one block. tokens: from the one that opens it to the one that closes it."""
         head = tokens[0]
         inner = tokens[1:-1]
         if head.type == "paragraph_open":
@@ -113,6 +119,7 @@ class _Renderer:
         return [head, *_barred(self._highlighted(_code_text(code), language), width)]
 
     def _highlighted(self, code: str, language: str) -> Content:
+        """Return code with the colours of the theme."""
         # Pygments is imported with the first code block.
         from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 

@@ -1,4 +1,8 @@
-"""Strips of the transcript's rows: gutter, text, scroll bar."""
+"""Strips of the transcript's rows: gutter, text, scroll bar.
+
+`Transcript.render_lines` asks for the rows in view with each repaint. Strips are cached by the identity of a row's
+content, so text that did not change costs nothing.
+"""
 
 from textual.cache import FIFOCache
 from textual.color import Color

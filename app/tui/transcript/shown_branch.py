@@ -1,6 +1,9 @@
 """The branch as the transcript shows it: messages, placeholders and their states.
 
 The store is asked for branches only after the branch changed.
+
+`ChatView.sync` calls both methods with every poll that has news. Indices are those of the shown list, which may have
+the context mark and a placeholder for an answer without text, so they are not those of the conversation.
 """
 
 from dataclasses import replace
@@ -13,7 +16,7 @@ from headrace.app.tui.transcript.context_mark import mark_message
 from headrace.app.tui.transcript.draft_marks import DraftMarks
 from headrace.app.tui.transcript.entry import MessageState
 
-_PENDING = -1  # id of the stand-in
+_PENDING = -1  # id of the stand-in for an answer without text
 
 
 class ShownBranch:
@@ -74,6 +77,7 @@ class ShownBranch:
 
 
 def _place(conversation: Conversation, number: int, message: Message) -> MessageState:
+    """Return a message's place among its branches. number: of the message, from 0."""
     shown = 0
     count = 1
     if message.id != _PENDING:

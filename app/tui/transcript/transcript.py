@@ -2,6 +2,11 @@
 
 It follows the end until it is scrolled up. A ScrollView would lay out the screen with every new line; this draws
 changed lines only. Messages can be selected by key; the chat's screen carries out actions on them.
+
+    entries: a message each -> _rows: all rows of all entries -> rows top .. top + height are in view
+    _starts: the first row of each entry. They change together, in `_make_rows` and `extend_last_line` alone.
+
+The screens of the chat and of parallel answers call `show`, or `extend_last_line` for a few words that change one line.
 """
 
 import sys
@@ -29,7 +34,7 @@ from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
 from headrace.app.tui.widgets.lines import LONGEST_LINE, folded
 
-_MARGIN = 2  # cells right of it
+_MARGIN = 2  # cells right of the text
 _WHEEL = 3  # lines a turn of the wheel moves
 _FAST = 2  # lines between two layouts, from which on room is left for the next ones
 _ROOM_SHARE = 4  # of the height, at most

@@ -1,6 +1,7 @@
 """Key bar: the available keys in one line; a click on one presses it.
 
-It looks like textual's Footer, but is one widget: a change of keys mounts, styles and lays out nothing.
+It looks like textual's Footer, but is one widget: a change of keys mounts, styles and lays out nothing. Most screens
+have one; the keys are the active bindings that have `show`.
 """
 
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ class KeyBar(Widget, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self._line = Content("")
-        self._places: list[tuple[range, Binding]] = []
+        self._places: list[tuple[range, Binding]] = []  # cells of each key, for clicks
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -85,6 +86,7 @@ class KeyBar(Widget, can_focus=False):
         return sorted(bindings, key=order)
 
     def _key(self, binding: Binding, enabled: bool) -> Content:
+        """Return a key's name and description."""
         name = self.app.get_key_display(binding)
         text = binding.description[:1].upper() + binding.description[1:]
         key = Content.assemble((f" {name} ", _KEY), (f"{text} ", _TEXT))

@@ -1,6 +1,6 @@
 """Drawing of one text line in a widget's style, without textual's wrapping, aligning and measuring.
 
-For widgets that make their own lines and redraw while an answer streams.
+For widgets that make their own lines and redraw while an answer streams: transcript, sections, status and key bars.
 """
 
 from rich.segment import Segment
@@ -31,4 +31,5 @@ def line_strip(widget: Widget, content: Content, width: int, ground: Color | Non
 
 
 def _style(name: str | Style) -> Style:
+    """Return a style of a content's span, which may be a name such as `bold $primary`."""
     return name if isinstance(name, Style) else Style.parse(name)

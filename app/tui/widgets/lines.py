@@ -1,6 +1,9 @@
 """Widgets that draw lines made from live metrics.
 
 Lines are made when the metrics change. Only the range from the first to the last different line is repainted.
+
+A subclass defines `lines`, and `change_key` if it shows less than all metrics. A line that is too wide is cut. Below
+the widgets are the parts that lines are made of (`spread`, `legend`, `bar`, ...), pure functions of texts and widths.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,8 @@
-"""Status bar: model, session, speed and context."""
+"""Status bar: model, session, speed and context.
+
+`Status` is the part that is not in the metrics; `ChatState.status` makes it. Texts are shortened in the order of
+`_left`: warnings and instructions are always visible.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +15,11 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines
 from headrace.runtime.metrics.units import three_digits
 
-_METER = 10
+_METER = 10  # cells of the context's bar
 _MARK = 3  # cells before the model's name
 _GAP = 2  # cells between the two sides
 _SPEED_FROM = 70  # cells of the bar from which it has the speed
-_NEARLY_FULL = 0.85
+_NEARLY_FULL = 0.85  # share of the context from which it has a mark
 _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 
