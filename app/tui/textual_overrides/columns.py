@@ -7,6 +7,11 @@ emoji are drawn over blanks of the width that rich counts, and the cursor is the
 Vowel signs with a place of their own (हि, தி: Unicode's Mc) are counted as one cell, as by glibc, VTE, tmux and
 Alacritty; rich counts none of them. Terminals that count otherwise shift text. Therefore rows with such signs are
 erased first, and the cursor is moved to its column after blanks and before frames, where no letter is covered.
+
+    ESC[4;7H a ❤️ b    ->    ESC[4;7H a, two blanks, ESC[8G ❤️ ESC[10G b
+
+`TerminalDriver.write` passes all output through `with_columns`, which returns text without such signs at once.
+docs/workarounds.md has widths of a terminal. tests/tui/test_columns.py draws on terminals that count in other ways.
 """
 
 import re
@@ -25,13 +30,13 @@ if TYPE_CHECKING:
 _JOINED = r"(?:\ufe0f|\u20e3|[\U0001f3fb-\U0001f3ff]|\u200d.)"  # a sign that belongs to the character before
 _NEW = r"\U0001f000-\U0001f2ff\U0001f650-\U0001faff"  # emoji planes, without the emoji of Unicode 6
 _INDIC = r"\u0900-\u0dff\u0f00-\u109f\u1700-\u1cff\ua800-\uabff\U00011000-\U00011fff"
-_SIGNS = re.compile(rf"[\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff{_NEW}{_INDIC}]")
-_EMOJI = rf"[\U0001f1e6-\U0001f1ff]{{2}}|[^\x00-\x1f]{_JOINED}+|[{_NEW}]"
-_ESCAPE = r"(?P<escape>\x1b\[[\d;?]*[A-Za-z]|\x1b\].*?(?:\x07|\x1b\\))"
+_SIGNS = re.compile(rf"[\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff{_NEW}{_INDIC}]")  # output without any is as it is
+_EMOJI = rf"[\U0001f1e6-\U0001f1ff]{{2}}|[^\x00-\x1f]{_JOINED}+|[{_NEW}]"  # a flag, a joined emoji, a new one
+_ESCAPE = r"(?P<escape>\x1b\[[\d;?]*[A-Za-z]|\x1b\].*?(?:\x07|\x1b\\))"  # ESC[1;32m, ESC[?25l, ESC]0;title BEL
 _PIECE = re.compile(rf"{_ESCAPE}|{_EMOJI}", re.DOTALL)
-_PLACE = re.compile(rf"{_ESCAPE}|(?P<blanks> {{2,}})|[│▐▏╭╮╰╯]", re.DOTALL)
-_VOWEL_SIGNS = re.compile(f"[{_INDIC}]")
-_MOVE = re.compile(r"\x1b\[(\d+;\d+)H")
+_PLACE = re.compile(rf"{_ESCAPE}|(?P<blanks> {{2,}})|[│▐▏╭╮╰╯]", re.DOTALL)  # also two blanks, or a frame
+_VOWEL_SIGNS = re.compile(f"[{_INDIC}]")  # any letter of these scripts: their rows may have such signs
+_MOVE = re.compile(r"\x1b\[(\d+;\d+)H")  # ESC[4;7H: row 4, column 7, both from 1
 
 
 def with_columns(data: str) -> str:
@@ -108,7 +113,10 @@ def count_vowel_signs() -> None:
 
 
 def _without_signs(entry: tuple[int, int, int]) -> "Iterator[tuple[int, int, int]]":
-    """Yield the ranges of a range (first, last, width) that have no vowel signs with a place of their own."""
+    """Yield the ranges of a range (first, last, width) that have no vowel signs with a place of their own.
+
+    rich's table has the ranges whose width is not 1, so a sign that is in none of them has one cell.
+    """
     first, last, width = entry
     if width or not _VOWEL_SIGNS.match(chr(first)):
         yield entry
