@@ -176,6 +176,20 @@ class IndexerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUpConfig:
+    """Alternating updates of several residual streams; see `models.network.altup_decoder`.
+
+    streams: their number.
+    rank: of the low-rank product next to attention.
+    bound: of coefficients in size; None: no bound.
+    """
+
+    streams: int
+    rank: int
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Properties that vary by layer. Sizes of 0 are those of the `DecoderConfig`."""
 
@@ -197,6 +211,7 @@ class LayerConfig:
     limit: float = 0.0  # bound of the activations of the dense feed-forward or shared expert; 0 without
     sinks: bool = False  # a learned score for each head in the softmax (GPT-OSS)
     value_dim: int = 0  # size of a value, if less than a key's (MiMo V2): it is stored with zeros after it
+    cutoff: float | None = None  # see `runtime.ops.SparseGelu` (Gemma 3n); None: the family's activation
 
     @property
     def appends(self) -> bool:
@@ -242,6 +257,7 @@ class DecoderConfig:
     positions: int = 0  # rows of a table of learned positions, which are added to embeddings; 0 without
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
     value_scale: float = 1.0  # factor of values that are smaller than keys
+    altup: AltUpConfig | None = None  # several residual streams
 
     @property
     def plain(self) -> bool:

@@ -1,16 +1,19 @@
-"""Gemma 1 to 4.
+"""Gemma 1 to 4, and 3n.
 
-Gemma 4 has two head sizes, K/V of earlier layers, rotation of a part of a head, experts next to a dense feed-forward,
-and inputs of single layers. Missing keys have the defaults of mlx-lm's class.
+Gemma 3n and 4 have K/V of earlier layers, and inputs of single layers. Gemma 3n has several residual streams, and
+feed-forwards with few active gates; Gemma 4 has two head sizes, rotation of a part of a head, and experts next to a
+dense feed-forward. Missing keys have the defaults of mlx-lm's class.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import (
+    AltUpConfig,
     DecoderConfig,
     ExpertLayers,
     ExpertsConfig,
@@ -36,6 +39,15 @@ _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
+}  # fmt: skip
+
+_GEMMA3N = {
+    "vocab_size": 262400, "vocab_size_per_layer_input": 262144, "hidden_size": 2048,
+    "hidden_size_per_layer_input": 256, "intermediate_size": 16384, "num_hidden_layers": 35,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768, "sliding_window": 512, "final_logit_softcapping": 30.0, "altup_active_idx": 0,
+    "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
+    "laurel_rank": 64, "rope_local_base_freq": 1e4, "rope_theta": 1e6,
 }  # fmt: skip
 
 
@@ -78,6 +90,71 @@ def _gemma3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfi
     local = Fields(Fields(fields.section("rope_parameters")).section(_SLIDING))
     theta = local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4))
     return full_rope(fields, architecture), RopeConfig(theta)
+
+
+def _gemma3n_keys(config: Config) -> None:
+    """State the lists that transformers' class has by default."""
+    count = config.get("num_hidden_layers")
+    if not isinstance(count, int):
+        return
+    if config.get("layer_types") is None:
+        config["layer_types"] = [_SLIDING if (layer + 1) % 5 else _FULL for layer in range(count)]
+    if config.get("activation_sparsity_pattern") is None:
+        sparse = 10 if count > 10 else 0
+        config["activation_sparsity_pattern"] = [0.95] * sparse + [0.0] * (count - sparse)
+
+
+def _gemma3n_runs(fields: Fields) -> bool:
+    """Return False for updates that begin at another stream, or that scale no output."""
+    return fields.values.get("altup_active_idx") == 0 and bool(fields.values.get("altup_correct_scale"))
+
+
+def _gemma3n_inner(fields: Fields) -> int:
+    """Return the size of the first layer's feed-forward."""
+    stated = fields.values.get("intermediate_size")
+    if isinstance(stated, list) and stated:
+        return Fields({"intermediate_size": stated[0]}).count("intermediate_size")
+    return fields.count("intermediate_size")
+
+
+def _gemma3n(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    count = len(decoder.layers)
+    inner = fields.values.get("intermediate_size")
+    sizes = [inner] * count
+    if isinstance(inner, list):
+        sizes = fields.required_list("intermediate_size", count)
+    shares = fields.required_list("activation_sparsity_pattern", count)
+    sources = _kv_sources(decoder.layers, count - fields.count_or_zero("num_kv_shared_layers"))
+    layers = tuple(
+        replace(
+            layer,
+            inner=Fields({"intermediate_size": size}).count("intermediate_size"),
+            cutoff=_cutoff(share),
+            source=source,
+            projects="qkv" if source is None else "q",
+        )
+        for layer, size, share, source in zip(decoder.layers, sizes, shares, sources, strict=True)
+    )
+    bound = None
+    if fields.values.get("altup_coef_clip") is not None:
+        bound = fields.positive("altup_coef_clip")
+    return replace(
+        decoder,
+        attention_scale=1.0,
+        embedding_scale=decoder.hidden_size**0.5,
+        logit_softcap=fields.optional("final_logit_softcapping", 30.0),
+        layers=layers,
+        input_size=fields.count("hidden_size_per_layer_input"),
+        input_vocab=fields.count("vocab_size_per_layer_input"),
+        altup=AltUpConfig(fields.count("altup_num_inputs"), fields.count("laurel_rank"), bound),
+    )
+
+
+def _cutoff(share: object) -> float | None:
+    """Return how many standard deviations above the mean so large a share of normal numbers ends; None for none."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise CheckpointError(f"config.json: activation_sparsity_pattern must list shares below 1, not {share!r:.60}")
+    return NormalDist().inv_cdf(share) if share else None
 
 
 def _gemma4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -130,25 +207,39 @@ def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[Layer
     equal = bool(values.get("attention_k_eq_v"))  # keys are values, too, in full-attention layers
     full_kv_heads = fields.count("num_global_key_value_heads", default=kv_heads) if equal else kv_heads
     sized: list[LayerConfig] = []
-    newest: dict[bool, int] = {}  # whether it slides -> the last layer with K/V of its own
-    for number, layer in enumerate(layers):
+    for layer, source in zip(layers, _kv_sources(layers, first), strict=True):
         slides = layer.window is not None
-        shares = number >= first > 0
-        if shares and slides not in newest:
-            raise CheckpointError(f"config.json: no layer before {first} has K/V for layer {number}")
-        if not shares:
-            newest[slides] = number
+        shares = source is not None
         sized.append(
             replace(
                 layer,
                 kv_heads=kv_heads if slides else full_kv_heads,
                 head_dim=usual if slides else full,
-                source=newest[slides] if shares else None,
+                source=source,
                 inner=inner * 2 if shares and wide else inner,
                 projects="q" if shares else "qk" if equal and not slides else "qkv",
             )
         )
     return tuple(sized)
+
+
+def _kv_sources(layers: Sequence[LayerConfig], first: int) -> list[int | None]:
+    """Return the layer whose K/V each one reads, from layer `first` on the last of its kind before; None for its own.
+
+    Raises CheckpointError where there is none.
+    """
+    sources: list[int | None] = []
+    newest: dict[bool, int] = {}  # whether it slides -> the last layer with K/V of its own
+    for number, layer in enumerate(layers):
+        slides = layer.window is not None
+        if not number >= first > 0:
+            newest[slides] = number
+            sources.append(None)
+            continue
+        if slides not in newest:
+            raise CheckpointError(f"config.json: no layer before {first} has K/V for layer {number}")
+        sources.append(newest[slides])
+    return sources
 
 
 def _gemma4_inputs(fields: Fields) -> tuple[int, int]:
@@ -216,7 +307,24 @@ ROWS = (
         period=6,
         complete=_gemma3,
     ),
-    Architecture("gemma3n_text", outer=lambda _config: "gemma3n"),
+    Architecture("gemma3n", nests=True),
+    Architecture(
+        "gemma3n_text",
+        Family(_AROUND, activation="gelu", qk_norm="head", v_norm=True),
+        nested_defaults=_GEMMA3N,
+        add_keys=_gemma3n_keys,
+        outer=lambda _config: "gemma3n",
+        is_unread=_reads_earlier_kv,
+        tied=True,
+        activation_key="hidden_activation",
+        activations=("gelu_pytorch_tanh",),
+        theta=1e6,
+        ropes=_gemma3_ropes,
+        inner_size=_gemma3n_inner,
+        runs=_gemma3n_runs,
+        complete=_gemma3n,
+        biases={},
+    ),
     Architecture("gemma4", nests=True, outer_keys=("vocab_size",)),
     Architecture("gemma4_unified", nests=True, outer_keys=("vocab_size",)),
     Architecture(

@@ -237,7 +237,7 @@ def _vector_weights(config: DecoderConfig) -> int:
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
     sections: Sequence[str] = _BOTH
-    if any(layer.rope and layer.rope.changes for layer in config.layers):
+    if config.altup is not None or any(layer.rope and layer.rope.changes for layer in config.layers):
         sections = ()
     if any(layer.mixer for layer in config.layers):
         return sections, architecture_named(config.architecture).class_splits

@@ -172,7 +172,7 @@ def check_division(
 def _divided(
     checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
 ) -> TensorPart | Stage:
-    if long_rope(config) is not None:
+    if long_rope(config) is not None or config.altup is not None:
         named = checkpoint.config.get("model_type")
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
     if split.kind == "pipeline":

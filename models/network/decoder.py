@@ -296,15 +296,19 @@ class Decoder:
         embedded = x
         residual = Residual(x)
         for layers, node in self._layer_groups:
+            if self._is_left_out(layers.start, kv):
+                return x[:, :0, : self.config.hidden_size]
             if node is not None and kv.runs_fused:
                 x = self._with_inputs(residual.x, embedded, layers)
                 residual = Residual(kv.run_fused(layers, x, node))
-                if residual.x.shape[1] == 0:  # no row is wanted, and later layers append nothing
-                    break
                 continue
             for index in range(layers.start, layers.stop):
                 residual = self._layer(residual, kv, index, embedded)
         return residual.x
+
+    def _is_left_out(self, index: int, kv: KVPass) -> bool:
+        """Return whether a pass needs no layer from `index` on: none appends K/V, and no row's output is wanted."""
+        return index >= self.config.appending and not any(row.output for row in kv.rows)
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -361,7 +365,6 @@ class Decoder:
         """Run one layer, then add its own input, if layers have some. embedded: what `embed` returned."""
         ops = self._ops
         layer = self._layers[index]
-        size = self.config.input_size
         width = self.config.hidden_size
         own_input = layer.own_input
         epilogue = Epilogue(self._next_norm(index), layer.scalar)
@@ -370,11 +373,16 @@ class Decoder:
         if own_input is None:
             return self._block(residual, kv, index, epilogue)
         x = self._block(residual, kv, index, Epilogue()).x
-        inputs = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
-        gated = ops.glu(ops.linear(x, own_input.gate), inputs, "gelu")
+        gated = ops.glu(ops.linear(x, own_input.gate), self._own_input(embedded, index), "gelu")
         return add_products(
             ops, x, [Product(gated, own_input.projection)], own_input.norm, self.config.norm_eps, epilogue
         )
+
+    def _own_input(self, embedded: mx.array, index: int) -> mx.array:
+        """Return a layer's own input (B, T, P). embedded: what `embed` returned."""
+        size = self.config.input_size
+        start = self.config.hidden_size + index * size
+        return embedded[..., start : start + size]
 
     def _next_norm(self, index: int) -> mx.array | None:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""

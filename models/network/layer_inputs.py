@@ -1,4 +1,4 @@
-"""Inputs of single layers (Gemma 4): rows of a table by token, added to a projection of the token's embedding.
+"""Inputs of single layers (Gemma 3n and 4): rows of a table by token, added to a projection of the token's embedding.
 
     input = (table[token] * sqrt(P) + rms_norm(projection(x) / sqrt(E))) / sqrt(2)
 
@@ -23,6 +23,7 @@ class LayerInputs:
         all_sizes = len(config.layers) * self._size
         self.table = parameters.matrix("model.embed_tokens_per_layer", config.input_vocab, all_sizes)
         self.projection = parameters.matrix("model.per_layer_model_projection", all_sizes, width)
+        self._lacks_rows = config.input_vocab < config.vocab_size
         self._row_scale = (self._size / 2) ** 0.5  # sqrt(P) / sqrt(2)
         self._norm = parameters.vector("model.per_layer_projection_norm.weight", self._size) * 0.5**0.5
         # y / sqrt(E) has the mean square of y divided by E: its norm is that of y with an epsilon E times as large.
@@ -35,6 +36,8 @@ class LayerInputs:
 
     def compute(self, ops: Ops, tokens: mx.array, x: mx.array) -> mx.array:
         """Return the inputs of all layers, one after the other: tokens (B, T), x (B, T, E) -> (B, T, L * P)."""
+        if self._lacks_rows:  # of Gemma 3n's tokens for images and sound
+            tokens = mx.where(tokens < self.table.rows, tokens, 0)
         rows = ops.embed(tokens, self.table, x.dtype) * self._row_scale  # (B, T, L * P)
         projected = ops.linear(x, self.projection).reshape(*tokens.shape, -1, self._size)  # (B, T, L, P)
         normed = ops.rms_norm(projected, self._norm, self._eps)

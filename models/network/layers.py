@@ -14,6 +14,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from headrace.models.architectures.config import (
+    AltUpConfig,
     DecoderConfig,
     ExpertsConfig,
     Family,
@@ -29,6 +30,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.models.network.tensors import (
     BRANCH_NORMS,
+    altup_layer,
     attention,
     attention_gate,
     expert_stacks,
@@ -42,6 +44,7 @@ from headrace.models.network.tensors import (
 )
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import (
+    AltUpWeights,
     AttentionSpec,
     BlockChooser,
     BoundedSilu,
@@ -53,6 +56,7 @@ from headrace.runtime.ops import (
     Mixture,
     Rope,
     SmallValues,
+    SparseGelu,
     Weight,
     Xielu,
 )
@@ -255,6 +259,8 @@ def _layer(
     weights = _with_feed_forward(weights, config, parameters, prefix, layer)
     if config.input_size:
         weights = replace(weights, own_input=read_input(config, parameters, prefix))
+    if config.altup is not None:
+        weights = replace(weights, altup=_altup(config, parameters, prefix, config.altup))
     if family.scaled and f"{prefix}.layer_scalar" in parameters:
         weights = replace(weights, scalar=parameters.vector(f"{prefix}.layer_scalar", 1))
     return weights
@@ -335,6 +341,29 @@ def _with_attention(
     )
 
 
+def _altup(config: DecoderConfig, parameters: Parameters, prefix: str, sizes: AltUpConfig) -> AltUpWeights:
+    width = config.hidden_size
+    streams = sizes.streams
+    router, left, right = altup_layer(config, sizes)
+
+    def coefficients(name: str, *shape: int) -> mx.array:
+        stored = parameters.vector(f"{prefix}.altup.{name}.weight", math.prod(shape), dtype=mx.float32)
+        if sizes.bound is not None:
+            stored = mx.clip(stored, -sizes.bound, sizes.bound)
+        return stored.reshape(shape)
+
+    return AltUpWeights(
+        router=parameters.router(prefix, router),
+        router_norm=parameters.vector(f"{prefix}.altup.router_norm.weight", width),
+        prediction=coefficients("prediction_coefs", streams, streams, streams),
+        correction=coefficients("correction_coefs", streams, streams),
+        scale=parameters.vector(f"{prefix}.altup.correct_output_scale", width),
+        left=parameters.tensor(prefix, left),
+        right=parameters.tensor(prefix, right),
+        laurel_norm=parameters.vector(f"{prefix}.laurel.post_laurel_norm.weight", width),
+    )
+
+
 def _with_mixer(
     weights: LayerWeights,
     config: DecoderConfig,
@@ -409,6 +438,8 @@ def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerC
         return _xielu(parameters, at)
     if layer.limit:
         return BoundedSilu(layer.limit)
+    if layer.cutoff is not None:
+        return SparseGelu(layer.cutoff)
     return None
 
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LatentConfig, LayerConfig, MixerConfig
+from headrace.models.architectures.config import (
+    AltUpConfig,
+    DecoderConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    MixerConfig,
+)
 
 Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer_heads", "mixer_keys", "vocabulary"]
 """Units that ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its
@@ -97,7 +104,19 @@ def ends(config: DecoderConfig) -> list[Tensor]:
         inputs = len(config.layers) * config.input_size
         tensors.append(Tensor("model.embed_tokens_per_layer", config.input_vocab, inputs, looked_up=True))
         tensors.append(Tensor("model.per_layer_model_projection", inputs, width, part="MLP"))
+    if config.altup is not None:
+        tensors += chain.from_iterable(stream_projections(config, config.altup))
     return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in tensors]
+
+
+def stream_projections(config: DecoderConfig, altup: AltUpConfig) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the projections of the embedding to the streams after the first, and those of these streams at the end."""
+    width = config.hidden_size
+    into, out = (
+        [Tensor(f"model.{name}.{stream}", width, width, title=title, part="MLP") for stream in range(altup.streams - 1)]
+        for name, title in (("altup_projections", "into streams"), ("altup_unembed_projections", "out of streams"))
+    )
+    return into, out
 
 
 def head_projection(config: DecoderConfig) -> Tensor:
@@ -125,6 +144,8 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         if gate is not None:
             blocks.append([gate])
     blocks.append(layer_input(config))
+    if config.altup is not None:
+        blocks.append(altup_layer(config, config.altup))
     tensors = chain.from_iterable(blocks)
     return [replace(tensor, has_bias=tensor.name in config.biased) for tensor in tensors]
 
@@ -346,6 +367,16 @@ def layer_input(config: DecoderConfig) -> list[Tensor]:
     ]
 
 
+def altup_layer(config: DecoderConfig, altup: AltUpConfig) -> list[Tensor]:
+    """Return the router of a layer's alternating updates, and the low-rank product next to attention."""
+    width = config.hidden_size
+    return [
+        Tensor("altup.modality_router", altup.streams, width, before_append=True),
+        Tensor("laurel.linear_left", altup.rank, width),
+        Tensor("laurel.linear_right", width, altup.rank),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Vector:
     """A tensor of a layer that is no matrix. Of a convolution, the numbers of a channel count as one."""
@@ -383,6 +414,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
         vectors.append(Vector("post_per_layer_input_norm.weight", width))
     if config.family.scaled:
         vectors.append(Vector("layer_scalar", 1))
+    if config.altup is not None:
+        vectors += _altup_vectors(config, config.altup)
     return vectors
 
 
@@ -427,6 +460,15 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     if layer.own_indexer is not None:
         vectors += [Vector(f"{at}.index_{part}_norm.weight", layer.own_indexer.head_dim) for part in units]
     return vectors
+
+
+def _altup_vectors(config: DecoderConfig, altup: AltUpConfig) -> list[Vector]:
+    names = ("altup.router_norm.weight", "altup.correct_output_scale", "laurel.post_laurel_norm.weight")
+    return [
+        *(Vector(name, config.hidden_size) for name in names),
+        Vector("altup.prediction_coefs.weight", altup.streams**2, width=altup.streams),
+        Vector("altup.correction_coefs.weight", altup.streams, width=altup.streams),
+    ]
 
 
 def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:

@@ -18,9 +18,10 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, native, reference
-from headrace.runtime.ops.activations import BoundedSilu, Curve, Xielu
+from headrace.runtime.ops.activations import BoundedSilu, Curve, GatedCurve, SparseGelu, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import (
+    AltUpWeights,
     BranchNorms,
     IndexerWeights,
     LatentWeights,
@@ -53,11 +54,13 @@ metal.checks[:] = [_differing]  # registered here, since `metal_check` imports m
 
 __all__ = [
     "BLOCK",
+    "AltUpWeights",
     "AttentionSpec",
     "BlockChooser",
     "BoundedSilu",
     "BranchNorms",
     "Curve",
+    "GatedCurve",
     "IndexerWeights",
     "KVGroup",
     "KVKind",
@@ -77,6 +80,7 @@ __all__ = [
     "SampleRule",
     "SequenceRows",
     "SmallValues",
+    "SparseGelu",
     "Weight",
     "Xielu",
     "describe",
@@ -127,7 +131,7 @@ class Ops(Protocol):
     def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
     def layer_norm(self, x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array: ...
     def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array: ...
-    def glu(self, gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array: ...
+    def glu(self, gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array: ...
     def activate(self, x: mx.array, activation: str) -> mx.array: ...
     def norm_glu(
         self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve

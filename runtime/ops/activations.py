@@ -1,4 +1,4 @@
-"""Activations in stock MLX: SiLU, GELU (tanh approximation, or exact), clamped SiLUs, sigmoid gates, xIELU.
+"""Activations in stock MLX: SiLU, GELU (tanh approximation, exact, or sparse), clamped SiLUs, sigmoid gates, xIELU.
 
 `reference.glu` and `norm_glu` use them on every device, `native` for those that its kernels lack. A name stands in
 config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native; tests compare each with the kernels.
@@ -28,7 +28,17 @@ class BoundedSilu(NamedTuple):
     limit: float
 
 
-Curve = Xielu | BoundedSilu
+class SparseGelu(NamedTuple):
+    """A gated GELU of few gates (Gemma 3n): gelu(max(0, gate - mean - cutoff * deviation)) * up.
+
+    cutoff: in standard deviations of a token's gates.
+    """
+
+    cutoff: float
+
+
+GatedCurve = BoundedSilu | SparseGelu
+Curve = Xielu | GatedCurve
 """An activation with numbers of its own."""
 
 
@@ -53,6 +63,12 @@ def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
 
 def _bounded_gated(gate: mx.array, up: mx.array, limit: mx.array) -> mx.array:
     return mx.minimum(gate * mx.sigmoid(gate), limit) * mx.clip(up, -limit, limit)
+
+
+def _sparse_gelu_gated(gate: mx.array, up: mx.array, cutoff: mx.array) -> mx.array:
+    wide = gate.astype(mx.float32)  # a variance of half-precision numbers would lose most of its digits
+    threshold = wide.mean(axis=-1, keepdims=True) + cutoff * wide.std(axis=-1, keepdims=True)
+    return _gelu_gated(mx.maximum(wide - threshold, 0).astype(gate.dtype), up)
 
 
 def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -93,10 +109,12 @@ def unit(projected: mx.array, activation: str | Curve, *, compiled: bool) -> mx.
     return gated(gate, up, activation, compiled=compiled)
 
 
-def gated(gate: mx.array, up: mx.array, activation: str | BoundedSilu, *, compiled: bool) -> mx.array:
+def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compiled: bool) -> mx.array:
     """Return act(gate) * up, (.., F) each."""
     if isinstance(activation, BoundedSilu):
         return (_COMPILED_BOUNDED if compiled else _bounded_gated)(gate, up, *_numbers(activation, up.dtype))
+    if isinstance(activation, SparseGelu):
+        return _sparse_gelu_gated(gate, up, *_numbers(activation, mx.float32))
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
 

@@ -86,6 +86,22 @@ class SmallValues(NamedTuple):
     scale: float  # factor of all values
 
 
+class AltUpWeights(NamedTuple):
+    """Alternating updates of S streams, and a low-rank product of R next to attention.
+
+    Coefficients are in float32, one for each number of the router.
+    """
+
+    router: Weight  # (S, E)
+    router_norm: mx.array  # (E,)
+    prediction: mx.array  # (S, S, S): of the stream that is predicted, of the one that it is predicted from
+    correction: mx.array  # (S, S): of the stream that is corrected
+    scale: mx.array  # (E,), of the first stream before the gate of the layer's own input
+    left: Weight  # (R, E)
+    right: Weight  # (E, R)
+    laurel_norm: mx.array  # (E,), of that product
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
@@ -125,6 +141,7 @@ class LayerWeights:
     head_norms: tuple[mx.array, mx.array] | None = None  # LayerNorms of queries (H, D) and keys (Hkv, D)
     mlp_norm_bias: mx.array | None = None
     values: SmallValues | None = None  # None: of the size of keys
+    altup: AltUpWeights | None = None
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -144,6 +161,8 @@ class LayerWeights:
                 vectors += norms
         if self.own_input is not None:
             vectors.append(self.own_input.norm)
+        if self.altup is not None:
+            vectors += [part for part in self.altup if isinstance(part, mx.array)]
         # Two fields may have one array: a parallel layer's halves have one norm.
         return list({id(vector): vector for vector in vectors if vector is not None}.values())
 
@@ -162,6 +181,8 @@ class LayerWeights:
         matrices += [*self.gate_up, self.down]
         if self.own_input is not None:
             matrices += [self.own_input.gate, self.own_input.projection]
+        if self.altup is not None:
+            matrices += [self.altup.router, self.altup.left, self.altup.right]
         return [matrix for matrix in matrices if matrix is not None]
 
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import mixtures, reference
-from headrace.runtime.ops.activations import BoundedSilu, Curve, Xielu, unit
+from headrace.runtime.ops.activations import Curve, GatedCurve, Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -283,9 +283,9 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
     return kernels.linear(x, matrix, norm, eps)
 
 
-def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
+def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
     """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
-    if isinstance(activation, BoundedSilu) or gate.shape != up.shape or not _floats(gate, up):
+    if isinstance(activation, GatedCurve) or gate.shape != up.shape or not _floats(gate, up):
         return reference.glu(gate, up, activation)
     return kernels.gated(gate, up, activation)
 
@@ -311,7 +311,7 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
         return kernels.linear(x, matrix, norm, eps, None, "xielu", curve=activation)
     if activation == "tanh_gelu":
         return kernels.gated(kernels.linear(x, matrix, norm, eps), None, "gelu")
-    if activation == "erf_gelu" or isinstance(activation, BoundedSilu):
+    if activation == "erf_gelu" or isinstance(activation, GatedCurve):
         return unit(kernels.linear(x, matrix, norm, eps), activation, compiled=False)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import groups_of_16, metal, mixtures, recurrent, stock_sampling
-from headrace.runtime.ops.activations import ACTIVATIONS, BoundedSilu, Curve, gated, unit
+from headrace.runtime.ops.activations import ACTIVATIONS, Curve, GatedCurve, gated, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
@@ -151,10 +151,10 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
     return linear(x, w)
 
 
-def glu(gate: mx.array, up: mx.array, activation: str | BoundedSilu) -> mx.array:
+def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
     """Apply a gated linear unit, act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, F) twice -> (B, T, F).
 
-    `activation` is "silu", "gelu" (the tanh approximation), "clamped" (GPT-OSS) or bounded. One kernel on a GPU.
+    `activation` is "silu", "gelu" (the tanh approximation), "clamped" (GPT-OSS) or a curve. One kernel on a GPU.
     """
     return gated(gate, up, activation, compiled=on_gpu())
 

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.peer
 _KEYS = (
     "model.layers.1.self_attn",
     "language_model.model.layers.1.self_attn",
+    "model.language_model.layers.1.self_attn",
     "transformer.h.1.attn.attention",
     "model.h.1.attn",
 )
@@ -186,6 +187,7 @@ _IGNORED = {
     ("qwen2_moe", "tie_word_embeddings"),
     ("step3p5", "tie_word_embeddings"),
     ("gpt_neox", "rope_scaling"),
+    ("gemma3n", "rope_scaling"),
     *((kind, "n_positions") for kind in ("gpt2", "gpt_bigcode")),  # the prompt has more
     ("internlm3", "max_position_embeddings"),  # dynamic scaling begins there
     ("helium", "head_dim"),

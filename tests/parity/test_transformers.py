@@ -21,7 +21,7 @@ pytestmark = pytest.mark.peer
 # What headrace has a decoder of its own for.
 OWN = {"phi3", "phi3-longrope", "phi3-window", "phi4-mini", "llama-longrope", "llama-yarn", "gemma3_text", "ministral"}
 OWN |= {"glm", "granitemoe", "phi", "stablelm", "cohere2_moe", "cohere2_moe-rms"}
-OWN |= {"gemma4-per-layer", "gemma4-shared", "gemma4-mixture", "gemma4-nested"}
+OWN |= {"gemma3n_text", "gemma4-per-layer", "gemma4-shared", "gemma4-mixture", "gemma4-nested"}
 OWN |= {"apertus", "deepseek_v2", "deepseek_v2-groups", "llama4_text", "llama4_text-dense", "llama4-nested"}
 OWN |= {"gemma3-nested", "mistral3-nested", "pixtral-nested", "qwen3_vl-nested", "qwen2_5_vl-nested"}
 if native.status().available:

@@ -77,12 +77,6 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma2": {"query_pre_attn_scalar": 32, "sliding_window": 512, "max_position_embeddings": 512},
-    "gemma3n": {
-        "model_type": "gemma3n_text",
-        "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0], "num_kv_shared_layers": 2, "altup_num_inputs": 2,
-        "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_active_idx": 0, "laurel_rank": 16,
-        "hidden_size_per_layer_input": 16, "final_logit_softcapping": 30.0,
-    },
     "gear": {"layer_types": ["sliding_attention", "conv_mixer", "sliding_attention", "full_attention"]},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"] * 2, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True,
@@ -141,8 +135,8 @@ _TEXT_OF = {
     "pixtral": "llama", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3",
 }  # fmt: skip
 _OF_FAMILIES = {
-    "ernie4_5_moe": "ernie4_5-moe", "gemma4_text": "gemma4", "laguna": "laguna", "llama4": "llama4",
-    "mimo_v2_flash": "mimo-v2", "minimax_m3_vl": "minimax-m3",
+    "ernie4_5_moe": "ernie4_5-moe", "gemma3n": "gemma3n", "gemma4_text": "gemma4", "laguna": "laguna",
+    "llama4": "llama4", "mimo_v2_flash": "mimo-v2", "minimax_m3_vl": "minimax-m3",
     "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5-moe", "qwen3_vl_moe": "qwen3-vl-moe", "solar_open": "solar-open",
 }  # fmt: skip
 LEFT_OUT = {

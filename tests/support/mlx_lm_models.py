@@ -124,6 +124,14 @@ _GEMMA4 = {  # as E2B: two sizes of heads, K/V of earlier layers, inputs of sing
     "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True, "tie_word_embeddings": True,
     "final_logit_softcapping": 3.0,
 }  # fmt: skip
+_GEMMA3N = {  # as E2B, with a table for fewer tokens than the vocabulary
+    "model_type": "gemma3n_text", "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "rope_local_base_freq": 5000.0,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB - 16, "final_logit_softcapping": 3.0,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.9], "altup_num_inputs": 3, "altup_coef_clip": 0.8,
+    "altup_correct_scale": True, "altup_active_idx": 0, "laurel_rank": 32, "tie_word_embeddings": True,
+}  # fmt: skip
 _GEMMA4_MIXTURE = {  # as 26B-A4B: values are keys in full attention, experts beside a dense feed-forward
     **_GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_key_value_heads": 2,
@@ -387,6 +395,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
     "gemma4-mixture": _GEMMA4_MIXTURE,
+    "gemma3n": {"model_type": "gemma3n", "text_config": _GEMMA3N},
+    "gemma3n-unbound": {
+        "model_type": "gemma3n",
+        "text_config": {
+            **_GEMMA3N, "altup_num_inputs": 2, "altup_coef_clip": None, "num_kv_shared_layers": 0,
+            "intermediate_size": [96, 96, 64, 128, 96],
+        },
+    },
     "olmo-hybrid": _OLMO_HYBRID,
     "olmo-hybrid-free": {  # without positions, beta of at most one
         **_OLMO_HYBRID, "rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False,
@@ -617,7 +633,7 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0, *
         noise = mx.random.normal(array.shape, key=sub)
         if name.endswith("correction_bias"):  # experts of groups that are left out have rank 0, the lowest there is
             noise = mx.abs(noise)
-        if name.endswith("q_norm.weight") and config["model_type"].startswith("gemma4"):
+        if name.endswith("q_norm.weight") and config["model_type"].startswith(("gemma3n", "gemma4")):
             noise = noise - 8.5  # its scores are not scaled by anything else
         is_norm = "norm" in name.replace("norm_attn_norm.", "")  # which has DBRX's projections, too
         value = 1 + 0.1 * noise if is_norm else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)

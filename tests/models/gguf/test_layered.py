@@ -424,6 +424,7 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "cohere2moe",
         "dbrx",
         "openelm",
+        "gemma3n",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
