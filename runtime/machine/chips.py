@@ -20,9 +20,13 @@ from headrace.runtime.config.paths import ASSETS
 class Chip:
     """One row of the table: vendor figures of one variant of a chip.
 
-    `bandwidth` is in bytes per second, `fp16_flops` in dense half-precision FLOP/s (None: not stated), on Apple's chips
-    of the largest GPU. `gpu_cores` and `memory_gb` list the variants the row covers; empty means every variant of that
-    name.
+    name: as the driver reports it; `find` ignores vendor words.
+    bandwidth: bytes per second.
+    source: public page that states the bandwidth.
+    gpu_cores, memory_gb: variants that the row covers; empty for every one of that name.
+    max_memory_gb: the largest memory that is sold with it; None if not stated.
+    fp16_flops: dense half-precision FLOP/s, on Apple's chips of the largest GPU; None if not stated.
+    note: set by `find` where the row is not certain.
     """
 
     name: str

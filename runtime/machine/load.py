@@ -43,8 +43,11 @@ class CPUUse:
 
 @dataclass(frozen=True, slots=True)
 class Load(CPUUse):
-    """One sample of the load. Sizes in bytes. busiest: the busiest other process, empty if not known yet.
+    """One sample of the load.
 
+    memory_used, memory_total, swap_used: bytes of the machine.
+    readings: of the sensors.
+    busiest: name of the busiest other process; empty if not known yet.
     energy: since the last sample; None if unknown.
     """
 
@@ -99,7 +102,13 @@ class CPUMeter:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """CPU seconds since the start of the machine and of the processes. at: of the clock."""
+    """Counters at one time.
+
+    at: of the clock.
+    cpus: number of CPUs.
+    busy_s: CPU seconds of all programs since the start of the machine.
+    own_s: CPU seconds of this program's processes since their start.
+    """
 
     at: float
     cpus: int

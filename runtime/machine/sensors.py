@@ -31,8 +31,12 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # bes
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One reading of all sensors. Shares from 0 to 1, sizes in bytes.
+    """One reading of all sensors; None where there is no sensor. Sizes in bytes.
 
+    power_w: since the reading before.
+    temperature_c: of the hottest CPU core, or the GPU.
+    gpu_share: part of the time that the GPU worked, 0 to 1.
+    gpu_memory_used, gpu_memory_total: by all programs.
     joules: a counter that grows from any start and may begin anew. energy_parts: the parts of the machine it covers.
     """
 

@@ -57,7 +57,7 @@ def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """Facts of a step, which all its sequences share. The fields are those of `StepRecord`.
+    """Facts of a step, which all its sequences share. The other fields are those of `StepRecord`.
 
     passes: each reads the weights; several if sequences take turns.
     """
@@ -72,8 +72,15 @@ class PassFacts:
 
 @dataclass(slots=True)  # a frozen dataclass is made and received three times slower, and each token has one
 class StepRecord:
-    """One step of one sequence. `context`: cache entries after it.
+    """One step of one sequence.
 
+    index: from 0, which feeds the prompt's last token.
+    context: cache entries after the step.
+    latency_s: since the step before, see above.
+    weight_bytes: read by all passes of the step, for all its sequences.
+    kv_bytes_read, kv_bytes_written: of this sequence.
+    kv_used_bytes, kv_allocated_bytes: of its committed entries, and of its whole cache.
+    active_memory_bytes, peak_memory_bytes: of the process, by MLX's allocator.
     batch: sequences in the step, whose passes read `weight_bytes` for all.
     proposed: draft tokens of `source` verified in it.
     accepted: those accepted, up to the end of the answer.
@@ -170,6 +177,12 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 class Summary:
     """Figures of one generation; None if there were too few steps.
 
+    prompt_tokens, completion_tokens: of the prompt; of the output, without an end-of-turn token.
+    first_step_s: latency of the first step.
+    weight_bytes_per_step, kv_bytes_per_token: from shapes.
+    kv_cache_bytes: of the committed entries at the end.
+    achieved_gb_s: bytes of the steps over their time, without the first step.
+    peak_memory_bytes: of the process.
     queue_s: request submitted -> admitted, without tokenize_s.
     prefill_s: admitted -> end of prefill.
     ttft_s: prompt submitted -> first text or tool call; None without one, and of token ids alone.

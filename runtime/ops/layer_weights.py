@@ -106,14 +106,23 @@ class AltUpWeights(NamedTuple):
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
-    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
-    has none, and a layer may lack a feed-forward, or all that mixes tokens. A `mixture` of experts replaces `gate_up`
-    and `down`, or has them as a shared expert beside the others. A `mixer` replaces attention, or stands beside it with
-    the same input, if it has `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its
-    product with the layer's input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`:
-    experts and dense feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's
-    output. `mixer_gates`: the projections into a mixer have R numbers each of z and a, in [q, k, v | z | a | b], and
-    these matrices give the rest. `curve`: in place of the network's activation.
+    Parts are None where a layer has none: norms, the feed-forward, or all that mixes tokens.
+
+    attention: layout; None without attention.
+    qkv: projections of the input: q, k and v, then a chooser's queries and keys; or those into the mixer. A single
+        matrix unless the parts are quantized differently.
+    output: projection of the attended heads, or out of the mixer.
+    gate_up, down: of the dense feed-forward. `gate_up` is one matrix as well, unless quantized differently.
+    mixture: of experts, in place of `gate_up` and `down`; if these are there, too, they are a shared expert.
+    mixer: in place of attention; beside it, with the same input, if there are `mixer_ends`.
+    gate: (H * D, E); the sigmoid of its product with the layer's input multiplies the attended heads.
+    down_gate: (1, E); the same of the feed-forward's input, for the output of `down`.
+    latent: of attention over latents; `qkv` then gives queries or their latent, an entry, and an indexer's inputs.
+    branches: norms of experts and dense feed-forward before they are added.
+    own_input: of each token, from a table of the layer's own.
+    scalar: (1,), a factor of the layer's output.
+    mixer_gates: second matrices of z and a. `qkv` then gives R numbers of each, in [q, k, v | z | a | b].
+    curve: in place of the network's activation.
     """
 
     attention: AttentionSpec | None

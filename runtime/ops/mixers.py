@@ -16,10 +16,13 @@ class MixerSizes:
 
     "delta": gated delta networks (arXiv:2412.06464). "kda": those with a decay for each channel of the keys
     (arXiv:2510.26692). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution (LFM2), with one head of size E.
-    `Ops.mix_pass` has the formulas.
-    All but "conv" have Hv heads with a state (Dv, Dk) each, and Hk heads of queries and keys that divide them. A
-    projected row is [q, k, v | z | b | a]: C = 2 Hk Dk + Hv Dv convolved channels, gates z (Hv * Dv), b (Hv) of
-    "delta" and "kda", and a (Hv), of "kda" (Hv * Dk). Of "conv" it is [B | C | x], E each, and C = E.
+    `runtime.ops.recurrent` has the formulas. All but "conv" have Hv heads with a state (Dv, Dk) each, and Hk heads of
+    queries and keys that divide them. A projected row, with C = 2 Hk Dk + Hv Dv:
+
+        "delta"   [q, k, v (C) | z (Hv Dv) | b (Hv) | a (Hv)]
+        "kda"     [q, k, v (C) | z (Hv Dv) | b (Hv) | a (Hv Dk)]
+        "ssm"     [C, B, x (C) | z (Hv Dv) | a (Hv)]         in Mamba-2's names, which are q, k and v here
+        "conv"    [B (E) | C (E) | x (E)], and C = E channels are convolved
     """
 
     kind: Literal["delta", "kda", "ssm", "conv"]

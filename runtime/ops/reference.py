@@ -186,6 +186,8 @@ def experts(
     if m.router_norm is not None:
         router_input = rms_norm(x, m.router_norm, eps)
     chosen, shares = mixtures.routed(linear(router_input, m.router), m, compiled=on_gpu())  # (B, T, active) each
+    # A pair is a token and one of its experts. Many pairs are sorted by expert, so that each one's rows stand together;
+    # for few of them MLX gathers the rows of tokens by index.
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
@@ -201,17 +203,18 @@ def experts(
         if m.shares_first:
             tokens = tokens[token]
             rows = token_of_pair
-    if m.shares_first:
+    if m.shares_first:  # each pair has its own row by now
         factors = shares.flatten()
         if order is not None:
             factors = factors[order]
         tokens = tokens * factors[:, None, None].astype(tokens.dtype)
         shares = mx.ones_like(shares)
+    # The experts' feed-forward, then the pairs in their order again, and the sum over each token's experts.
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
     inner = unit(mx.concatenate(inputs, axis=-1), m.curve or activation, compiled=on_gpu())
     y = gathered(inner, m.down, indices, token_of_pair)[:, 0]  # (pairs, E)
     if order is not None:
-        y = y[mx.argsort(order)]
+        y = y[mx.argsort(order)]  # sorting a permutation gives its inverse
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
     weights = shares[..., None, :].astype(y.dtype)
     if m.residual:

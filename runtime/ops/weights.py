@@ -97,15 +97,21 @@ class BlockChooser(NamedTuple):
 class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
-    `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
-    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized after the rotation; there, with
-    `unit_norms`, without weights. With `v_norm` values are normalized, without weights. growth (b, L, a): the query at
-    position p is multiplied by 1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a
-    query sees, its own included; if `chunked`, those since the last multiple of it.
-    `softcap` c soft-caps scores to c * tanh(score / c).
-    `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
-    `projects` are the parts of a token's row: queries only where the K/V of an earlier layer are read; without values
-    where the keys, before their norm and rotation, are values, too.
+    heads, kv_heads, head_dim: H, Hkv, D.
+    scale: factor of the scores.
+    rope: None in layers without position information.
+    q_norm, k_norm: RMSNorm weights of each head, (D,), or of all heads together, (H * D,) and (Hkv * D,).
+    norm_last: heads are normalized after the rotation, not before it.
+    unit_norms: with `norm_last`, queries and keys are normalized without weights.
+    v_norm: values are normalized, without weights.
+    growth: (b, L, a): the query at position p is multiplied by 1 + b * log(1 + floor((p + a) / L)) (Llama 4,
+        Ministral 3).
+    window: positions that a query sees, its own included; None for all before it.
+    chunked: a query sees the positions since the last multiple of `window`.
+    softcap: c soft-caps scores to c * tanh(score / c).
+    sinks: (H,), scores that join each head's softmax without a value; never together with a softcap.
+    projects: parts of a token's row: queries only where the K/V of an earlier layer are read; without values where the
+        keys, before their norm and rotation, are values, too.
     """
 
     heads: int
@@ -123,7 +129,6 @@ class AttentionSpec:
     growth: tuple[float, int, int] | None = None
     v_norm: bool = False
     projects: Literal["q", "qk", "qkv"] = "qkv"
-
     chunked: bool = False
     unit_norms: bool = False
     chosen: int | None = None  # entries that a query attends to, at most, by `runtime.ops.indexed`; None: all
@@ -147,14 +152,23 @@ class AttentionSpec:
 class Mixture:
     """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
 
-    The experts with the largest scores are used: the softmax of the router's logits, or their sigmoid (`sigmoid`).
-    Their weights are the scores, divided by their sum if `normalized`, times `scale`. For the choice alone,
-    `correction` (X,) float32 is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups
-    take part, by the sum of their `best` largest: two (DeepSeek-V3, arXiv:2412.19437), or one (V2, arXiv:2405.04434).
-    `shares_first`: the weights multiply the experts' input, not their output (Llama 4).
-    `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
-    Without `residual` the output of `Ops.experts` is the experts' alone. `curve`: in place of the network's activation.
-    `band`: experts are chosen one after the other, each with its share of those that are as good within this (Phi MoE).
+    The experts with the largest scores are used. Their weights are the scores.
+
+    active: experts of a token.
+    normalized: weights are divided by their sum.
+    sigmoid: scores are the sigmoid of the router's logits, else their softmax.
+    correction: (X,) float32, added to the scores for the choice alone.
+    scale: factor of all weights.
+    groups: (number of groups, of which so many are chosen): only their experts may be chosen.
+    best: groups are chosen by the sum of their so many largest scores: two (DeepSeek-V3, arXiv:2412.19437), or one
+        (V2, arXiv:2405.04434).
+    router_norm: (E,), the router's own norm of the input.
+    expert_scale: (X,), factors of the weights at last.
+    residual: `Ops.experts` adds its input; else its output is the experts' alone.
+    shares_first: the weights multiply the experts' input, not their output (Llama 4).
+    curve: in place of the network's activation.
+    band: above 0, experts are chosen one after the other, each with its share of those that are as good within this
+        (Phi MoE).
     """
 
     router: Weight  # (X, E)

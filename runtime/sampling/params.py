@@ -26,7 +26,12 @@ def _parameter(default: object, kind: ValueType[object]) -> Any:
 class SamplingParams:
     """Token selection options of one request; greedy decoding by default. Raises UsageError for values out of range.
 
-    top_k, top_p, min_p and the penalties are off by default.
+    `sampler.py` has the meaning of each in its stages.
+
+    temperature: 0 is greedy.
+    top_k, top_p, min_p: off at 0, 1 and 0.
+    repetition_penalty, presence_penalty, frequency_penalty: off at 1, 0 and 0.
+    logit_bias: added to the logits of token ids.
     seed: None: a fresh one per request.
     """
 
