@@ -85,8 +85,8 @@ class Timeline:
         self._latencies.append(latency)
         self._tokens.append(tokens)
         self._proposed += proposed
-        rows = 1 + proposed
-        past = cache.committed - tokens
+        rows = 1 + proposed  # of the sequence in the pass: its known token, and the draft tokens
+        past = cache.committed - tokens  # entries before the step
         record = StepRecord(
             index=len(self._latencies) - 1,
             context=cache.committed,

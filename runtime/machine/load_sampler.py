@@ -51,6 +51,7 @@ class LoadSampler:
 
     def sample(self, own_pids: Iterable[int]) -> Load | None:
         """Return the load since the last call; None at the first. own_pids: of this program's processes."""
+        # CPU seconds of all programs, and of this one's processes since the last call.
         now = self._clock()
         times = psutil.cpu_times()
         busy = (
@@ -67,6 +68,7 @@ class LoadSampler:
                 if spent is not None:
                     seconds[pid] = spent
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
+        # The counters of this call are those that the next one compares with.
         readings = self._sensors()
         last = self._last
         self._last = _Sample(now, busy, readings)

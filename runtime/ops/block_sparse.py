@@ -47,6 +47,7 @@ def attend_blocks(
     chosen = spec.chosen
     assert chooser is not None
     assert chosen is not None
+    # Append the new entries and index keys.
     q, k, v = placed_heads(qkv, offset, spec)  # (1, H, T, D) and (1, Hkv, T, D)
     assert k is not None
     assert v is not None
@@ -68,6 +69,7 @@ def attend_blocks(
         keys, values = (stored[:, :, : offset + part.stop] for stored in entries)
         mask = None if part.stop - part.start == 1 else "causal"
         outs.append(ops.attend_heads(q[:, :, part], keys, values, spec.scale, mask, spec.sinks, phase))
+    # The others choose blocks by scores, and attend to copies of their entries: both bound the rows of a part.
     index_bytes = 4 * spec.kv_heads * end
     copy_bytes = 2 * chosen * spec.kv_heads * spec.head_dim * entries[0].itemsize
     parts = in_parts(seeing_all, length, limit // max(index_bytes, copy_bytes))

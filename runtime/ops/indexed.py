@@ -58,10 +58,12 @@ def attend_indexed(
     chosen = spec.chosen
     assert chosen is not None
     device = mx.default_device().type
+    # Append the new entries.
     queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
     append_halves(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
     # The first rows see no more entries than may be chosen: they attend to all of them, without scores.
     seeing_all = min(length, max(0, chosen - offset))
+    # With an indexer, choose the entries of the other rows, in parts whose scores are bounded.
     if index_keys is not None:
         index_queries, weights, new_keys = of_indexer
         index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
@@ -78,6 +80,7 @@ def attend_indexed(
             last = offset + mx.arange(part.start, part.stop)
             choices.append(Choice(part, largest(scores, last, chosen)))
 
+    # Attend: first the rows that see all, then each of the others over its own entries, as a decode step.
     outs: list[mx.array] = []
     score_bytes = 4 * spec.heads * min(chosen, offset + length)
     for part in in_parts(0, seeing_all, SCORES[device] // score_bytes):

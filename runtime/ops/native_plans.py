@@ -87,6 +87,7 @@ def matrix_of(weight: Weight | None) -> "kernels.Matrix | None":
 
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
+    # Kinds of layers that no node computes: they run one operation at a time.
     if layer.output is None:  # nothing mixes tokens
         return None
     # Projections in different formats cannot be one matrix.
@@ -95,7 +96,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     # Every matrix has to be in the kernels' layout.
     gate_up_weight = next(iter(layer.gate_up), None)
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
-    parts = (
+    parts = (  # `matrices` has the same order
         layer.qkv[0],
         layer.output,
         gate_up_weight,
@@ -113,7 +114,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     # Parallel halves, which both begin at the layer's input: a node computes one half after the other.
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
-    if layer.mixer is not None and layer.mixer.bound:
+    if layer.mixer is not None and layer.mixer.bound:  # `native.mix_pass` changes a bounded mixer's input
         return None
     composed = (layer.latent, layer.mixer_gates, layer.head_norms, layer.values)
     if any(part is not None for part in composed):

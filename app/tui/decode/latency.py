@@ -180,6 +180,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     height: number of lines.
     cursor: steps back from the last one of the window; None: without a cursor.
     """
+    # The axis: up to a little above p99, but no further than to stalls.
     rows = height
     if height > _NUMBERS_FROM:
         rows -= 1
@@ -189,6 +190,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         high = min(of.p99 * HEADROOM, STALL * of.p50)
     top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
+    # The bars, with dotted lines through them at the percentiles.
     histogram_width = _histogram_cells(width)
     room = _bar_cells(width)
     shown = window.latencies_s[-2 * room :]
@@ -197,6 +199,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
         if value <= top:
             drawn = dotted(drawn, dots_of(value, top, rows) - 1, every)
     too_high = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
+    # Line by line: label, bars, histogram.
     counts = histogram(shown, top, rows)
     max_count = max(counts)
     lines = []
