@@ -25,7 +25,9 @@ class Network(Protocol):
         ...
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """V, the logits of a position."""
+        ...
 
     @property
     def kv_format(self) -> KVFormat | None:

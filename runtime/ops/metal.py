@@ -227,6 +227,7 @@ def _add_norms_source(post: bool, scaled: bool, norm: bool) -> str:
     return "".join([*parts, _row_norm("weight", "normed[row + i] = T({value});") if norm else ""])
 
 
+# `add_norms`: values of a row in registers, 4 neighbours a thread and step; those past the row are zeros.
 _ROW_BEGIN = """
 constexpr int STEPS = (WIDTH + 4 * THREADS - 1) / (4 * THREADS);
 const int thread = thread_position_in_threadgroup.x;
@@ -239,6 +240,7 @@ for (int n = 0; n < 4 * STEPS; ++n) {
   held[n] = i < WIDTH ? float(x[row + i]) : 0.0f;
 }
 """
+# A loop over the values of a thread that are in the row. {each}: statements on value n, at index i.
 _OVER_ROW = """
 for (int n = 0; n < 4 * STEPS; ++n) {{
   const int i = (n / 4 * THREADS + thread) * 4 + n % 4;
@@ -247,6 +249,7 @@ for (int n = 0; n < 4 * STEPS; ++n) {{
   }}
 }}
 """
+# The factor of a norm: squares are summed by thread, SIMD group, threadgroup. {weight}: prefix of the names.
 _ROW_SUM = """
 threadgroup float {weight}_sums[32];
 float {weight}_sum = 0.0f;
@@ -285,6 +288,7 @@ def _place_heads_source(names: Sequence[str], normed: Sequence[str], rotated: bo
     return "".join(parts)
 
 
+# `place_heads`: a SIMD group has a head of a token, and lane l its values l, l + 32, l + 64 and so on.
 _HEAD_BEGIN = """
 const int lane = thread_index_in_simdgroup;
 const int head = thread_position_in_grid.y;
@@ -293,6 +297,7 @@ const int64_t batch = thread_position_in_grid.z / length;
 const int64_t token = thread_position_in_grid.z % length;
 float held[D / 32];
 """
+# One part, q, k or v: read a head, norm and rotate it, write it. {first}: heads of the parts before.
 _HEAD = """
 if (head >= {first} && head < {first} + {NAME}_HEADS) {{
   const int own = head - ({first});
@@ -306,6 +311,7 @@ if (head >= {first} && head < {first} + {NAME}_HEADS) {{
   }}
 }}
 """
+# The norm of a head. {weight}: of value i.
 _HEAD_NORM = """
   float sum = 0.0f;
   for (int n = 0; n < D / 32; ++n) {{
@@ -317,6 +323,7 @@ _HEAD_NORM = """
     held[n] = float(T(float(T(held[n] * scale)) * {weight}));
   }}
 """
+# The rotation: value n turns with value n + DIMS / 64 of the same lane, which is DIMS / 2 further in the head.
 _ROTATION = """
   const float amplitude = as_type<float>(AMPLITUDE);
   const float position = float(offset[offset_shape[0] > 1 ? batch : 0] + token);

@@ -29,7 +29,7 @@ def attends(q: mx.array, spec: AttentionSpec) -> bool:
 def attend(q: mx.array, keys: Side, values: Side, spec: AttentionSpec, kv: KVFormat) -> mx.array:
     """Attend with the queries of the last positions (B, H, T, D) -> (B, H, T, D)."""
     batch, heads, length, dim = q.shape
-    groups = min(32, _MEMORY // dim)
+    groups = min(32, _MEMORY // dim)  # SIMD groups of a threadgroup: 32 are Metal's most
     inputs = {"q": q}
     for name, side in (("k", keys), ("v", values)):
         inputs |= dict(zip((f"{name}_codes", f"{name}_scales", f"{name}_offsets"), side, strict=True))
@@ -71,6 +71,8 @@ def _value(side: str) -> str:
     return f"{scale} * float({code}) + {offset}"
 
 
+# The query in registers: a lane has D / 32 neighbouring values. `held` is the sum of weighted values so far, `best` the
+# largest score, and `sum` that of the weights relative to it.
 _BEGIN = """
 const int lane = thread_index_in_simdgroup;
 const int group = simdgroup_index_in_threadgroup;
@@ -91,6 +93,7 @@ for (int j = 0; j < D / 32; ++j) {
 }
 float best = -3.0e38f, sum = 0.0f;
 """
+# Each SIMD group's entries, one after the other (online softmax): a larger score scales down all that is held.
 _ENTRIES = f"""
 for (int64_t n = first + group; n <= last; n += GROUPS) {{
   float score = 0.0f;
@@ -110,6 +113,7 @@ for (int64_t n = first + group; n <= last; n += GROUPS) {{
   }}
 }}
 """
+# The groups' states, through the threadgroup's memory, scaled to the largest score of all.
 _MERGE = """
 threadgroup float bests[GROUPS];
 threadgroup float sums[GROUPS];

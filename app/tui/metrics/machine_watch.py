@@ -21,8 +21,8 @@ class MachineWatch:
     def __init__(self, own: Callable[[], Sequence[int]]) -> None:
         """own: the processes of this program at this moment."""
         self._own = own
-        self._sampler: LoadSampler | None = None
-        self._due = 0.0
+        self._sampler: LoadSampler | None = None  # None before `begin`, and after it failed
+        self._due = 0.0  # monotonic clock of the next sample
 
     def begin(self, backend: str) -> None:
         """Start sampling for this backend."""

@@ -33,7 +33,7 @@ from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 from headrace.runtime.metrics.units import format_bytes
 
-_UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
+_UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))  # seconds, the largest first
 
 
 class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
@@ -218,6 +218,7 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
 
 
 def _listed(entry: SessionEntry) -> Option:
+    """Return a session's option: its title, and a line of facts."""
     session = entry.session
     model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
     unsent = " · unsent text" if session.draft and entry.messages else ""

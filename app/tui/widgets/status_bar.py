@@ -88,6 +88,7 @@ class StatusBar(Lines):
             marks.append(Content.styled(f" ✎ {self._status.instructions}", "$text-accent"))
         marked = Content("").join(marks)
         parts = [Content.styled(f" {text}", "$quiet") for text in self._status.sampling]
+        # From the longest to the shortest: with the program's name, without it, without the sampling.
         forms = [head + model + marked + how for head in (name, short) for how in parts]
         forms += [name + model + marked, short + model + marked]
         least = short + model.truncate(max(0, room - 1 - marked.cell_length), ellipsis=True) + marked
@@ -97,6 +98,7 @@ class StatusBar(Lines):
         return left.truncate(max(0, room), ellipsis=True)
 
     def _right(self, width: int) -> Content:
+        """Return the context's meter; before it speed and MBU, if nothing else shows them and there is room."""
         metrics = self.metrics
         meter = context_meter(self._status.tokens, self._status.limit)
         has_steps = metrics.answer.records or metrics.answers.is_several
