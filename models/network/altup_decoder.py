@@ -19,7 +19,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.projections import Epilogue, Residual
 from headrace.models.network.tensors import stream_projections
 from headrace.runtime.kv.cache import KVPass
-from headrace.runtime.ops import AltUpWeights, LayersNode, Ops, Weight
+from headrace.runtime.ops import AltUpWeights, Weight
 
 _SMALLEST = 1e-5  # mean square of a stream that is scaled, as in transformers
 
@@ -45,9 +45,6 @@ class AltUpDecoder(Decoder):
         for weight in (*self._into, *self._out):
             arrays += weight.arrays
         return arrays
-
-    def _fuse(self, ops: Ops, **_: object) -> list[tuple[slice, LayersNode | None]]:
-        return [(slice(index, index + 1), None) for index in range(len(self._layers))]
 
     def _run_layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers on x (B, T, E + L * P) -> (B, T, E), or no rows if none is wanted."""
