@@ -143,7 +143,8 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         for theme in OWN_THEMES.values():
             self.register_theme(theme)
         wanted = self.settings.screen.theme
-        self.theme = self._theme_at_start = wanted if wanted in self.available_themes else terminal_theme()
+        self._theme_at_start = wanted if wanted in self.available_themes else terminal_theme()
+        self.theme = self._theme_at_start
         self.theme_changed_signal.subscribe(self, self._save_theme)
         if not self.is_headless:
             end_on_signals(self, self.state.close)

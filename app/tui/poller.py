@@ -3,6 +3,11 @@
 Text comes ten times a second, less often while nothing is asked, metrics once or twice. Without a spare core, work of
 the chat's process delays a kernel thread, and the others wait for it. Then expensive layouts (a long table) become
 rarer, so that they take a fixed share of a core, and metrics are drawn half as often. Nothing is called per token.
+
+    tick: conversation.poll() -> LiveMetrics.take -> the chat's screen: `extend_last_line`, else `sync`
+                              -> once or twice a second the figures: status bar, decode view
+
+tests/tui/test_poll_interval.py has the intervals, test_text_flow.py their effect on the screen.
 """
 
 import asyncio
@@ -40,8 +45,9 @@ class PollInterval:
     def __init__(self) -> None:
         self.spare = True
         """True if decoding leaves a core free."""
-        self._began: float | None = None  # processor time
-        self._look_at = self._whole_at = 0.0  # time of the poll, and of the latest layout
+        self._began: float | None = None  # processor time at the poll; None if its cost is not to be measured
+        self._look_at = 0.0  # time of the poll
+        self._whole_at = 0.0  # time of the latest layout
         self._cost_s = 0.0  # of a poll and its drawing, a moving average
 
     @property
@@ -258,4 +264,5 @@ def _import_for_answers() -> None:
 
 
 def _only_text(events: list[Event]) -> bool:
+    """Return True if nothing came but text of answers."""
     return all(isinstance(event, Delta) for event in events)

@@ -22,7 +22,8 @@ from headrace.runtime.network import Network
 TARGET_S = 0.4  # of a chunk: an answer to Ctrl+C, and a progress bar that moves
 FIRST = 32  # tokens of the first chunk ever, before any speed is known
 CHUNK_STEP = 32  # chunks are rounded to a multiple of it
-WIDE, WIDE_S = 1024, 2.0  # tokens of a wide chunk at least, if it takes at most so many seconds
+WIDE = 1024  # tokens of a wide chunk, at least
+WIDE_S = 2.0  # that a wide chunk may take; on slower machines chunks follow TARGET_S
 # Tokens of a chunk; bounds working memory. A GPU needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
 # Factor by which a joining prompt may lengthen the passes of decoding sequences. With more, its own first token comes

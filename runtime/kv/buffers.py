@@ -282,13 +282,13 @@ def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Atte
     def attend(layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         layer = members[0].source(layer)
         kind = (spec.window, spec.kv_heads, spec.head_dim)
-        if (rows := rows_of.get(kind)) is None:
-            rows = rows_of[kind] = SlotRows(
-                [member.slot for member in members],
-                [member.length for member in members],
-                [member.firsts[layer] for member in members],
-                spec,
-            )
+        rows = rows_of.get(kind)
+        if rows is None:
+            slots = [member.slot for member in members]
+            lengths = [member.length for member in members]
+            firsts = [member.firsts[layer] for member in members]
+            rows = SlotRows(slots, lengths, firsts, spec)
+            rows_of[kind] = rows
         keys, values = buffers.sides
         out, keys[layer], values[layer] = attend_slots(qkv, keys[layer], values[layer], rows, spec)
         return out

@@ -341,7 +341,8 @@ class SlotCache(ReusableCache):
             # A window has dropped the rows, or the block is there already.
             if span.first > entries.start or (node is not None and node.blocks[group] is not None):
                 continue
-            numbers[group] = number = pool.allocate(group)
+            number = pool.allocate(group)
+            numbers[group] = number
             self._used.append((group, number))
             pool.storage.write(group, number, self._read(group, entries))
         return pool.cache_blocks(parent, tokens, decode_written, numbers)

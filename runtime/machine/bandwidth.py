@@ -43,7 +43,8 @@ _CPU_SIZE = (256 << 20, 2 << 30)  # of all threads
 _GPU_SIZE = (64 << 20, 1 << 30)  # the least on Metal only
 _GPU_BATCH = 8  # reads per submission
 _GPU_TRIALS = 3  # submissions of each reader, of which the fastest tells which reader is used
-_COLUMNS, _GROUP = 4096, 64  # of the 4-bit matrix
+_COLUMNS = 4096  # of the 4-bit matrix
+_GROUP = 64  # its weights with one scale and bias
 _ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4  # half a byte a weight; a float16 scale and bias a group
 
 

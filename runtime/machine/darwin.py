@@ -28,7 +28,8 @@ class Libraries:
 
 
 LIBRARIES = Libraries()
-_UTF8, _SIGNED_64 = 0x08000100, 4  # kCFStringEncodingUTF8, kCFNumberSInt64Type
+_UTF8 = 0x08000100  # kCFStringEncodingUTF8
+_SIGNED_64 = 4  # kCFNumberSInt64Type
 _LONGEST = 256  # bytes of a channel's name
 _JOULES = {"nJ": 1e-9, "uJ": 1e-6, "µJ": 1e-6, "mJ": 1e-3, "cJ": 1e-2, "dJ": 1e-1, "J": 1.0}
 # Totals of each part, such as `GPU Energy` and `DIE_1_CPU Energy`; other channels (`PCPU0`) are parts of these. Ultra

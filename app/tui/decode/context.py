@@ -180,8 +180,10 @@ def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content
         tokens = "token was" if reuse.dropped == 1 else "tokens were"
         text = f"{reuse.dropped:,} equal {tokens} dropped from the cache"
         return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
-    if (difference := reuse.difference) is None:
+    difference = reuse.difference
+    if difference is None:
         return []
+    # One line with both tokens, in the longer form if it fits.
     cached = _quoted(difference.earlier_token)
     prompt = _quoted(difference.prompt_token)
     forms = (("miss at token", f"{cached} cached, {prompt} now"), ("miss at", f"{cached} → {prompt}"))

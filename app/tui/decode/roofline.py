@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from textual.content import Content
 
@@ -42,7 +43,7 @@ class RooflineSection(Section):
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)
         limits = roofs(metrics.limits)
-        marks = [(point, *mark) for point, mark in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
+        marks = [(point, mark) for point, mark in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
         if not marks:
             return [Content.styled("after the first answer", "$faint")]
         if limits.memory is None:
@@ -51,21 +52,21 @@ class RooflineSection(Section):
             return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
         why = limits.why_above(now) if now is not None else ""
         self.set_subtitle(why or _source(limits), warns=bool(why))
-        now_text, *others = [
-            Content.assemble((mark, style), (f" {name} {flops_text(at.flops)}", "$quiet"))
-            for at, mark, style, name in marks
+        first, *others = [
+            Content.assemble((mark.sign, mark.style), (f" {mark.name} {flops_text(point.flops)}", "$quiet"))
+            for point, mark in marks
         ]
         roof_text = f"╱ memory {format_rate(limits.memory)}"
         if limits.nominal:
             roof_text += "  ┈ nominal"
-        legend = [now_text, Content.styled(roof_text, "$text-warning"), *others]
+        legend = [first, Content.styled(roof_text, "$text-warning"), *others]
         texts = [fitting(legend, width)]
         if now is not None and height >= _EXPLAINED and not why:
             full = limits.limit_of(now)
             text = first_that_fits((full, full.partition(";")[0]), width - 2)
-            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {text}").truncate(width))
+            texts.insert(0, Content.assemble((_NOW.sign, _NOW.style), f" {text}").truncate(width))
         drawn = plot(
-            [(at, mark, style) for at, mark, style, _ in marks],
+            [(point, mark.sign, mark.style) for point, mark in marks],
             metrics.trail.points,
             limits,
             width,
@@ -74,8 +75,16 @@ class RooflineSection(Section):
         return [*drawn, *texts]
 
 
-_NOW = ("◆", "bold $text-accent", "decode")
-_PREFILL = ("▲", "bold $text-success", "prefill")
+class _Mark(NamedTuple):
+    """The look of a point. sign: a character. style: its colour. name: in the legend."""
+
+    sign: str
+    style: str
+    name: str
+
+
+_NOW = _Mark("◆", "bold $text-accent", "decode")
+_PREFILL = _Mark("▲", "bold $text-success", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,7 @@ def plot(
     assert limits.memory is not None
     rows = height - 1
     memory = limits.memory
+    # The ranges of both axes, from the points, and the corner of the roofs.
     points = [*(point for point, _, _ in marks), *trail]
     intensities = [point.intensity for point in points]
     top = None  # FLOP/s of the compute roof, which is not drawn below a point
@@ -134,6 +144,7 @@ def plot(
     speeds = [*(point.flops for point in points), memory * low_x, memory * slope_end]
     low_y = min(speeds)
     high_y = max(speeds) * _MARGIN**0.5
+    # The labels at the left decide how much room is left for the plot.
     scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
     for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
@@ -141,6 +152,7 @@ def plot(
     left = max(map(len, names)) + 1
     room = max(1, width - left)
     scale = _Scale(low_x, high_x, low_y, high_y, room, rows)
+    # Roofs, trail, then the points in front.
     layers = [
         (_roof_lines(scale, memory, limits.nominal, top), "$text-warning"),
         (_trail_dots(scale, trail), "$accent"),

@@ -35,8 +35,10 @@ class TokenLines:
     def __init__(self) -> None:
         self.starts = [0]
         """The first step of each line."""
-        self._of: Sequence[StepText] = ()
-        self._width = self._used = self._done = 0
+        self._of: Sequence[StepText] = ()  # the answer that is laid out
+        self._width = 0
+        self._used = 0  # cells of the last line
+        self._done = 0  # steps that are laid out
 
     def update(self, texts: Sequence[StepText], width: int) -> None:
         """Lay out the steps of an answer at this width."""

@@ -1,4 +1,8 @@
-"""Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus."""
+"""Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus.
+
+`Prompt` offers the text before its cursor with every key, and passes on the keys that move and take an entry. Entries
+come from `_options`; a new kind is a case there. Paths are read at once, so one folder is read, and part of it.
+"""
 
 import os
 import re
@@ -18,8 +22,8 @@ _COMPARE = "/compare "
 _HELP_AT = 24  # cells of a command's name and argument
 _MAX_ENTRIES = 200  # of a directory that are looked at
 _MAX_PATHS = 8  # in the menu
-_AT_PATH = re.compile(r'(?:^|\s)@("[^"]*|[^\s"]*)$')
-_FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')
+_AT_PATH = re.compile(r'(?:^|\s)@("[^"]*|[^\s"]*)$')  # see @src/ma, or @"my fi
+_FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')  # /file src/ma, or /file "my fi
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class CompletionMenu(OptionList, can_focus=False):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._choices: list[Candidate] = []
-        self._for = ""
+        self._for = ""  # the text that the entries complete
         self._chosen = False  # an entry was gone to
 
     @property
@@ -85,6 +89,10 @@ class CompletionMenu(OptionList, can_focus=False):
 
 
 def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
+    """Return the menu's lines and the candidates that they stand for, in the same order.
+
+    before: text before the cursor. width: cells of a line.
+    """
     path = typed_path(before)
     if path is not None:
         paths = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
@@ -95,10 +103,11 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
         word = before.rpartition(" ")[2]
         names = [name for name in _compare_arguments() if name.startswith(word) and name != word]
         return [Option(Content(name)) for name in names], [Candidate(name, len(word)) for name in names]
-    if before.startswith("/") and before[1:].replace(" ", "x").isalpha() == bool(before[1:]) and " " not in before:
+    name = before.removeprefix("/")
+    if before.startswith("/") and (not name or name.isalpha()):
         options = []
         choices = []
-        for command in matching(before[1:]):
+        for command in matching(name):
             line = Content.assemble(
                 (f"/{command.name}", "bold $text-primary"),
                 (f" {command.argument}".ljust(max(1, _HELP_AT - len(command.name))), "$quiet"),

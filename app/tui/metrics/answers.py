@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from headrace.app.engine.events import (
     Abandoned,
@@ -31,11 +31,18 @@ from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecor
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 
-OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")
+OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")  # phases of answers that have ended
 STEPS_KEPT = 4096  # that the chart can look back on
 _LATENCIES = 256  # steps of a sequence that its ITL is of
 _WORDS = 120  # characters of a text's end
 _ANY = 0  # stands for the id of a turn's only answer
+
+
+class TokenCount(NamedTuple):
+    """Tokens of all answers of a turn at one time. at: of the engine's clock, seconds."""
+
+    at: float
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -43,9 +50,12 @@ class Row:
     """One sequence: an answer alone, or one of several.
 
     number: from 1, as on the screen.
+    prefill_done, prefill_total, reused: tokens of its prompt, see `Prefill`.
     tokens: of the answer so far.
+    ttft_s: time to first token; None before it.
     records: the latest steps.
     totals: of all steps.
+    latencies_s: inter-token latencies of the latest steps.
     words: the end of its text, as the model generated it.
     """
 
@@ -111,14 +121,17 @@ class TurnAnswers:
             self._rows = {_ANY: Row(1)}
         self._most = most
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
-        self.blocks: PoolStats | None = None
-        self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
+        self.blocks: PoolStats | None = None  # of the K/V pool; None without one
+        self.pool_bytes = 0
+        self.kv_used_bytes = 0  # reserved by the answers
+        self.kv_room_bytes = 0  # that may be reserved
         self.weight_bytes = 0  # of a step
-        self._weights_read, self._said = 0.0, 0  # each step's share of its pass, and its tokens
+        self._weights_read = 0.0  # bytes: of each step, its share of the pass
+        self._output_tokens = 0  # of the steps in `_weights_read`
         self.cost = cost
         self._totals = StepTotals()  # of several
-        self._looks: deque[tuple[float, int]] = deque()  # when, and tokens by then: the first, and those since lately
-        self._began: tuple[float, int] | None = None
+        self._counts: deque[TokenCount] = deque()  # those of the last second, and the one before it
+        self._first_count: TokenCount | None = None  # the first one with a token
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -163,12 +176,14 @@ class TurnAnswers:
     @property
     def rate_now(self) -> float | None:
         """Total tokens per second over the last second."""
-        return _rate(self._looks[0], self._looks[-1]) if self._looks else None
+        return _rate(self._counts[0], self._counts[-1]) if self._counts else None
 
     @property
     def rate_average(self) -> float | None:
         """Total tokens per second from the turn's first token on."""
-        return _rate(self._began, self._looks[-1]) if self._began and self._looks else None
+        if self._first_count is None or not self._counts:
+            return None
+        return _rate(self._first_count, self._counts[-1])
 
     @property
     def rate_each(self) -> float | None:
@@ -179,7 +194,7 @@ class TurnAnswers:
     @property
     def weight_bytes_per_token(self) -> float | None:
         """Weight bytes read per token, over the turn."""
-        return self._weights_read / self._said if self._said else None
+        return self._weights_read / self._output_tokens if self._output_tokens else None
 
     def has(self, event: Event) -> bool:
         """Return True for an event about one of the answers, or about all."""
@@ -221,7 +236,7 @@ class TurnAnswers:
                 for record in event.records if self.is_several else ():
                     self.weight_bytes = record.weight_bytes
                     self._weights_read += record.weight_bytes / max(1, record.batch)
-                    self._said += record.tokens
+                    self._output_tokens += record.tokens
                     self._totals.add(record, self.cost, whole_batch=True)
             case Done():
                 row = self._row(event.id)
@@ -234,22 +249,25 @@ class TurnAnswers:
                     self._row(event.id).phase = "failed"
 
     def _served(self, served: BatchStatus) -> None:
+        """Take in the engine's report on the batch: states, passes, memory, and the tokens so far."""
         for generation, state in served.states.items():
             row = self._row(generation) if self._most else self._rows.get(generation)
             if row is not None and row.phase not in OVER and state != "finished":
                 row.phase = state
         self.batches.extend(served.batches)
-        self.blocks, self.pool_bytes = served.blocks, served.pool_bytes
-        self.kv_used_bytes, self.kv_room_bytes = served.kv_used_bytes, served.kv_room_bytes
-        look = served.at, served.tokens
-        if self._looks and served.tokens < self._looks[-1][1]:  # the engine was idle meanwhile
-            self._looks.clear()
-            self._began = None
-        if self._began is None and served.tokens:
-            self._began = look
-        self._looks.append(look)
-        while len(self._looks) > 2 and look[0] - self._looks[1][0] >= NOW_S:
-            self._looks.popleft()
+        self.blocks = served.blocks
+        self.pool_bytes = served.pool_bytes
+        self.kv_used_bytes = served.kv_used_bytes
+        self.kv_room_bytes = served.kv_room_bytes
+        count = TokenCount(served.at, served.tokens)
+        if self._counts and count.tokens < self._counts[-1].tokens:  # the engine was idle meanwhile, and began anew
+            self._counts.clear()
+            self._first_count = None
+        if self._first_count is None and count.tokens:
+            self._first_count = count
+        self._counts.append(count)
+        while len(self._counts) > 2 and count.at - self._counts[1].at >= NOW_S:
+            self._counts.popleft()
 
     def copy(self) -> "TurnAnswers":
         """Return a copy that later events do not change."""
@@ -257,7 +275,7 @@ class TurnAnswers:
         vars(other).update(
             _rows={generation: row.copy() for generation, row in self._rows.items()},
             _totals=replace(self._totals),
-            _looks=self._looks.copy(),
+            _counts=self._counts.copy(),
             batches=self.batches.copy(),
         )
         return other
@@ -285,6 +303,8 @@ class TurnAnswers:
         }
 
 
-def _rate(since: tuple[float, int], now: tuple[float, int]) -> float | None:
-    """Tokens per second between two looks."""
-    return (now[1] - since[1]) / (now[0] - since[0]) if now[0] > since[0] else None
+def _rate(since: TokenCount, now: TokenCount) -> float | None:
+    """Return the tokens per second between two counts; None if no time has passed."""
+    if now.at <= since.at:
+        return None
+    return (now.tokens - since.tokens) / (now.at - since.at)

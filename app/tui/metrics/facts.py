@@ -1,4 +1,8 @@
-"""Facts about the machine, the loaded model and its turns."""
+"""Facts about the machine, the loaded model and its turns.
+
+Frozen records that `LiveMetrics` has and the sections of the decode view read. They are made of a `ModelCard`
+(`facts`), of stored answers (`stored_turns`) and of ended ones.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,11 +18,11 @@ class MachineFacts:
     """Limits and names of the machine; None if unknown."""
 
     name: str = ""
-    backend: str = ""
+    backend: str = ""  # "cpu", "metal" or "cuda"
     memory_bytes: int | None = None
-    measured_gb_s: float | None = None
+    measured_gb_s: float | None = None  # peak bandwidth
     memory_gb_s: float | None = None  # the latest reading without other load, with which MBU compares
-    nominal_gb_s: float | None = None
+    nominal_gb_s: float | None = None  # bandwidth by the vendor
     compute_flops: float | None = None  # FLOP/s, measured
     peak_flops: float | None = None  # dense half-precision, by the vendor
 
@@ -30,23 +34,29 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The loaded model's sizes."""
+    """The loaded model's sizes; empty without one."""
 
     name: str = ""
-    context_limit: int = 0
-    weight_bytes: int = 0
+    context_limit: int = 0  # tokens
+    weight_bytes: int = 0  # that a step reads
     kv_format: str = ""  # K/V format; "" if unknown (mlx-lm's classes)
     kv_bytes_per_token: int = 0
     kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
-    cost: StepCost | None = None
+    cost: StepCost | None = None  # of a step
     load_s: float = 0.0
-    kernels: str = ""
+    kernels: str = ""  # in use, and their reason
     ranks: tuple[str, ...] = ()  # a line per rank, if several machines share the model
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer in the history of turns."""
+    """One answer in the history of turns. Figures as in its `Summary`.
+
+    number: from 1.
+    reused_tokens: prompt tokens that were cached.
+    finish_reason: as stored; of the answer in progress, its phase.
+    busy: other programs slowed it down, so there is no MBU.
+    """
 
     number: int
     prompt_tokens: int
@@ -101,7 +111,11 @@ class MeasuredPrefill:
 class FirstToken:
     """Parts of a time to first token, in seconds.
 
-    wait_s: for the model to load, or for other work of the engine. rest_s: cached K/V from disk, and delivery.
+    ttft_s: all of it.
+    wait_s: for the model to load, or for other work of the engine.
+    tokenize_s, prefill_s: of the prompt.
+    step_s: of the first step, which feeds the prompt's last token.
+    rest_s: cached K/V from disk, and delivery.
     """
 
     ttft_s: float
@@ -133,7 +147,12 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
-    """Contents of the KV cache. shared_blocks: see `PrefixCached`."""
+    """Contents of the KV cache.
+
+    tokens: its entries.
+    used_bytes, allocated_bytes: of these, and of the cache with its free room.
+    shared_blocks: see `PrefixCached`.
+    """
 
     tokens: int = 0
     used_bytes: int = 0
@@ -161,7 +180,7 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
     ]
 
 
-def _coarse(card: ModelCard) -> str:
+def _coarse_activations(card: ModelCard) -> str:
     """Return the bits of prompts' activations, to append to the kernels; "" for the usual 16."""
     return "" if card.activations == 16 else f", activations {card.activations}"
 
@@ -180,7 +199,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         cost=card.cost,
         load_s=card.load_s,
         ranks=card.ranks,
-        kernels=" ".join(dict.fromkeys(card.kernels.values())) + _coarse(card),
+        kernels=" ".join(dict.fromkeys(card.kernels.values())) + _coarse_activations(card),
     )
     nominal = machine.nominal_bandwidth
     return model, MachineFacts(

@@ -22,6 +22,7 @@ NEAR = 1.25  # times the median: a slow step
 FAR = 2.0  # times the median: a very slow one
 MIN_STEPS = 8  # before that many steps a median says little
 _TIMED = 16  # newest timed steps that a mean is of
+_LOOKED_AT = 64  # steps that are looked at for each of these: one step in 16 is timed, or all
 _GC_SHARE = 0.5  # part of a stall beyond the median that garbage collection has to explain
 
 Parts = Sequence[tuple[str, float]]
@@ -49,12 +50,14 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
     total = of.step_s
     if not total or total <= 0:
         return None
-    timed = [step for step in list(steps)[-_TIMED * 64 :] if step.parts is not None and step.latency_s > 0][-_TIMED:]
+    newest = list(steps)[-_TIMED * _LOOKED_AT :]
+    timed = [step for step in newest if step.parts is not None and step.latency_s > 0][-_TIMED:]
     if timed:
+        # Timed steps have the same shares as the mean one, which may be faster or slower.
         whole = sum(step.latency_s for step in timed)
-        found = [(step.parts.named(), step.latency_s) for step in timed if step.parts is not None]
+        parts_of = [(step.parts.named(), step.latency_s) for step in timed if step.parts is not None]
         shares: dict[str, float] = {}
-        for named, latency in found:
+        for named, latency in parts_of:
             known = sum(named.values())
             scale = min(1.0, latency / known) if known > 0 else 0.0  # a neighbour's work may be measured, too
             for name, seconds in named.items():
@@ -68,6 +71,7 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
         return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(1, every), span)
     if of.reading_s is None or of.step_bytes <= 0:
         return StepTimes([("not timed", total)], total)
+    # No timed steps: the time that the bytes take at the measured bandwidth.
     reading = min(total, of.reading_s)
     weights = reading * min(1.0, weight_bytes / of.step_bytes)
     return StepTimes([("weights", weights), ("KV", reading - weights), ("not reading", total - reading)], total)
@@ -142,9 +146,10 @@ def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, 
         return "prefill of another sequence"
     if step.gc_s > _GC_SHARE * (step.latency_s - usual_s):
         return "garbage collection"
-    held = before and (before.kv_allocated_bytes, before.active_memory_bytes)
-    if held and step.kv_allocated_bytes > held[0] and step.active_memory_bytes > held[1]:
-        return "growth of the KV cache"
+    if before is not None:
+        has_grown = step.kv_allocated_bytes > before.kv_allocated_bytes
+        if has_grown and step.active_memory_bytes > before.active_memory_bytes:
+            return "growth of the KV cache"
     return "other programs" if crowded else ""
 
 
@@ -228,17 +233,24 @@ class Trail:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self._flops, self._bytes, self._seconds = 0.0, 0.0, 0.0  # of the turn, up to the latest point
+        # Of the turn, up to the latest point:
+        self._flops = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
 
     def add(self, totals: StepTotals) -> None:
         """Take in the turn's totals; smaller ones than before are of another turn."""
         if totals.seconds < self._seconds:
             self.points.clear()
-            self._flops = self._bytes = self._seconds = 0.0
+            self._flops = 0.0
+            self._bytes = 0.0
+            self._seconds = 0.0
         if totals.seconds - self._seconds < self.EVERY_S:
             return
         point = Point.of(totals.flops - self._flops, totals.nbytes - self._bytes, totals.seconds - self._seconds)
-        self._flops, self._bytes, self._seconds = totals.flops, totals.nbytes, totals.seconds
+        self._flops = totals.flops
+        self._bytes = totals.nbytes
+        self._seconds = totals.seconds
         if point is not None:
             self.points.append(point)
         if len(self.points) > self.MOST:

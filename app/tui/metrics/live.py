@@ -111,7 +111,9 @@ class LiveMetrics:
                 case PeakMeasured():
                     self.machine = with_peaks(self.machine, event.peak.gb_s, event.compute_flops, event.memory_gb_s)
                 case Failed(id=None):  # no model is loaded
-                    self.phase, self.model, self.fill = "failed", ModelFacts(), CacheFill()
+                    self.phase = "failed"
+                    self.model = ModelFacts()
+                    self.fill = CacheFill()
                 case PrefixCached():
                     self._prefix_cached(event)
                 case Prefill():
@@ -149,7 +151,8 @@ class LiveMetrics:
             case Prefill():
                 self._prefill = event
                 if event.reuse is not None:
-                    self.reuse, self.prefetched = event.reuse, event.reuse.prefetched
+                    self.reuse = event.reuse
+                    self.prefetched = event.reuse.prefetched
             case Delta():
                 self.texts += event.steps
                 if records := event.records:
@@ -171,7 +174,11 @@ class LiveMetrics:
         self._changed()
 
     def ready(self, model: ModelFacts, machine: MachineFacts) -> None:
-        self.phase, self.model, self.machine, self.fill = "idle", model, machine, CacheFill()
+        """Note that a model is loaded."""
+        self.phase = "idle"
+        self.model = model
+        self.machine = machine
+        self.fill = CacheFill()
         self.answers.cost = model.cost
         self.history = DecodeHistory()
         self._changed()
@@ -207,6 +214,7 @@ class LiveMetrics:
         self._changed()
 
     def _forget_turn(self) -> None:
+        """Reset all that is of one turn; facts on machine and model stay, and the history of turns."""
         self.answers = TurnAnswers(cost=self.model.cost)
         self.prefetched = 0
         self.first_token = None
@@ -243,6 +251,7 @@ class LiveMetrics:
             self.reuse = cached.reuse
 
     def _finished(self, end: "Finished") -> None:
+        """Note the end of a turn with one answer. From now on its stored summary is shown."""
         summary = end.summary
         fed = summary.prefill_tokens
         self.history.end_turn()
@@ -468,8 +477,10 @@ class LiveMetrics:
         copy.__dict__.update(self.__dict__)
         copy.answers = self.answers.copy()
         copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
-        copy.trail, copy.energy = deepcopy(self.trail), deepcopy(self.energy)
-        copy.texts, copy.turns = list(self.texts), list(self.turns)
+        copy.trail = deepcopy(self.trail)
+        copy.energy = deepcopy(self.energy)
+        copy.texts = list(self.texts)
+        copy.turns = list(self.turns)
         copy.history = self.history.copy()
         return copy
 

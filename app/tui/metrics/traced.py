@@ -16,21 +16,35 @@ def traced(metrics: LiveMetrics) -> list[TracedSequence]:
     first = metrics.first_token
     if not metrics.answer.records:
         return []
-    spans = []
-    at = 0.0
-    parts = (("wait", first.wait_s), ("tokenize", first.tokenize_s), ("prefill", first.prefill_s)) if first else ()
-    for name, seconds in parts:
-        tokens = metrics.answer.prefill_total if name == "prefill" else None
-        if seconds > 0:
-            spans.append(Span(name, at, at + seconds, tokens))
-        at += seconds
-    ttft_s = first.wait_s + first.tokenize_s + first.prefill_s + first.step_s if first else None
-    return [_sequence("answer", metrics.answer, ttft_s, spans)]
+    spans: list[Span] = []
+    first_end_s = None
+    if first is not None:
+        at = 0.0
+        for name, seconds in (("wait", first.wait_s), ("tokenize", first.tokenize_s), ("prefill", first.prefill_s)):
+            tokens = metrics.answer.prefill_total if name == "prefill" else None
+            if seconds > 0:
+                spans.append(Span(name, at, at + seconds, tokens))
+            at += seconds
+        first_end_s = at + first.step_s
+    return [_sequence("answer", metrics.answer, first_end_s, spans)]
 
 
 def _sequence(name: str, row: Row, first_end_s: float | None, before: list[Span]) -> TracedSequence:
-    """Return a sequence. first_end_s: end of its first step."""
+    """Return a sequence, whose kept steps begin with the first one or later.
+
+    name: in the trace.
+    row: its records.
+    first_end_s: end of its first step; None if that is not known.
+    before: spans before its first step.
+    """
     steps = list(row.records)
-    end = first_end_s if first_end_s is not None else steps[0].latency_s * (steps[0].index == 0)
-    start = end - steps[0].latency_s if steps[0].index == 0 else end + row.dropped_s
+    oldest = steps[0]
+    has_first = oldest.index == 0
+    end = first_end_s
+    if end is None:
+        end = oldest.latency_s if has_first else 0.0
+    if has_first:
+        start = end - oldest.latency_s
+    else:
+        start = end + row.dropped_s  # the time of the steps that are no longer kept
     return TracedSequence(name, before, max(0.0, start), steps)

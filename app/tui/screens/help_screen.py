@@ -20,9 +20,12 @@ from headrace.app.output.explanations import FIELDS, Explanation
 from headrace.app.tui.single_dismissal import SingleDismissal
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
+_WIDE = 136  # cells of the dialog with two columns, as headrace.tcss has them
+_NARROW = 68  # the same with one column
 _OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")
 _GAP = 2  # cells between a key and its description
 _LEAST_TEXT = 16  # cells of a description that stands right of its key
+# Sections of keys: title, then (key, description).
 _KEYS = (
     (
         "writing",
@@ -129,9 +132,17 @@ class HelpScreen(SingleDismissal, ModalScreen[None]):
         """Lay out two columns if they fit."""
         columns = event.size.width >= _SIDE_BY_SIDE
         self.query_one("#help").set_class(columns, "-columns")
-        width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
-        others, commands = ((), _explained(self._figures, width)) if self._figures else (_KEYS, _commands(width))
-        keys = _keys([*self._here, *others], width)
+        # Cells of a column: the dialog's width less its frame and padding, and less the gap of two columns.
+        if columns:
+            width = (min(_WIDE, event.size.width - 3) - 12) // 2
+        else:
+            width = min(_NARROW, event.size.width - 4) - 10
+        if self._figures:
+            keys = _keys(self._here, width)
+            commands = _explained(self._figures, width)
+        else:
+            keys = _keys([*self._here, *_KEYS], width)
+            commands = _commands(width)
         if self._why:  # above the keys: they fill the first screen of a small window
             head = [Content.styled("now", "bold $text-primary"), *Content(self._why).wrap(width), Content("")]
             keys = Content("\n").join([*head, keys])

@@ -232,9 +232,13 @@ def copy_selection(screen: Screen[Any], state: ChatState) -> bool:
 
 
 def _first_line(block: str) -> str:
-    lines = block.strip().splitlines() or [""]
-    first = lines[0] if len(lines[0]) <= _SHOWN else lines[0][: _SHOWN - 1] + "…"
-    return first if len(lines) == 1 else f"{first}  ({len(lines)} lines)"
+    """Return a code block's first line, shortened, and its number of lines if there are several."""
+    first, *others = block.strip().splitlines() or [""]
+    if len(first) > _SHOWN:
+        first = first[: _SHOWN - 1] + "…"
+    if others:
+        return f"{first}  ({1 + len(others)} lines)"
+    return first
 
 
 def code_blocks(text: str) -> list[str]:

@@ -9,7 +9,7 @@ A new column is a row of `_COLUMNS` and a fact in the same place of `_line`. tes
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -39,17 +39,34 @@ from headrace.runtime.metrics.units import format_bytes, three_digits
 
 _SPEED = "tok/s ≤"
 _SPEED_IS = f"tok/s: at most, computed with {DEFAULT_CONTEXT:,} tokens in the cache"
-# Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
+
+
+class Column(NamedTuple):
+    """A column beside the name.
+
+    title: in the head.
+    cells: with the gap before it.
+    side: alignment, left or right.
+    """
+
+    title: str
+    cells: int
+    side: Literal["<", ">"]
+
+
+# Dropped from the right where they do not fit. `_line` has the facts in this order.
 _COLUMNS = (
-    ("size", 9, ">"),
-    ("memory", 10, ">"),
-    ("fits", 9, "<"),
-    (_SPEED, 8, ">"),
-    ("context", 9, ">"),
-    ("weights", 9, "<"),
-    ("licence", 14, "<"),
+    Column("size", 9, ">"),
+    Column("memory", 10, ">"),
+    Column("fits", 9, "<"),
+    Column(_SPEED, 8, ">"),
+    Column("context", 9, ">"),
+    Column("weights", 9, "<"),
+    Column("licence", 14, "<"),
 )
+_FIRST_COLUMNS = sum(column.cells for column in _COLUMNS[:5])  # cells of those that go before a long name
 _LONGEST_NAME = 40  # cells
+_SHORTEST_NAME = 12  # cells
 _MARK = 2  # cells of the mark before a name
 _BAR = 24  # cells of a download's progress
 _DEFAULT = " default"
@@ -61,11 +78,14 @@ class ModelRow:
 
     name: as `-m` takes it.
     title: its full name.
+    installed: it is in the store; else it can be downloaded.
+    is_default: it is the model that runs without a name.
     bytes: on disk, or to download.
     memory_bytes: with its cache; None if unknown.
     context: limit in tokens; None if unknown.
     context_fits: contexts that fit into memory; empty if the machine's memory is unknown.
-    fits: None if the machine's memory is unknown.
+    quantization, licence: texts of the catalog or the files; empty if unknown.
+    fits: into memory; None if the machine's memory is unknown.
     tokens_per_second: at most; None if unknown.
     problem: reason for which it cannot be used.
     recommended_for: uses for which it is the catalog's best on this machine.
@@ -198,8 +218,10 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
 
     def _load(self) -> None:
         """Read the store and the catalog in a thread."""
-        card = self._card = self._state.engine.card
-        machine = self._machine = self._state.metrics.machine
+        card = self._state.engine.card
+        machine = self._state.metrics.machine
+        self._card = card
+        self._machine = machine
 
         def read() -> None:
             try:
@@ -245,22 +267,22 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
         longest = max(len(sanitise(row.name)) + len("".join(_marks(row))) for row in rows)
-        # Names get the room that the first five columns leave; the other columns get what long names leave.
+        # Names get the room that the first columns leave; the other columns get what long names leave.
         max_name_cells = min(_LONGEST_NAME, longest + 1)
-        name_cells = max(12, min(max_name_cells, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5])))
+        name_cells = max(_SHORTEST_NAME, min(max_name_cells, width - _MARK - _FIRST_COLUMNS))
         shown = 0
         room = width - _MARK - name_cells
-        while shown < len(_COLUMNS) and _COLUMNS[shown][1] <= room:
-            room -= _COLUMNS[shown][1]
+        while shown < len(_COLUMNS) and _COLUMNS[shown].cells <= room:
+            room -= _COLUMNS[shown].cells
             shown += 1
         name_cells = min(max_name_cells, name_cells + room)
         subtitle = ""
-        if any(name == _SPEED for name, _, _ in _COLUMNS[:shown]):
+        if any(column.title == _SPEED for column in _COLUMNS[:shown]):
             subtitle = _SPEED_IS
         self.query_one(".dialog").border_subtitle = Content(subtitle)
-        head = Content.assemble(
-            f"{'':{_MARK}}{'model':<{name_cells}}", *_cells([name for name, _, _ in _COLUMNS], shown)
-        )
+        # The head, then a line for each model.
+        titles = [column.title for column in _COLUMNS]
+        head = Content.assemble(f"{'':{_MARK}}{'model':<{name_cells}}", *_cells(titles, shown))
         self.query_one("#model-head", Static).update(Content.styled(head.plain, "$quiet"))
         options = []
         for row in self._matching:

@@ -137,9 +137,12 @@ class PartialRepaint(Compositor):
     def lines_of(self, widget: Widget, part: Region) -> list[tuple[int, int, Strip]]:
         """Return the lines of this part of the screen; none if other widgets show in it."""
         owner = self._owner(part)
-        if owner is None or owner[0] is not widget:
+        if owner is None:
             return []
-        strips = widget.render_lines(part.translate(-owner[1].offset))
+        shown_widget, region = owner
+        if shown_widget is not widget:
+            return []
+        strips = widget.render_lines(part.translate(-region.offset))
         return [(part.x, part.y + row, strip) for row, strip in enumerate(strips)]
 
     def _owner(self, part: Region) -> tuple[Widget, Region] | None:

@@ -1,14 +1,16 @@
 """Mark between messages left out of the context and those sent, with the summary of the former.
 
-It stands among the messages under an id of its own.
+It stands among the messages under an id of its own. `ShownBranch` inserts it, `Entry` draws it by `mark_lines`, and
+actions on a message look for the id (`ChatActions.act`).
 """
 
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
 
-MARK = -2  # id of the stand-in
+MARK = -2  # id of the stand-in: stored messages have positive ones
 Lines = list[tuple[Content, bool]]
+"""Lines, each with True for the head that folds the summary."""
 
 
 def mark_message(session_id: str, summary: str) -> Message:

@@ -31,10 +31,10 @@ class DownloadProgress:
 
     def __init__(self) -> None:
         self.facts: DownloadPlan | None = None
-        self._now: LoadProgress | None = None
+        self._now: LoadProgress | None = None  # the latest
         self._seen: deque[tuple[float, int]] = deque()  # when more was here, and how many bytes then
         self._first = 0  # bytes that were here when this stage began
-        self._at = 0.0
+        self._at = 0.0  # the clock, monotonic seconds
 
     def add(self, event: LoadProgress, now: float) -> None:
         """Take in progress; `now`: monotonic seconds."""
@@ -44,22 +44,32 @@ class DownloadProgress:
         self._now = event
         if not self._seen or event.done != self._seen[-1][1]:
             self._seen.append((now, event.done))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= _SPAN_S:  # two, however slowly bytes come
+        while len(self._seen) > 2:  # two stay, however slowly bytes come
+            second_s, _ = self._seen[1]
+            if now - second_s < _SPAN_S:
+                break
             self._seen.popleft()
         self.tick(now)
 
     def tick(self, now: float) -> bool:
         """Set the clock; return whether the shown stall time changed, in whole seconds."""
-        before = self.silent_s
+        before = self._shown_silence
         self._at = now
-        return (before and int(before)) != (self.silent_s and int(self.silent_s))
+        return self._shown_silence != before
+
+    @property
+    def _shown_silence(self) -> int | None:
+        """Seconds without a byte as they are shown, in whole ones; None without a stall."""
+        silent_s = self.silent_s
+        return None if silent_s is None else int(silent_s)
 
     @property
     def silent_s(self) -> float | None:
         """Seconds without a byte; None while bytes arrive or nothing is downloaded."""
         if self._now is None or self._now.stage != "downloading":
             return None
-        silent = self._at - self._seen[-1][0]
+        last_s, _ = self._seen[-1]
+        silent = self._at - last_s
         return silent if silent >= _SILENT_S else None
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 from textual.content import Content
 
@@ -29,8 +30,18 @@ _LEAD = re.compile(r" *(?:[•◦▪☐☑▎▏┊]|\d+\.)? +")  # of a list, a
 _BARS = "▎▏┊"
 _PADDING = re.compile(" {2,}")  # of a table's cell
 
-Piece = tuple[int, int, int]
-"""Position in a line, position in the source, length."""
+
+class Piece(NamedTuple):
+    """A word, or a part of one, that a drawn line and the source have in common.
+
+    column: of its first character in the line.
+    position: of its first character in the source.
+    length: characters.
+    """
+
+    column: int
+    position: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,9 @@ def mark_drafts(lines: Sequence[Content], source: str, marks: DraftMarks, width:
         styled = line
         for left, right in _underlined(pieces, marks.accepted, line.plain):
             styled = styled.stylize(ACCEPTED, left, right)
-        _, begin, length = pieces[-1]
-        num_here = bisect_right(rejected, begin + length, key=itemgetter(0))
+        last_piece = pieces[-1]
+        # Drafts up to the end of this line's text stand in it.
+        num_here = bisect_right(rejected, last_piece.position + last_piece.length, key=itemgetter(0))
         if num_here:
             marked += _wrapped(_inserted(styled, pieces, rejected[:num_here]), width)
             del rejected[:num_here]
@@ -105,12 +117,13 @@ def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[l
         for word in _WORD.finditer(plain):
             index = source.find(word[0], at, at + _NEAR + len(word[0]))
             if index >= 0:
-                pieces.append((word.start(), index, len(word[0])))
+                pieces.append(Piece(word.start(), index, len(word[0])))
                 at = index + len(word[0])
                 continue
-            for position in range(word.start(), word.end()):  # markup within the word
-                if (index := source.find(plain[position], at, at + _WITHIN)) >= 0:
-                    pieces.append((position, index, 1))
+            for column in range(word.start(), word.end()):  # markup within the word
+                index = source.find(plain[column], at, at + _WITHIN)
+                if index >= 0:
+                    pieces.append(Piece(column, index, 1))
                     at = index + 1
         yield pieces, line
 
@@ -118,14 +131,18 @@ def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[l
 def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain: str) -> list[tuple[int, int]]:
     """Return (begin, end) in a line of its pieces within the spans; those with spaces between them are one."""
     ranges: list[tuple[int, int]] = []
-    for position, at, length in pieces:
-        for begin, end in spans[bisect_right(spans, at, key=itemgetter(1)) :]:
-            if begin >= at + length:
+    for column, position, length in pieces:
+        # Spans are in order: the first one that may be in the piece is the first that ends after its beginning.
+        for begin, end in spans[bisect_right(spans, position, key=itemgetter(1)) :]:
+            if begin >= position + length:
                 break
-            left = position + max(begin, at) - at
-            right = position + min(end, at + length) - at
-            if ranges and begin < at and not plain[ranges[-1][1] : left].strip():
-                left = ranges.pop()[0]
+            left = column + max(begin, position) - position
+            right = column + min(end, position + length) - position
+            if ranges and begin < position:  # the span began in an earlier piece: only spaces may stand between
+                last_left, last_right = ranges[-1]
+                if not plain[last_right:left].strip():
+                    left = last_left
+                    ranges.pop()
             ranges.append((left, right))
     return ranges
 
@@ -134,8 +151,8 @@ def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[i
     """Return a line with rejected draft tokens. A table's padding after them shrinks by their width."""
     for at, text in reversed(rejected):
         # The last word that begins before them; the start of the line, if there is none.
-        position, begin, length = max((piece for piece in pieces if piece[1] < at), default=(pieces[0][0], at, 0))
-        column = position + min(length, at - begin)
+        before = max((piece for piece in pieces if piece.position < at), default=Piece(pieces[0].column, at, 0))
+        column = before.column + min(before.length, at - before.position)
         struck = _struck(text)
         end = column
         if padding := _PADDING.match(line.plain, column):
@@ -145,6 +162,7 @@ def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[i
 
 
 def _struck(text: str) -> Content:
+    """Return a rejected draft token, struck through, on one line."""
     return Content.styled(sanitise(text).replace("\n", "⏎").replace("\t", " "), REJECTED)
 
 

@@ -7,7 +7,7 @@ passes `_SafeText` before anything else sees it (tests/tui/test_safety.py).
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from textual.content import Content
 
@@ -24,6 +24,7 @@ from headrace.runtime.metrics.telemetry import Summary
 _BRANCHES = re.compile(r"‹\d+/\d+›")  # ‹1/2›
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
+"""A line of the transcript: its text, and what it is, for its look and for clicks."""
 
 BLANK: Row = (Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
@@ -32,6 +33,19 @@ _NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # the same from a lett
 _BLANK_LINES = re.compile(r"\n{3,}")
 _LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation: `  • `, `12. `, `▎ `
 _INCOMPLETE = ("■", "incomplete")  # of unknown end
+
+
+class _OpenLine(NamedTuple):
+    """The last line of a growing answer, which a few more words may extend.
+
+    row: index of its row among those of the message.
+    line: without the caret, with the spaces at its end.
+    written: characters of the answer that are laid out.
+    """
+
+    row: int
+    line: Content
+    written: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,7 @@ class Entry:
         self._rows: list[Row] | None = None
         self._look: LayoutOptions | None = None
         self._detailed = False
-        self._open: tuple[int, Content, int] | None = None  # the last line, which row it is, the text it ends with
+        self._open: _OpenLine | None = None  # None: added text needs a whole layout
         self._take(message)
 
     def update(self, message: Message, state: MessageState) -> bool:
@@ -100,10 +114,11 @@ class Entry:
         """
         if self._open is None or self._look is None or message.id != self.message.id:
             return None
-        index, line, written = self._open
+        row, line, written = self._open
         content = message.by_kind.content
         added = content[written:].rstrip("\n")  # later text may change it
         first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
+        # Only words that no Markdown can change, and no second line within a list or a quotation.
         if not content.startswith(self._text.raw) or not _PLAIN.fullmatch(first):
             return None
         if not first.isprintable() or not all(_is_plain_line(text) for text in others):
@@ -112,16 +127,18 @@ class Entry:
         lead = match.end() if match else 0
         if lead and others:
             return None
+        # Wrap the line with the added words; lines after it begin below its text.
         wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._look.width - lead))
         lines = [Content.assemble(line[:lead], wrapped[0])]
         lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
         for text in others:
             lines += Content(text).wrap(self._look.width) if text else [Content("")]
+        # The caret stands right after the text; the spaces at its end are kept for the words that follow.
         lines[-1] = lines[-1].rstrip(" ")
         extended = line.plain + added
         last = Content.assemble(lines[-1], " " * (len(extended) - len(extended.rstrip(" "))))
-        self._open = index + len(lines) - 1, last, written + len(added)
-        return index, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
+        self._open = _OpenLine(row + len(lines) - 1, last, written + len(added))
+        return row, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
         """Show all known metrics, or a short form; return whether that changed."""
@@ -144,6 +161,7 @@ class Entry:
         return self._rows
 
     def _take(self, message: Message) -> None:
+        """Sanitise the message's text, and give it to its Markdown; only new text costs anything."""
         written = message.by_kind
         content = self._text.take(written.content)
         if message.role == "user":
@@ -188,7 +206,7 @@ class Entry:
         elif self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)
-            self._open = len(rows) + len(body) - 1, line, len(self._text.raw)
+            self._open = _OpenLine(len(rows) + len(body) - 1, line, len(self._text.raw))
         if self.state.growing and not self._thinks:
             body = _with_caret(body, options.width)
         rows += [(line, "body") for line in body]
@@ -306,6 +324,7 @@ def _is_plain_line(text: str) -> bool:
 
 
 def _grown(markdown: GrowingMarkdown, text: str) -> GrowingMarkdown:
+    """Return the Markdown of a text: the same object if the text only grew."""
     if not text.startswith(markdown.text):
         return GrowingMarkdown(text)
     markdown.append(text[len(markdown.text) :])

@@ -1,4 +1,7 @@
-"""Text search in the rows of the transcript."""
+"""Text search in the rows of the transcript.
+
+A pure function of the drawn lines: `Transcript.find` calls it with every key of the find bar, and marks the spans.
+"""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -42,12 +45,15 @@ def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int)
     matches = [match.span() for match in pattern.finditer(text)]
     if not matches:
         return None
-    if last is None or last[0] >= len(rows):
-        number = len(matches) - 1
-    else:
-        begins = [start for start, _ in matches]
-        at = starts[last[0]] + last[1]
-        number = (bisect_left(begins, at) - 1 if by < 0 else bisect_right(begins, at)) % len(matches)
+    number = len(matches) - 1
+    if last is not None:
+        last_row, character = last
+        if last_row < len(rows):  # else the text became shorter
+            begins = [start for start, _ in matches]
+            position = starts[last_row] + character
+            number = bisect_left(begins, position) - 1 if by < 0 else bisect_right(begins, position)
+            number %= len(matches)
+    # Positions in the whole text, as characters of each row that the match is in.
     start, end = matches[number]
     spans: dict[int, tuple[int, int]] = {}
     for index in range(bisect_right(starts, start) - 1, bisect_right(starts, end - 1)):

@@ -108,7 +108,8 @@ class GrowingMarkdown:
         if self._tail_lines is None:
             lines = self._with_code_added() or self._tail_laid_out()
             # Only now: `_tail_laid_out` may have removed lines of finished blocks from `_before`.
-            self._before = self._tail_lines = _reusing(self._before, lines)
+            self._tail_lines = _reusing(self._before, lines)
+            self._before = self._tail_lines
         between = [BLANK] if self._finished_lines and self._tail_lines else []
         return [*self._finished_lines, *between, *self._tail_lines]
 

@@ -7,6 +7,7 @@ the context mark and a placeholder for an answer without text, so they are not t
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.conversation import Conversation
@@ -19,15 +20,23 @@ from headrace.app.tui.transcript.entry import MessageState
 _PENDING = -1  # id of the stand-in for an answer without text
 
 
+class _MadeMarks(NamedTuple):
+    """Marks of an answer, and its steps when they were made."""
+
+    steps: AnswerSteps
+    num_steps: int
+    marks: DraftMarks
+
+
 class ShownBranch:
     """Call `messages`, then `message_states` for the result."""
 
     def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._structure: tuple[object, ...] = ()
+        self._messages: list[Message] = []  # as shown, with the mark and a placeholder
+        self._structure: tuple[object, ...] = ()  # all that places and the mark depend on
         self._mark = mark_message("", "")
-        self._standings: list[MessageState] = []
-        self._made: dict[int, tuple[AnswerSteps, int, DraftMarks]] = {}  # by message: steps, their number, marks
+        self._places: list[MessageState] = []  # of the shown messages
+        self._made: dict[int, _MadeMarks] = {}  # by id of the message
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Return the messages to show, first to last."""
@@ -39,10 +48,10 @@ class ShownBranch:
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
         if structure != self._structure:
             self._structure = structure
-            self._standings = [_place(conversation, number, message) for number, message in enumerate(messages)]
+            self._places = [_place(conversation, number, message) for number, message in enumerate(messages)]
             self._mark = mark_message(conversation.session.id, summary)
             if left_out:
-                self._standings.insert(left_out, MessageState(left_out=left_out))
+                self._places.insert(left_out, MessageState(left_out=left_out))
         if left_out:
             messages.insert(left_out, self._mark)
         self._messages = messages
@@ -55,7 +64,7 @@ class ShownBranch:
 
         drafts: mark draft tokens.
         """
-        message_states = list(self._standings)
+        message_states = list(self._places)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
             last = message_states[-1]
             waiting = _waiting(conversation, metrics)
@@ -71,9 +80,10 @@ class ShownBranch:
         if (steps := conversation.writer.steps_of(message)) is None:
             return None
         made = self._made.get(message.id)
-        if made is None or made[0] is not steps or made[1] != len(steps.texts):
-            made = self._made[message.id] = steps, len(steps.texts), DraftMarks.of(steps)
-        return made[2]
+        if made is None or made.steps is not steps or made.num_steps != len(steps.texts):
+            made = _MadeMarks(steps, len(steps.texts), DraftMarks.of(steps))
+            self._made[message.id] = made
+        return made.marks
 
 
 def _place(conversation: Conversation, number: int, message: Message) -> MessageState:

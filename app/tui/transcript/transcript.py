@@ -92,7 +92,7 @@ class Transcript(Widget, can_focus=True):
         """Text came below what is in view since it was scrolled up."""
         self._room = 0  # free lines below a growing answer, for text before the next layout
         self._laid_out = 0  # lines there were then
-        self._found: Find | None = None
+        self._match: Find | None = None  # the match that the find bar shows
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[Row] = []
         self._strips = RowStrips(self)
@@ -123,7 +123,7 @@ class Transcript(Widget, can_focus=True):
 
     def extend_last_line(self, message: Message) -> bool:
         """Draw a few plain words appended to the answer, if they fit below; `show` draws everything else."""
-        if not self.entries or not self.following or self._found is not None or self.text_selection is not None:
+        if not self.entries or not self.following or self._match is not None or self.text_selection is not None:
             return False
         typed = self.entries[-1].extend_last_line(message)
         if typed is None:
@@ -192,18 +192,18 @@ class Transcript(Widget, can_focus=True):
     def find(self, words: str, by: int) -> tuple[int, int]:
         """Show the match before (-1) or after (1) the last one, or the newest (0); return its number and the count."""
         last = None
-        if self._found is not None and by:
-            last = self._found.begins
+        if self._match is not None and by:
+            last = self._match.begins
         texts = []
         if self.entries:  # the welcome text is not searched
             texts = [content.plain for content, _ in self._rows]
-        self._found = seek(texts, words, last, by)
+        self._match = seek(texts, words, last, by)
         self.refresh()
-        if self._found is None:
+        if self._match is None:
             return 0, 0
-        line, _ = self._found.begins
+        line, _ = self._match.begins
         self._bring_into_view(line)
-        return self._found.number, self._found.count
+        return self._match.number, self._match.count
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
@@ -243,8 +243,8 @@ class Transcript(Widget, can_focus=True):
             num_kept = len(self._rows)
         old_rows = self._rows[num_kept:]
         old_view = (self.top, self.more_below, self._thumb)
-        if self._found is not None and max(self._found.spans) >= num_kept:
-            self._found = None  # it may be somewhere else now
+        if self._match is not None and max(self._match.spans) >= num_kept:
+            self._match = None  # it may be somewhere else now
         self._make_rows(first, num_kept)
         self._keep_room()
         self._keep_view(is_longer=0 < num_kept + len(old_rows) < len(self._rows))
@@ -343,8 +343,8 @@ class Transcript(Widget, can_focus=True):
         selection = self.text_selection
         size = self.size
         finds = {}  # columns of the text that was found, by line
-        if self._found is not None:
-            finds = {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._found.spans.items()}
+        if self._match is not None:
+            finds = {line: (start + GUTTER, end + GUTTER) for line, (start, end) in self._match.spans.items()}
         strips = []
         for y in crop.line_range:
             line = y + self.top

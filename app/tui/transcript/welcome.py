@@ -1,4 +1,8 @@
-"""Welcome text of an empty conversation: model, machine, first keys."""
+"""Welcome text of an empty conversation: model, machine, first keys; or the download, or the failure of a load.
+
+`ChatView` gives the lines to `Transcript.welcome`, which centres them. Names come from catalogs and files, so they are
+sanitised here.
+"""
 
 from textual.content import Content
 
@@ -9,8 +13,10 @@ from headrace.app.sessions.records import Session
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from headrace.runtime.metrics.units import format_bytes
 
-# Water that runs above the name and falls at its end; the name takes the place of the second line's spaces.
-_WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               ╰≈≈≈≈≈≈≈≈")
+# Water that runs above the name and falls at its end. The name has as many cells as the first line has waves.
+_ABOVE = "≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮"
+_NAME = "h e a d r a c e"
+_FALL = "╰≈≈≈≈≈≈≈≈"
 
 
 def welcome_lines(
@@ -23,9 +29,10 @@ def welcome_lines(
         return [], failure_lines(name, problem or "")
     if engine.state == "loading" and download.active:
         return [], download.lines(name)
+    # A model that is loaded, or on its way: name, sizes, machine; then the first keys.
     logo = [
-        Content.styled(_WATER[0], "$secondary"),
-        Content.assemble(("h e a d r a c e", "bold $text-primary"), (_WATER[1].lstrip()[:9], "$secondary")),
+        Content.styled(_ABOVE, "$secondary"),
+        Content.assemble((_NAME, "bold $text-primary"), (_FALL, "$secondary")),
         Content(""),
     ]
     lines = []
