@@ -6,6 +6,8 @@ PEFT     adapter_config.json, adapter_model.safetensors: base_model.model.MODULE
 mlx-lm   adapter_config.json, adapters.safetensors: MODULE.lora_a (K, r), MODULE.lora_b (r, N)
 
 Adapters that do more are refused by name: a plausible answer without a part of the adapter would be wrong.
+
+`models.registry.adapters` finds an adapter and its base; `models.network.adapted` and `models.mlx_lm.adapter` apply it.
 """
 
 import math
@@ -23,8 +25,9 @@ CONFIG_FILE = "adapter_config.json"
 _PEFT_FILE = "adapter_model.safetensors"
 _MLX_FILE = "adapters.safetensors"
 WEIGHT_FILES = (_PEFT_FILE, _MLX_FILE)
+# "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_MLX_NAME = re.compile(r"(.+)\.lora_([ab])")
+_MLX_NAME = re.compile(r"(.+)\.lora_([ab])")  # "model.layers.0.self_attn.q_proj.lora_a"
 # PEFT's settings that change the product, with the values that leave it alone. `fan_in_fan_out` is not one: it says how
 # the base stores its weights (GPT-2's), which are read as (N, K) before the product is added.
 _PEFT_PLAIN: dict[str, tuple[object, ...]] = {
@@ -54,13 +57,13 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files passed the checks. modules: by the module's name in the base checkpoint."""
+    """An adapter whose files passed the checks."""
 
-    path: Path
-    file: Path
+    path: Path  # its folder
+    file: Path  # its weights
     base: str | None  # the model it was trained on, as its config names it
-    modules: Mapping[str, LowRank]
-    nbytes: int
+    modules: Mapping[str, LowRank]  # by the module's name in the base checkpoint
+    nbytes: int  # of all factors
 
     @property
     def is_mlx_lms(self) -> bool:
@@ -75,6 +78,8 @@ def open_adapter(path: Path) -> Adapter:
     more than add low-rank products.
     """
     config = read_strict_object(path, CONFIG_FILE)
+
+    # The format, by the name of the weights
     peft = path / _PEFT_FILE
     mlx = path / _MLX_FILE
     if peft.is_file():
@@ -87,9 +92,11 @@ def open_adapter(path: Path) -> Adapter:
         scale_of = _mlx_scale(config)
     else:
         raise CheckpointError(f"{path} has an {CONFIG_FILE}, but neither {_PEFT_FILE} nor {_MLX_FILE}")
+
+    # Factors by module
     tensors = dict[str, TensorInfo]()
     read_header(path, file.name, tensors)
-    factors: dict[str, dict[str, str]] = {}
+    factors: dict[str, dict[str, str]] = {}  # module -> "a" or "b" -> tensor
     for name in tensors:
         match = pattern.fullmatch(name)
         if match is None:
@@ -118,6 +125,7 @@ def _peft_scale(config: Mapping[str, object]) -> _Scale:
     if not isinstance(patterns, dict):
         raise CheckpointError(f"{CONFIG_FILE}: alpha_pattern is not an object")
     for pattern in patterns:
+        # PEFT's patterns are regular expressions. Without repetitions, matching one cannot take forever.
         if not re.fullmatch(r"[\w.^$\\|]+", pattern):
             raise UnsupportedModelError(f"the adapter has the alpha_pattern {quote(pattern)}, which is no plain name")
     default = _number(config, "lora_alpha")
@@ -133,6 +141,7 @@ def _peft_scale(config: Mapping[str, object]) -> _Scale:
 
 
 def _mlx_scale(config: Mapping[str, object]) -> _Scale:
+    """Return the one scale that an mlx-lm config states."""
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise UnsupportedModelError(f"the adapter has fine_tune_type {quote(kind)}; headrace applies lora")
@@ -144,6 +153,7 @@ def _mlx_scale(config: Mapping[str, object]) -> _Scale:
 
 
 def _number(values: Mapping[str, object], key: str) -> float:
+    """Return a finite number of the adapter's config. Raises CheckpointError."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise CheckpointError(f"{CONFIG_FILE}: {quote(key)} is no number")
@@ -151,6 +161,7 @@ def _number(values: Mapping[str, object], key: str) -> float:
 
 
 def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scale_of: _Scale) -> LowRank:
+    """Return a module's factors, once their shapes are checked. names: tensors by "a" and "b"."""
     if names.keys() != {"a", "b"}:
         raise CheckpointError(f"the adapter has one factor of {quote(module)}, not both")
     a, b = (tensors[names[part]] for part in ("a", "b"))

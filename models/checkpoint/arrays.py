@@ -1,4 +1,7 @@
-"""Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's; writing of arrays."""
+"""Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's; writing of arrays.
+
+Tensors are those that `open_checkpoint` checked. Foreign matrices become what `ForeignMatrix` says.
+"""
 
 import errno
 from collections.abc import Callable
@@ -27,7 +30,7 @@ def read_arrays(
     foreign = checkpoint.foreign
     if foreign is None:
         return stored
-    made: dict[str, mx.array] = {}
+    made: dict[str, mx.array] = {}  # converted; the stored parts are taken out
     for name, matrix in foreign.matrices.items():
         parts = {role: stored.pop(part) for role, part in matrix.parts.items()}
         plain = matrix.bits is None or (as_float is not None and as_float(name, matrix))
@@ -40,6 +43,12 @@ def read_arrays(
 def _converted(
     name: str, matrix: ForeignMatrix, parts: dict[str, mx.array], zeros_less_one: bool, plain: bool
 ) -> dict[str, mx.array]:
+    """Return the arrays that a foreign matrix becomes.
+
+    parts: stored arrays by role, see `ForeignMatrix.parts`.
+    zeros_less_one: see `Foreign`.
+    plain: in float32, not in affine groups.
+    """
     module = name.removesuffix(".weight")
     data = parts["data"]
     zeros = parts.get("zeros")

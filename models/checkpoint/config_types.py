@@ -1,7 +1,8 @@
 """Type checks of the known keys in a config.json.
 
 Unchecked values can change results silently: "false" is true, True is one, and a division by zero ends the process.
-Unknown keys and null are accepted.
+Unknown keys and null are accepted. `normalize` checks every config before it reads it. A key of sizes or factors that a
+family begins to read is added to the tuple of its kind here, or read through `architectures.fields.Fields`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +26,16 @@ _ZERO_OR_MORE = (
     "first_k_dense_replace", "max_window_layers", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
     "rotary_dim", "decoder_sparse_step", "moe_layer_freq", "full_attention_interval", "attention_chunk_size",
 )  # fmt: skip
+# Numbers above zero.
 _POSITIVE = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta",
     "rope_local_base_freq", "rotary_emb_base", "query_pre_attn_scalar",
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale",
     "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap",
 )  # fmt: skip
+# Numbers above zero, at most one.
 _SHARES = ("partial_rotary_factor", "rotary_pct")
+# Booleans, or 0 and 1.
 _FLAGS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_qk_norm", "use_sliding_window",
     "qk_layernorm", "use_parallel_residual", "use_bias", "use_conv_bias", "rope_traditional", "moe_renormalize",

@@ -61,6 +61,7 @@ class FilePart:
     """Part of a tensor: pieces of it, joined along an axis. It has those methods of an array that cut one."""
 
     def __init__(self, pieces: Sequence[View], kind: mx.Dtype | None, shard: _Shard, axis: int = 0) -> None:
+        """kind: MLX's type of the elements, if numpy's is another; see `TYPES`."""
         self._pieces = list(pieces)
         self._kind = kind
         self._shard = shard
@@ -110,10 +111,12 @@ class FilePart:
 
     @property
     def _whole(self) -> View:
+        """The only piece."""
         [whole] = self._pieces  # a joined part is cut no more
         return whole
 
     def _made(self, view: View) -> "FilePart":
+        """Return a view of the same file as a part."""
         assert not view.size or np.may_share_memory(view, self._whole)  # a view, not a copy
         return FilePart([view], self._kind, self._shard)
 

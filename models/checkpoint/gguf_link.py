@@ -3,6 +3,8 @@
 gguf.json       {"tensors": {name: {"dtype": "U32", "shape": [576, 72]}}}, as they are after conversion
 NAME.gguf       a link to the file, or to each part of a split model
 headrace.json   "gguf": {"NAME.gguf": {"bytes": size, "mtime_ns": time}}, the files that the list was made of
+
+`models.registry.import_gguf` writes such an entry, and `open_checkpoint` reads it.
 """
 
 import stat
@@ -40,6 +42,7 @@ def read_link(root: Path, origin: dict[str, object] | None) -> tuple[list[Path],
 
 
 def _unchanged(root: Path, name: str, facts: object) -> Path:
+    """Return the link, if its file is as it was installed. Raises CheckpointError."""
     if "/" in name or name in {"", ".", ".."} or "\0" in name:
         raise CheckpointError(f"headrace.json: {quote(name)} leaves the model directory")
     link = root / name
@@ -58,6 +61,7 @@ def _unchanged(root: Path, name: str, facts: object) -> Path:
 
 
 def _tensor(name: str, entry: object, file: Path) -> TensorInfo:
+    """Return one listed tensor. file: the first of the GGUF, which stands for all."""
     stated = as_mapping(entry)
     dtype = str(stated.get("dtype"))
     shape = stated.get("shape")

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.models.checkpoint.side_file import check_parts, read_side_file
 from headrace.runtime.errors import CheckpointError
 
-_MAX_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20  # of a file
 MAX_PARTS = 800_000  # a shard header with a hundred thousand tensors has 700,000
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # an escape or bytes, alone or in a pair
 

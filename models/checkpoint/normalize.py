@@ -2,6 +2,9 @@
 
 transformers 5 nests rope settings (`rope_parameters`), renames keys, and omits class defaults from nested sections.
 Older names are added to a config; existing values stay, except that nested rope settings take precedence.
+
+`open_checkpoint` normalizes each config once, so that headrace's decoder and mlx-lm's classes find their keys. Facts of
+a family are in its row (`Architecture`: `defaults`, `older_keys`, `constants`, `add_keys` and others).
 """
 
 from collections.abc import Collection, Mapping
@@ -16,6 +19,7 @@ _RENAMES = {"torch_dtype": "dtype"}  # older key -> newer one, of all families
 # Other names of the maximum context.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length")
 _MOST_LEVELS = 32
+# Infinities, as transformers writes them -> their values
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -69,12 +73,13 @@ def _is_deep(value: object) -> bool:
 
 
 def _section(config: dict[str, object]) -> dict[str, object]:
+    """Add the keys of a text-only config, of a text part, or of a multimodal whole, in the order of `Architecture`."""
     if not isinstance(config.get("model_type"), str):
         return config
-    stated = architecture_of(config)
+    stated = architecture_of(config)  # the row of the model_type in the file
     if stated.same_as:
         config["model_type"] = stated.same_as
-    architecture = architecture_of(config)
+    architecture = architecture_of(config)  # the row that has its layers
     _unnest_rope(config)
     for key, default in architecture.defaults.items():
         if config.get(key) is None:
@@ -153,6 +158,7 @@ def _layer_kinds(config: dict[str, object], architecture: Architecture) -> None:
 
 
 def _context(config: dict[str, object], architecture: Architecture) -> None:
+    """Add the maximum context, and the original one to a rope section that is scaled by it. Raises CheckpointError."""
     if config.get("max_position_embeddings") is None:
         stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), architecture.context)
         if stated is not None:

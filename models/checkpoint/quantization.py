@@ -2,6 +2,9 @@
 
 Affine: groups of G neighbours in a row share a scale and a bias, w = scale * q + bias, q of `bits` bits. The other
 modes are floats of 4 or 8 bits that share a scale of one byte: mxfp4, mxfp8 (OCP microscaling formats) and nvfp4.
+
+A config.json states general settings and those of single modules:
+{"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 64}}.
 """
 
 from collections.abc import Mapping
@@ -14,6 +17,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError, Usag
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops import Weight, groups_of_16
 
+# Affine settings of MLX
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 
@@ -74,10 +78,12 @@ def layer_quantization(section: Mapping[str, object] | None, module: str) -> Gro
         raise CheckpointError(f"config.json: the quantization entry of {module} must be an object, not {entry!r}")
     mode = entry.get("mode", "affine")  # an entry without mode is affine, whatever the general mode
     if isinstance(mode, str) and mode in FLOAT_MODES:
-        stated = (entry.get("bits", FLOAT_MODES[mode][0]), entry.get("group_size", FLOAT_MODES[mode][1]))
-        if stated != FLOAT_MODES[mode]:
-            raise UnsupportedModelError(f"{module} is quantized as {mode} to {stated[0]!r} bits by {stated[1]!r}")
-        return Groups(*FLOAT_MODES[mode], mode)
+        mode_bits, mode_group_size = FLOAT_MODES[mode]
+        bits = entry.get("bits", mode_bits)
+        group_size = entry.get("group_size", mode_group_size)
+        if (bits, group_size) != (mode_bits, mode_group_size):
+            raise UnsupportedModelError(f"{module} is quantized as {mode} to {bits!r} bits by {group_size!r}")
+        return Groups(mode_bits, mode_group_size, mode)
     if mode != "affine":
         raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}, which headrace does not know")
     bits = entry.get("bits", section.get("bits"))

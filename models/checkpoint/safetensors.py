@@ -30,7 +30,7 @@ ORIGIN_FILE = "headrace.json"
 # `trust_remote_code`, which merge tools leave in standard configs and which means nothing without these keys, and
 # `auto_map`, which names code for transformers that is never run here and which conversions keep.
 _CODE_KEYS = ("model_file", "custom_pipelines")
-# The same weights in another format, as transformers names them.
+# The same weights in another format, as transformers names them: model.fp16.safetensors.
 _VARIANT = re.compile(r"model\.(b?fp?(16|32|8)|b?float(16|32)|int[48])(-\d+-of-\d+)?\.safetensors")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -40,7 +40,7 @@ class Checkpoint:
     """A directory whose files passed the checks."""
 
     path: Path
-    config: dict[str, object]
+    config: dict[str, object]  # config.json, normalized
     shards: list[Path]  # in name order
     tensors: dict[str, TensorInfo]  # foreign matrices are listed as converted
     origin: dict[str, object] | None = field(default=None)  # headrace.json: source and conversion
@@ -95,12 +95,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json")
     config = _with_quantization(read_strict_object(root, "config.json"), root, names)
     refuse_code(config)
+
+    # A link to GGUF files: their tensors are listed as converted.
     origin = None
     if ORIGIN_FILE in names:
         origin = read_strict_object(root, ORIGIN_FILE)
     if LINK_FILE in names:
         gguf, tensors = read_link(root, origin)
         return Checkpoint(Path(path), normalized(config, tensors.keys()), [], tensors, origin, gguf=gguf)
+
+    # Headers of all shards, and the index that lists them
     shards = _shard_names(root, names)
     for name in shards:
         check_name(root / name)
@@ -109,6 +113,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         read_header(root, name, tensors)
     if "model.safetensors.index.json" in names:
         _check_index(root, tensors)
+
+    # Keys of config.json that tensors imply, and another tool's quantization
     config = normalized(config, tensors.keys())
     foreign = recognise(config, tensors)
     if foreign is not None:
@@ -153,6 +159,7 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def _shard_names(root: Path, names: list[str]) -> list[str]:
+    """Return the shards of a folder with the files `names`. Raises CheckpointError without any."""
     shards = weight_files(names)
     if shards:
         return shards
@@ -166,6 +173,7 @@ def _shard_names(root: Path, names: list[str]) -> list[str]:
 
 
 def _check_index(root: Path, tensors: dict[str, TensorInfo]) -> None:
+    """Raise CheckpointError unless the index lists exactly the tensors of the shards."""
     name = "model.safetensors.index.json"
     weight_map = read_strict_object(root, name, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):

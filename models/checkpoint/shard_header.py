@@ -1,7 +1,7 @@
 """Strict parsing of untrusted files in a model directory: JSON objects and safetensors headers.
 
 File format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes, back to back
-(https://github.com/huggingface/safetensors#format).
+(https://github.com/huggingface/safetensors#format). Loading code relies on these checks.
 """
 
 import json
@@ -87,12 +87,13 @@ def read_header(root: Path, name: str, tensors: dict[str, TensorInfo]) -> None:
     ):
         raise CheckpointError(f"{name}: __metadata__ is not a map of strings")
     shard = root / name
-    spans: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []  # begin, end, tensor
     for tensor, entry in header.items():
         if tensor in tensors:
             raise CheckpointError(f"{quote(tensor)} is in {tensors[tensor].shard.name} and again in {name}")
         dtype, shape, begin, end = _tensor_entry(entry, tensor, name)
-        tensors[tensor] = TensorInfo(dtype, shape, shard, end - begin, 8 + length + begin)
+        start = 8 + length + begin  # in the file; `begin` counts from the end of the header
+        tensors[tensor] = TensorInfo(dtype, shape, shard, end - begin, start)
         spans.append((begin, end, tensor))
     _check_spans(spans, size - 8 - length, name)
 
@@ -121,6 +122,7 @@ def _tensor_entry(entry: object, tensor: str, shard: str) -> tuple[str, tuple[in
 
 
 def are_counts(values: Iterable[object]) -> bool:
+    """Return whether all are whole numbers from 0 to 2**48, which no real size exceeds."""
     # `type`, not isinstance: True is an int.
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
@@ -128,7 +130,7 @@ def are_counts(values: Iterable[object]) -> bool:
 def _check_spans(spans: list[tuple[int, int, str]], available: int, shard: str) -> None:
     """Raise CheckpointError unless the tensors cover the data exactly."""
     spans.sort()
-    reached = 0
+    reached = 0  # end of the tensors so far
     for begin, end, tensor in spans:
         if end > available:
             raise CheckpointError(

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-_MOST_PARTS = 1024
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)  # "-00001-of-00003" before ".gguf"
+_MOST_PARTS = 1024  # names are listed for each
 
 
 def is_gguf(name: str) -> bool:

@@ -15,13 +15,13 @@ FLOATS = ("F16", "BF16", "F32")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a shard. start: first byte in the file; 0 for a converted tensor."""
+    """One tensor of a shard."""
 
     dtype: str  # a key of DTYPE_BYTES
     shape: tuple[int, ...]
     shard: Path
     nbytes: int
-    start: int = 0
+    start: int = 0  # first byte in the file; 0 for a converted tensor
 
 
 def stored_dtype(tensors: Mapping[str, TensorInfo]) -> str:

@@ -2,6 +2,9 @@
 
 Its config is nested (`text_config`), and its tensors have a prefix that depends on the tool that wrote them. Both are
 converted to those of a text-only checkpoint.
+
+Names here are mlx-lm's of Llama ("model.layers.0.self_attn.q_proj.weight"); `network.tensors` lists them. A family with
+other names has them in its row (`tensor_names`, `rename`).
 """
 
 from collections import Counter
@@ -21,6 +24,7 @@ BODIES = (
     "transformer.",
     "gpt_neox.",
 )
+# Names of the embedding table below the prefix of the layers, by which that prefix is recognized
 _TABLES = ("embed_tokens", "embeddings", "word_embeddings", "wte", "embed_in", "tok_embeddings", "token_embeddings")
 _HEADS = ("language_model.lm_head.", "lm_head.", "output.", "embed_out.")
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
@@ -30,16 +34,13 @@ _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A text-only view of a checkpoint. stored: tensor names in `tensors` -> names in the checkpoint.
+    """A text-only view of a checkpoint."""
 
-    whole_norms: norms include what their family stores them without; None: as the convolutions show.
-    """
-
-    config: dict[str, object]
-    tensors: dict[str, TensorInfo]
-    stored: dict[str, str]
+    config: dict[str, object]  # of the language model
+    tensors: dict[str, TensorInfo]  # by headrace's names
+    stored: dict[str, str]  # names in `tensors` -> names in the checkpoint
     ignored: dict[str, int]  # top-level names of the other parts -> bytes
-    whole_norms: bool | None = None
+    whole_norms: bool | None = None  # norms include the one that a family stores them without; None: see `Parameters`
 
     @property
     def quantization(self) -> dict[str, object] | None:
@@ -60,13 +61,17 @@ class TextPart:
 
 
 def text_part(checkpoint: Checkpoint) -> TextPart:
+    """Return the language model, without the layers that draft tokens."""
     config = text_config(checkpoint.config)
     is_unread = architecture_of(config).is_unread
     if config is checkpoint.config and not architecture_of(config).tensor_names:
         tensors = {name: info for name, info in checkpoint.tensors.items() if not _drafts(name, config)}
         return TextPart(config, tensors, {name: name for name in tensors}, {})
+
+    # The prefix of the layers, by the name of the embedding table
     tables = ((body, f"{body}{table}.weight") for body in (*BODIES, "") for table in _TABLES)  # "": GPT-2's
     body = next((body for body, table in tables if table in checkpoint.tensors), "model.")
+
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
@@ -133,8 +138,9 @@ def headrace_name(name: str, config: dict[str, object]) -> str:
 
 
 def _renamed(module: str) -> str:
+    """Return a module's name in a text-only model, whatever prefix its tool gave it."""
     for body in BODIES:
-        ours = text_name(f"{module}.", body)
+        ours = text_name(f"{module}.", body)  # prefixes end in a dot, also of a whole name such as "lm_head"
         if ours is not None:
             return ours[:-1]
     return module

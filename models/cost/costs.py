@@ -18,11 +18,11 @@ from headrace.runtime.metrics.cost import StepCost
 
 # Fitted to peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
 # Bytes of Python, MLX, kernels and text libraries. A GPU's own libraries are a generous estimate, not measured.
-_PROGRAM = {False: 42_000_000, True: 100_000_000}
+_PROGRAM = {False: 42_000_000, True: 100_000_000}  # on a CPU, on a GPU
 _TOKEN = 300  # bytes per vocabulary entry of a tokenizer
 _PARSED = 100  # further bytes per entry while its file is parsed
 _ROWS = {False: 512, True: 2048}  # largest chunk on a CPU and on a GPU: `runtime.engine.prefill.LARGEST`
-_FLOAT = 4
+_FLOAT = 4  # bytes
 _SCORES = 96 << 20  # bytes of attention scores in stock MLX on a CPU
 _SCORES_ON_GPU = 256 << 20  # the same on a GPU, twice `runtime.ops.attention.SCORES`, where no fused kernel is taken
 _FUSED = (64, 72, 80, 96, 128)  # head sizes with one: `runtime.ops.attention.FUSED`
@@ -85,6 +85,7 @@ def _row(shape: StepShape, hidden: int) -> int:
     if widest > max(hidden, heads):  # otherwise it belongs to attention or the router
         inner = widest
     experts = [matrix for matrix in shape.matrices if matrix.share < 1]
+    # Of a layer: experts' inner values of a token, and the copies of its row that experts get
     routed = max((round(m.share * m.count / _layers(shape)) * min(m.rows, m.columns) for m in experts), default=0)
     active = max((round(m.share * m.count / _layers(shape)) for m in experts), default=0)
     return 4 * hidden + 3 * inner + 3 * heads + 2 * routed + active * hidden * 5 // 4
@@ -99,6 +100,7 @@ def _loading(shape: StepShape) -> int:
 
 
 def _layers(shape: StepShape) -> int:
+    """Return the number of layers, at least 1, to divide by."""
     return max(1, shape.layers)
 
 

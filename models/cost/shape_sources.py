@@ -44,13 +44,11 @@ from headrace.runtime.ops.kv_format import FLOAT16
 if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
 
-KV = FLOAT16
-_HALF = 2
-
-_BOTH = ("tensor", "pipeline")
-
-_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
-_STACK = re.compile(r"\.(switch_mlp|experts)\.")
+KV = FLOAT16  # format of K/V, which `StepShape.with_kv` changes
+_HALF = 2  # bytes of half precision
+_BOTH = ("tensor", "pipeline")  # ways in which ranks divide headrace's decoder
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")  # "mlp.experts.5.up_proj"
+_STACK = re.compile(r"\.(switch_mlp|experts)\.")  # "mlp.switch_mlp.up_proj"
 
 
 def has_shape(config: Mapping[str, object]) -> bool:
@@ -60,6 +58,7 @@ def has_shape(config: Mapping[str, object]) -> bool:
 
 
 def shape_of_config(config: Mapping[str, object]) -> StepShape:
+    """Return the shape that a config.json implies, as an MLX conversion would store it."""
     config = text_config(normalized(config))
     section = stated_quantization(config)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
@@ -71,11 +70,11 @@ def shape_of_config(config: Mapping[str, object]) -> StepShape:
         bias = 0
         if tensor.has_bias:
             bias = tensor.rows * _HALF
-        width, group, floats = _settings(section, module)
+        width, group, floats = _settings(section, module)  # width: bits of a weight, None if it is plain
         if module.endswith(architecture.plain):
             width = None
             floats = False
-        if floats:
+        if floats:  # a scale of one byte for each group
             return bias + weights * (width or 0) // 8 + weights // group
         if width is None:
             return bias + weights * plain
@@ -91,6 +90,8 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     """
     part = text_part(checkpoint)
     config = decoder or _decoder(part.config)
+
+    # Bytes of each module under the names of the table: of stacks, where experts are stored one by one or joined
     sizes: Counter[str] = Counter()
     for name, tensor in part.tensors.items():
         stacks = stacks_of(name) or [_ONE_EXPERT.sub(".switch_mlp.", name)]
@@ -107,6 +108,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             return sizes[module] // count
         return sizes[module]
 
+    # Everything else that is stored is read in each step, but tables and the numbers of activations
     config = replace(config, tied_embeddings=tied)
     shape = _build(config, size_of, "safetensors headers")
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
@@ -137,6 +139,8 @@ def shape_of_gguf(container: "Container") -> StepShape:
     metadata = Metadata(container.metadata)
     config = header_config(container, metadata)
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
+
+    # Tensors and their quantization, as the conversion writes them
     tensors: dict[str, TensorInfo] = {}
     settings: dict[str, tuple[int, int, str]] = {}
     for target in targets(architecture_of(metadata), config, shapes):
@@ -177,13 +181,14 @@ def shape_of_decoder(
     def size_of(name: str, tensor: Tensor) -> int:
         weights = tensor.rows * tensor.columns
         if mxfp4_experts and ".switch_mlp." in name:
-            return weights * 17 // 32
+            return weights * 17 // 32  # half a byte for each, and one for each 32
         return quantized_bytes(weights, bits, group_size)
 
     return _build(config, size_of, source)
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
+    """Return the shape of a decoder whose matrices have these sizes. source: of the sizes, in words."""
     matrices = [*layer_matrices(config, size_of), output_matrix(config, size_of)]
     tables = looked_up_bytes(config, size_of)
     vectors = _vector_weights(config) * _HALF
@@ -245,6 +250,7 @@ def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _decoder(config: Mapping[str, object]) -> DecoderConfig:
+    """Return the decoder's configuration. Raises UnsupportedModelError for what only mlx-lm's classes run."""
     decoder = decoder_config(config)
     if decoder is None:
         kind = config.get("model_type")
@@ -272,6 +278,7 @@ def _settings(section: Mapping[str, object] | None, module: str) -> tuple[int | 
 
 
 def _described(section: Mapping[str, object] | None, dtype: str) -> str:
+    """Return the stored format in words."""
     if not section:
         return dtype
     return f"{section.get('bits')}-bit, groups of {section.get('group_size')}"

@@ -27,9 +27,9 @@ class Operation:
 
     name: str
     count: int
-    shape: str
-    nbytes: int
-    flops: int
+    shape: str  # in words, such as "576 x 1536"
+    nbytes: int  # each time
+    flops: int  # each time
 
     @property
     def intensity(self) -> float:
@@ -41,40 +41,26 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The matrices and K/V that a decode step reads.
+    """The matrices and K/V that a decode step reads."""
 
-    source: origin of the shapes.
-    vector_bytes: norms and other small weights read once per step.
-    kv: as in `StepCost`.
-    resident_bytes: all weights in memory.
-    head_bytes: those of a prediction head, which a step reads only to draft.
-    kv_format: format of `kv`.
-    kv_formats: supported formats, largest first.
-    stock: only mlx-lm's classes run it.
-    state_bytes: as in `StepCost`.
-    splits: ways in which ranks can divide it, on native kernels and on a GPU.
-    joint_norms: norms a token that tensor parallel adds sums for.
-    family: its model_type, or the catalog's name.
-    """
-
-    source: str
+    source: str  # origin of the shapes, in words
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    context_length: int
+    context_length: int  # positions that the model was made for
     matrices: Sequence[Matrix]
-    vector_bytes: int
-    kv: Sequence[LayerKV]
-    resident_bytes: int
-    kv_format: KVFormat = FLOAT16
-    kv_formats: Sequence[KVFormat] = FORMATS
-    stock: bool = False
-    state_bytes: int = 0
-    splits: tuple[Sequence[str], Sequence[str]] = (("tensor", "pipeline"),) * 2
-    joint_norms: int = 0
-    family: str = ""
-    head_bytes: int = 0
+    vector_bytes: int  # norms and other small weights, read once per step
+    kv: Sequence[LayerKV]  # as in `StepCost`
+    resident_bytes: int  # all weights in memory
+    kv_format: KVFormat = FLOAT16  # of `kv`
+    kv_formats: Sequence[KVFormat] = FORMATS  # supported ones, largest first
+    stock: bool = False  # only mlx-lm's classes run it
+    state_bytes: int = 0  # as in `StepCost`
+    splits: tuple[Sequence[str], Sequence[str]] = (("tensor", "pipeline"),) * 2  # for ranks: on CPU kernels, on a GPU
+    joint_norms: int = 0  # norms a token that tensor parallel adds sums for
+    family: str = ""  # model_type, or the catalog's name
+    head_bytes: int = 0  # weights of a prediction head, which a step reads only to draft
 
     @property
     def parameters(self) -> int:
@@ -105,12 +91,14 @@ class StepShape:
         return replace(self, matrices=matrices, resident_bytes=self.resident_bytes + change)
 
     def with_kv(self, stored: KVFormat) -> "StepShape":
+        """Return the shape with K/V in another format."""
         row, now = (kind.row_bytes(1, self.head_dim) for kind in (stored, self.kv_format))
         kv = [replace(layer, bytes_per_token=layer.bytes_per_token * row // now) for layer in self.kv]
         return replace(self, kv=kv, kv_format=stored)
 
     @property
     def cost(self) -> StepCost:
+        """The sums of a step."""
         return step_cost(
             self.matrices,
             self.vector_bytes,
@@ -134,6 +122,7 @@ class StepShape:
         return Operation("norms", 1, "", self.vector_bytes, 0)
 
     def _cache(self, past: int, tokens: int, *, prompt: bool = False) -> Iterator[Operation]:
+        """Yield the rows of K/V and state. prompt: late layers append only, see `LayerKV`."""
         cost = self.cost
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries within its window.
@@ -160,6 +149,7 @@ def total(operations: Sequence[Operation]) -> tuple[int, int]:
 
 
 def _operation(matrix: Matrix, tokens: int) -> Operation:
+    """Return the row of a matrix in a pass over `tokens`."""
     shape = f"{matrix.rows} x {matrix.columns}"
     if tokens == 1 or matrix.reads > 1:
         count = round(matrix.count * matrix.share * matrix.reads)

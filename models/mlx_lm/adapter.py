@@ -21,6 +21,7 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
     """
     from mlx_lm.tuner.lora import LoRALinear
 
+    # Changes are looked up by the class's own names, of all its modules with a weight: others are refused below.
     layers = {path: layer for path, layer in model.named_modules() if type(layer) in (nn.Linear, nn.QuantizedLinear)}
     weights = {f"{path}.weight": f"{path}.weight" for path, layer in model.named_modules() if "weight" in layer}
     changes = Changes(adapter, weights)
@@ -47,6 +48,7 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
 
 
 def _merged(weight: mx.array, change: Change) -> mx.array:
+    """Return W + B A in the type of W (N, K), computed in float32."""
     return (weight.astype(mx.float32) + change.b @ change.a.astype(mx.float32)).astype(weight.dtype)
 
 

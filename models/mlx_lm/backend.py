@@ -1,4 +1,8 @@
-"""K/V backend of mlx-lm's caches: one list of mlx-lm's own caches per sequence, and prefix reuse between them."""
+"""K/V backend of mlx-lm's caches: one list of mlx-lm's own caches per sequence, and prefix reuse between them.
+
+The engine calls it as any `runtime.kv.backend.KVBackend`. A cache (`cache.MlxLmCache`) can go back to an earlier length
+only where its parts have all entries, or a mark: `reachable` says how far.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +56,7 @@ class EndedSequence:
 
     cache: MlxLmCache
     tokens: list[int]
-    nbytes: int
+    nbytes: int  # allocated when it ended
 
 
 class PrefixCaches:
@@ -121,7 +125,7 @@ class PrefixCaches:
             return
         cache.mark()
         committed = list(tokens[: cache.committed])
-        # Those that it begins with serve no prompt that it does not serve.
+        # An ended sequence that this one begins with serves no prompt that this one does not serve.
         self._ended = [ended for ended in self._ended if ended.tokens != committed[: len(ended.tokens)]]
         self._ended.append(EndedSequence(cache, committed, cache.allocated_bytes))
         while len(self._ended) > 1 and sum(len(ended.tokens) for ended in self._ended) > self._max_entries:

@@ -2,11 +2,14 @@
 
 Some parts drop entries: recurrent state has none, a rotating or chunked cache drops its front. Their state is saved
 with every mark; other parts are trimmed. A part's attributes and content tell them apart, not its class.
+
+`tests/models/mlx_lm/test_forgetting.py` compares answers after going back with those of a new cache, for each kind.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,8 +20,8 @@ from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.metrics.cost import LayerKV
 
 _ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
-MOST = 6
-MOST_BYTES = 512 << 20
+MOST = 6  # marks of a cache
+MOST_BYTES = 512 << 20  # of all its marks
 State = list[dict[str, Any] | None]
 """Attributes of each part that drops entries, None for others."""
 
@@ -50,11 +53,11 @@ def leaves(parts: Iterable[CachePart]) -> list[CachePart]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """State of a cache at `length` entries that later entries overwrite."""
+    """State of a cache that later entries overwrite."""
 
-    length: int
+    length: int  # entries of the cache then
     state: State
-    nbytes: int
+    nbytes: int  # of the state's arrays
 
 
 class Marks:
@@ -90,12 +93,17 @@ class Marks:
 
     def _least_wanted(self) -> Mark:
         """Return the mark whose loss costs the fewest tokens for its distance from the end; the newest if alone."""
-        newest = self._marks[-1]
-        before = [0, *(mark.length for mark in self._marks)]
-        candidates = list(zip(before, self._marks[:-1], strict=False))
-        if not candidates:
-            return newest
-        return min(candidates, key=lambda pair: (pair[1].length - pair[0]) / (newest.length - pair[1].length))[1]
+        *others, newest = self._marks
+        least_wanted = newest
+        lowest = inf
+        before = 0  # length of the mark before
+        for mark in others:
+            loss = (mark.length - before) / (newest.length - mark.length)
+            if loss < lowest:
+                least_wanted = mark
+                lowest = loss
+            before = mark.length
+        return least_wanted
 
 
 class MlxLmCache(CacheLengths):
@@ -107,7 +115,7 @@ class MlxLmCache(CacheLengths):
         self.needs_marks = any(_drops(part) for part in leaves(parts))
         self._before: tuple[int, State] | None = None  # length and recurrent state before the newest pass
         self._marks = Marks()
-        self._kv = kv
+        self._kv = kv  # of the model's layers, for `committed_bytes`
 
     @property
     def rolls_back(self) -> bool:
@@ -119,6 +127,7 @@ class MlxLmCache(CacheLengths):
         self._before = (self.length, self._states(lambda attributes: tree_map(lambda leaf: leaf, attributes)))
 
     def rollback(self) -> None:
+        """Drop the entries after the committed ones, by the state that `hold` has kept, if there is one."""
         if self.length > self.committed and self._before is not None and self.needs_marks:
             length, states = self._before
             for part, state in zip(leaves(self.parts), states, strict=True):
@@ -138,6 +147,7 @@ class MlxLmCache(CacheLengths):
         super().trim(length)
 
     def mark(self) -> None:
+        """Make the committed length reachable later, if a part drops entries."""
         newest = self._marks.at_most(self.committed)
         if not self.needs_marks or (newest and newest.length == self.committed):
             return
@@ -161,6 +171,7 @@ class MlxLmCache(CacheLengths):
         return self._marks.at_most(length - 1)
 
     def reachable(self, length: int) -> int:
+        """Return the longest length, `length` at most, that the cache can go back to."""
         if length == self.length or all(_can_trim(part) for part in leaves(self.parts)):
             return length
         mark = self._marks.at_most(length)

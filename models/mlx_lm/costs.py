@@ -31,20 +31,14 @@ _LONG = 512
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Reads of a step.
+    """Reads of a step."""
 
-    shares: read share of each parameter, by name.
-    matrices: those that a step multiplies with.
-    vector_bytes: of all other parameters that it reads.
-    kv: of every cache.
-    """
-
-    vocab_size: int
-    shares: Mapping[str, float]
-    matrices: Sequence[Matrix]
-    vector_bytes: int
-    kv: Sequence[LayerKV]
-    attention_flops: int
+    vocab_size: int  # logits of a token
+    shares: Mapping[str, float]  # read share of each parameter, by name
+    matrices: Sequence[Matrix]  # that a step multiplies with
+    vector_bytes: int  # of all other parameters that it reads
+    kv: Sequence[LayerKV]  # of every cache
+    attention_flops: int  # per visible entry of a layer
 
     @property
     def cost(self) -> StepCost:
@@ -81,11 +75,13 @@ def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) ->
         module = name.removesuffix(".weight")
         extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
         nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
+
+        # A projection (N, K), or a stack of experts (X, N, K)
         count = 1
         rows = array.shape[0]
         kind = module.rpartition(".")[2]
         max_denominator = _LISTED
-        if array.ndim == 3 and shares[name] < 1 and array.shape[0] > 1:  # a stack of experts (X, N, K)
+        if array.ndim == 3 and shares[name] < 1 and array.shape[0] > 1:
             count, rows, _ = array.shape
             kind = f"expert {kind}"
             max_denominator = count

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
     from headrace.models.mlx_lm.cache import CachePart
 
-_BIAS = ".e_score_correction_bias"
-_GROUPS = (128, 64, 32)
+_BIAS = ".e_score_correction_bias"  # end of a router's correction
+# Of `ternary_to_affine`
+_GROUPS = (128, 64, 32)  # MLX's group sizes, the largest first
 _BITS = 2
-_PER_WORD = 16
-_PER_BYTE = 4
+_PER_WORD = 16  # codes in 32 bits
+_PER_BYTE = 4  # ternary weights in a stored byte
 
 Config = Mapping[str, object]
 Weights = dict[str, mx.array]
@@ -133,10 +134,12 @@ class _SquaredMLP(nn.Module):  # type: ignore[misc]
 
 
 def _without_prefix(weights: Weights, _config: Config) -> Weights:
+    """Remove the module that transformers puts GPT-2's layers in."""
     return {name.removeprefix("transformer."): array for name, array in weights.items()}
 
 
 def _older_norms(weights: Weights, _config: Config) -> Weights:
+    """Give the norms of OLMo hybrid's recurrent layers the names of all others."""
     older = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
     pattern = re.compile("|".join(older))
     return {pattern.sub(lambda match: older[match[0]], name): array for name, array in weights.items()}
@@ -157,16 +160,19 @@ def _turned_experts(weights: Weights, config: Config) -> Weights:
 
 
 def _refuse_olmo(_config: Config) -> None:
+    """Refuse OLMo 1 without a package that its class imports."""
     if find_spec("hf_olmo") is None:  # its class prints to stdout and exits
         raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
 
 
 def _refuse_norms_by_groups(config: Config) -> None:
+    """Refuse a Falcon-H1 whose class normalizes over all heads. On a CPU headrace's decoder runs it."""
     if config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
         raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
 
 
 def _refuse_capped_logits(config: Config) -> None:
+    """Refuse a cap that Gemma 3's class leaves out."""
     if text_section(config).get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
 
@@ -181,10 +187,12 @@ def _rotate_share(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def _weigh_jamba(model: nn.Module, _checkpoint: Checkpoint) -> None:
+    """Weigh Jamba's experts by the softmax over all of them."""
     _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
 
 
 def _weigh_hunyuan(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Divide the weights of the chosen experts by their sum, in Hunyuan's models without shared K/V."""
     if "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
         _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
 
@@ -206,6 +214,8 @@ def _weigh_experts(model: nn.Module, mixture: Callable[[nn.Module], nn.Module], 
 
 @cache
 def _weighing_class(stock: type[nn.Module], normalized: bool) -> type[nn.Module]:
+    """Return a mixture's class with the weights of `_weigh_experts`."""
+
     class Weighing(stock):  # type: ignore[misc]
         def __call__(self, x: mx.array) -> mx.array:
             """Return the output of the chosen experts. x: (batch, length, width)."""
@@ -236,6 +246,8 @@ def _mask_future(model: nn.Module, _checkpoint: Checkpoint) -> None:
 
 @cache
 def _masking_class(stock: type[nn.Module]) -> type[nn.Module]:
+    """Return an attention's class that adds minus infinity for masked entries."""
+
     class Masking(stock):  # type: ignore[misc]
         def _block_sparse_attention(self, *args: Any, mask: mx.array | None, **options: Any) -> mx.array:
             if mask is not None and mask.dtype == mx.bool_:
@@ -319,6 +331,7 @@ def _correct_experts(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 @cache
 def _corrected_class() -> type[nn.Module]:
+    """Return ERNIE's mixture with corrected scores."""
     from mlx_lm.models.ernie4_5_moe import Ernie4_5_MoeMLP
 
     class Corrected(Ernie4_5_MoeMLP):  # type: ignore[misc]
@@ -353,6 +366,7 @@ def ternary_to_affine(model: nn.Module) -> None:
 
 
 def _affine(layer: nn.Module) -> nn.QuantizedLinear:
+    """Return a ternary layer (N, K) as an affine one of 2 bits."""
     rows = layer.out_features
     columns = layer.in_features
     group = next(size for size in _GROUPS if columns % size == 0)
@@ -371,7 +385,7 @@ def _affine(layer: nn.Module) -> nn.QuantizedLinear:
     return affine
 
 
-_UNSCALED = ("default",)
+_UNSCALED = ("default",)  # for `Fix.scalings`: the class ignores every scaling
 _NOTHING = Fix()
 FIXES = {
     "arcee": Fix(stock="llama", change=_square_activations),

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from headrace.runtime.ops import Ops, Phase, Rope
 
-_MOST_ROPES = 64  # of a model
+_MOST_ROPES = 64  # of a model; more come from a class that makes new periods in each pass
 Names = dict[str, object]  # members of a module or a class
 
 
@@ -30,9 +30,10 @@ class KernelFunctions:
         ours = self._replacements()
         namespaces: dict[str, Names] = {}
         classes: dict[type, type] = {}
+        # A shared object would bind every model in the process: each gets its own.
         for _, module in model.named_modules():
             shared = module.get("activation")
-            if isinstance(shared, nn.Module):  # a default argument: all models have the same object
+            if isinstance(shared, nn.Module):  # a default argument of mlx-lm's classes
                 module.activation = copy(shared)
         for _, module in model.named_modules():
             stock = type(module)
@@ -128,7 +129,7 @@ def _module(stock: ModuleType, **replaced: object) -> ModuleType:
 
 def _bound_class(stock: type, ours: dict[int, object], namespaces: dict[str, Names]) -> type:
     """Return a subclass whose methods see `ours`; the class itself if it has no methods of mlx-lm's model files."""
-    members: Names = {}
+    members: Names = {}  # functions of the newest base that defines each name
     for base in reversed(stock.__mro__):
         for name, member in vars(base).items():
             members.pop(name, None)
@@ -154,6 +155,7 @@ def _namespace(function: FunctionType, ours: dict[int, object], namespaces: dict
 
 
 def _of_models(function: FunctionType) -> bool:
+    """Return whether a function is defined in a model file of mlx-lm."""
     return function.__module__.startswith("mlx_lm.models.")
 
 

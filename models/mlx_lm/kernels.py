@@ -50,6 +50,7 @@ def _kernel_class(module: nn.Module) -> "type[_OnKernels] | None":
 
 def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[], list[CachePart]]) -> "Exchanged":
     """Exchange layers in place and free their arrays, those in `stored` too. Weights are read and converted now."""
+    # Layers with weights
     candidates = {path: module for path, module in model.named_modules() if _kernel_class(module) and path in stored}
     read = _read_by_class(model, candidates, make_parts)
     made: dict[int, nn.Module] = {}  # by id of the module: classes may share one
@@ -72,6 +73,8 @@ def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[]
                 if part in own_layer and array is not None:
                     nbytes[f"{path}.{part}"] = array.nbytes
         _put(model, path, made[id(module)])
+
+    # Norms, rotations, and functions that methods call
     functions = KernelFunctions(ops)
     for path, module in model.named_modules():
         if type(module) is nn.RMSNorm:
@@ -84,11 +87,11 @@ def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[]
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Arrays of the exchanged layers, their bytes by the name of the parameter they were, and functions."""
+    """Result of an exchange."""
 
-    arrays: list[mx.array]
-    nbytes: Mapping[str, int]
-    functions: KernelFunctions
+    arrays: list[mx.array]  # of the exchanged layers
+    nbytes: Mapping[str, int]  # theirs, by the name of the parameter they were
+    functions: KernelFunctions  # which the network tells the phase of a pass
 
 
 class _OnKernels(nn.Module):  # type: ignore[misc]
@@ -173,7 +176,7 @@ class _Probe(nn.Module):  # type: ignore[misc]
 
     def __init__(self, inner: nn.Module, name: str, read: set[str]) -> None:
         super().__init__()
-        object.__setattr__(self, "_probed", (inner, name, read))
+        object.__setattr__(self, "_probed", (inner, name, read))  # `nn.Module` would count it as a parameter
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
         result: mx.array = self._probed[0](*args, **options)
@@ -201,7 +204,7 @@ def _read_by_class(
         _put(model, path, probes[id(module)])
     try:
         parts = make_parts()
-        for tokens in (3, 1, 1):
+        for tokens in (3, 1, 1):  # a prompt, then steps
             model(mx.zeros((1, tokens), mx.int32), cache=parts)
     finally:
         for path, module in candidates.items():
@@ -210,10 +213,12 @@ def _read_by_class(
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Replace the module at a path."""
     model.update_modules(tree_unflatten([(path, module)]))
 
 
 def _weight(module: nn.Module, stored: Mapping[str, mx.array]) -> Weight:
+    """Return a layer's weight in the types of its checkpoint."""
     data, scales, biases, bias = (stored.get(part) for part in _PARTS)
     assert data is not None
     if scales is None:

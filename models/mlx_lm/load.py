@@ -1,6 +1,7 @@
 """Construction of mlx-lm models from a checkpoint, without reading weights.
 
-Classes are adapted to the tensor names that transformers 5 writes.
+`MlxLmNetwork` calls `load`, and costs and ranks call `of_config`. Classes are adapted to the tensor names that
+transformers 5 writes, and corrected by the rows of `fixes`.
 
 mlx-lm's own loader reads plain and MLX-quantized checkpoints. Foreign matrices are dequantized to float32 first, since
 a class's `sanitize` may split, join and transpose them, and quantized to 8 bits afterwards. Matrices that affine groups
@@ -41,8 +42,9 @@ from headrace.runtime.ops import groups_of_16
 if TYPE_CHECKING:
     from mlx_lm.models.base import BaseModelArgs
 
+# A single stored expert: "model.layers.0.mlp.experts.5.up_proj.weight"
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
-_TABLE = "embed_tokens.weight"
+_TABLE = "embed_tokens.weight"  # the end of its name, by which the prefix of the text part is found
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
 
 
@@ -68,12 +70,7 @@ def load(
     refuse_what_classes_ignore(checkpoint.config)
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
-        # Weights in a format that headrace converts while it loads. `_drop_float32` means conversions made before.
-        converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
-        if head is None and not converted:
-            model = _from_files(checkpoint)
-        else:
-            model = _from_arrays(checkpoint, device, head)
+        model = _with_weights(checkpoint, device, head)
         correct(model, checkpoint)
         apply_ignored_windows(model, checkpoint.config)
         if checkpoint.adapter is not None and head is None:  # an adapter does not change a head
@@ -81,17 +78,30 @@ def load(
         if divide is not None:
             divide(model)
         stored = stored_arrays(model)
-        if device == mx.DeviceType.cpu:
-            # MLX would run a C++ compiler for each function that classes compile: seconds each, and no faster steps.
-            mx.disable_compile()
-            model.set_dtype(mx.float32)  # see models/network/dtypes.py
-        else:
-            half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
-            model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
-            _drop_float32(model, half, checkpoint)
+        _convert(model, device, checkpoint)
         return model, stored
     except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
         raise refused(checkpoint.config, checkpoint.path.name, error) from error
+
+
+def _with_weights(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:
+    """Return the model with its weights: read by mlx-lm, unless headrace converts their format while it loads."""
+    is_converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
+    if head is None and not is_converted:
+        return _from_files(checkpoint)
+    return _from_arrays(checkpoint, device, head)
+
+
+def _convert(model: nn.Module, device: mx.DeviceType, checkpoint: Checkpoint) -> None:
+    """Convert a model's parameters to the compute dtype of `device` (`models.network.dtypes`)."""
+    if device == mx.DeviceType.cpu:
+        # MLX would run a C++ compiler for each function that classes compile: seconds each, and no faster steps.
+        mx.disable_compile()
+        model.set_dtype(mx.float32)
+        return
+    half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
+    model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
+    _drop_float32(model, half, checkpoint)
 
 
 def of_config(config: Mapping[str, object]) -> nn.Module:
@@ -118,6 +128,7 @@ def of_config(config: Mapping[str, object]) -> nn.Module:
 
 
 def _quantize_as_stated(model: nn.Module, section: Mapping[str, object]) -> None:
+    """Quantize a model's layers by a config's section: general settings, or a module's own. False: it stays plain."""
     general = {key: section[key] for key in ("group_size", "bits", "mode") if key in section}
 
     def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
@@ -169,6 +180,7 @@ def quantize(model: nn.Module, kind: Quantization) -> None:
 
 
 def _from_files(checkpoint: Checkpoint) -> nn.Module:
+    """Return the model as mlx-lm's own loader reads it, in our adapted class."""
     from mlx_lm.utils import load_model
 
     model, _ = load_model(
@@ -196,15 +208,7 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
     if head is not None:
         head.adapt(model)
     stored = _read_for_class(checkpoint)
-    # Arrays that are float32 in the file stay plain at the end; those that headrace dequantized become 8 bits. After
-    # `sanitize` the names are others, so arrays are recognized by `id()`. No id is used again meanwhile, since `stored`
-    # keeps all arrays. An array that `sanitize` computes has a new id, and counts as dequantized if it is float32.
-    unpacked_ids = {id(array) for name, array in stored.items() if checkpoint.tensors[name].dtype == "F32"}
-    if checkpoint.foreign is not None:
-        # `checkpoint.tensors` lists foreign matrices as they become, some of them in float32.
-        unpacked_ids -= {id(stored[name]) for name in checkpoint.foreign.matrices}
-    # If none was dequantized, the stacks that the class makes of float32 experts stay plain, too.
-    has_dequantized = any(array.dtype == mx.float32 and id(array) not in unpacked_ids for array in stored.values())
+    dequantized = _Dequantized(checkpoint, stored)
     arrays = {**stored, **_regrouped(checkpoint, stored)}
     if head is not None:
         arrays = head.arrays(arrays)
@@ -215,11 +219,8 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
         weights = head.shifted(weights, arrays)  # needs both, to see which norms the class left as they were
 
     def was_dequantized(path: str) -> bool:
-        """Return whether the module's weight is one that headrace, or the class, computed in float32."""
-        array = weights.get(f"{path}.weight")
-        if array is None or not has_dequantized:
-            return False
-        return array.dtype == mx.float32 and id(array) not in unpacked_ids
+        """Return whether a module's weight has been dequantized."""
+        return dequantized.has(weights.get(f"{path}.weight"))
 
     _quantize_packed(model, weights)
     model.eval()
@@ -231,6 +232,31 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
             if f"{path}.scales" in weights or was_dequantized(path):
                 module.set_dtype(dtype)
     return model
+
+
+class _Dequantized:
+    """The float32 arrays that headrace or a class has computed: they become 8 bits. Those of the file stay plain.
+
+    `sanitize` gives arrays other names, so they are recognized by `id()`. No id is used again meanwhile, since `stored`
+    has all arrays. An array that `sanitize` computes has a new id.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, stored: Mapping[str, mx.array]) -> None:
+        """stored: arrays as they are read, by their names in `checkpoint.tensors`."""
+        self._stored = stored
+        self._of_file = {id(array) for name, array in stored.items() if checkpoint.tensors[name].dtype == "F32"}
+        if checkpoint.foreign is not None:
+            # `checkpoint.tensors` lists foreign matrices as they become, some of them in float32.
+            self._of_file -= {id(stored[name]) for name in checkpoint.foreign.matrices}
+        # If none was dequantized, the stacks that the class makes of float32 experts stay plain, too.
+        self._are_there = any(self._is_computed(array) for array in stored.values())
+
+    def has(self, array: mx.array | None) -> bool:
+        """Return whether this is such an array."""
+        return array is not None and self._are_there and self._is_computed(array)
+
+    def _is_computed(self, array: mx.array) -> bool:
+        return array.dtype == mx.float32 and id(array) not in self._of_file
 
 
 def _unquantized_model(config: Mapping[str, object]) -> nn.Module:
@@ -324,6 +350,7 @@ def _drop_float32(model: nn.Module, half: mx.Dtype, checkpoint: Checkpoint) -> N
 
 
 def _fits(module: nn.Module, group_size: int) -> bool:
+    """Return whether a layer can be quantized in groups of this size."""
     return hasattr(module, "to_quantized") and int(module.weight.shape[-1]) % group_size == 0
 
 
@@ -346,6 +373,7 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
         stated["model_type"] = fix.stock
     stock, arguments = _get_classes(stated)
 
+    # Quantization and loading look at a class's parameters and `sanitize`, so the changes are a subclass.
     class Adapted(stock):  # type: ignore[misc, valid-type]
         def __init__(self, args: "BaseModelArgs") -> None:
             super().__init__(args)
@@ -371,6 +399,7 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
 
 def _moved(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[str, mx.array]:
     """Rename a text-only checkpoint for a multimodal class, or the text part of a multimodal one for a text class."""
+    # Prefixes of the layers, in the checkpoint and in the class
     stored = next((body for body in BODIES if f"{body}{_TABLE}" in weights), None)
     wanted = next((name.removesuffix(_TABLE) for name in names if name.endswith(_TABLE)), None)
     if stored is None or wanted is None or (stored == "model.") == (wanted == "model."):
@@ -399,4 +428,6 @@ def _stacked(weights: dict[str, mx.array], names: Mapping[str, object]) -> dict[
         else:
             owner, number, part = match.groups()
             experts.setdefault(f"{owner}.switch_mlp.{part}", {})[int(number)] = array
-    return result | {name: mx.stack([each[number] for number in sorted(each)]) for name, each in experts.items()}
+    for name, by_number in experts.items():
+        result[name] = mx.stack([by_number[number] for number in sorted(by_number)])
+    return result

@@ -3,7 +3,7 @@
 docs/workarounds.md has the upstream reference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +15,12 @@ class LongRope:
     """Every LongRoPE module of an mlx-lm model, and its two lists of factors."""
 
     def __init__(
-        self, modules: list[nn.Module], original: int, short: mx.array, long: mx.array, scales: Sequence[float | None]
+        self,
+        modules: list[nn.Module],
+        original: int,
+        short: mx.array,
+        long: mx.array,
+        scales: tuple[float | None, float | None],
     ) -> None:
         """original: longest sequence of the short factors, in tokens. scales: amplitudes with short and with long ones.
 
@@ -48,7 +53,10 @@ class LongRope:
 
     def use(self, long: bool) -> None:
         """Rotate by the long or the short factors from here on. Changes the modules, for all sequences."""
-        for module, frequencies in zip(self._modules, self._long if long else self._short, strict=True):
-            module._freqs = frequencies
-            if (scale := self._scales[long]) is not None:
+        short_scale, long_scale = self._scales
+        frequencies = self._long if long else self._short
+        scale = long_scale if long else short_scale
+        for module, own_frequencies in zip(self._modules, frequencies, strict=True):
+            module._freqs = own_frequencies
+            if scale is not None:
                 module._scale = scale

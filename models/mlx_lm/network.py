@@ -35,8 +35,10 @@ from headrace.runtime.ops.kv_format import KVFormat
 class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
+    requantize: quantization of plain layers; None leaves them plain.
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
-    kernels: operations for `use_kernels`; None: the class stays stock MLX. head, divide: see `models.mlx_lm.load.load`.
+    kernels: operations for `use_kernels`; None: the class stays stock MLX.
+    head, divide: see `models.mlx_lm.load.load`.
     """
 
     activations = 16
@@ -55,6 +57,7 @@ class MlxLmNetwork:
         head: Head | None = None,
         divide: Callable[[nn.Module], None] | None = None,
     ) -> None:
+        # The model, and its layers as stored until they are exchanged
         self._model, stored = load(checkpoint, device, head, divide)
         if requantize is not None:
             quantize(self._model, requantize)
@@ -62,7 +65,9 @@ class MlxLmNetwork:
         self._kernels: tuple[Ops, Stored] | None = None  # until the layers are exchanged
         if kernels is not None:
             self._kernels = (kernels, stored)
-        self._functions: KernelFunctions | None = None
+        self._functions: KernelFunctions | None = None  # once they are
+
+        # Arrays, and what a step reads of them
         self.draft_head: DraftHead | None = None
         self.arrays = list(self._parameters().values())
         self.kv_format: KVFormat | None = None  # None: the class's own
@@ -115,6 +120,7 @@ class MlxLmNetwork:
         return twin
 
     def _store(self, kv: KVFormat) -> None:
+        """Set the format of K/V, and its cost. Raises UsageError, with the reason, if the class does not support it."""
         stored = None
         if kv.packed:
             if self._long_rope is not None:
@@ -173,4 +179,5 @@ class MlxLmNetwork:
         return project(self._model, x[:, -1:])[:, 0]
 
     def _fresh_parts(self) -> list[CachePart]:
+        """Return empty caches of a sequence."""
         return make_parts(self._model, self.kv_format)

@@ -40,7 +40,8 @@ class RankedMlxLm(MlxLmNetwork):
         kv: KVFormat | None,
         kernels: Ops | None,
     ) -> None:
-        self._group, self._staged = group, split.kind == "pipeline"
+        self._group = group
+        self._is_staged = split.kind == "pipeline"
 
         def divide(model: nn.Module) -> None:
             self._whole_shares = measure(model, checkpoint.config).shares  # collectives cannot be traced
@@ -58,7 +59,7 @@ class RankedMlxLm(MlxLmNetwork):
         """See `MlxLmNetwork`. Hands the pass to the device, as the other ranks do at this point."""
         out = super().layers(x, kv)
         wanted = any(row.logits or row.hidden for row in kv.rows)
-        if self._staged or wanted:  # a stage's output is sent within the logits
+        if self._is_staged or wanted:  # a stage's output is sent within the logits
             mx.async_eval(out)
         else:
             mx.async_eval(kv.arrays)
@@ -76,19 +77,27 @@ def ways(model: nn.Module, config: Mapping[str, object]) -> list[str]:
     if config.get("model_type") in _UNTESTED or LongRope.of(model, config) is not None:
         return []
     stages = getattr(text_model(model), "model", None)
-    return [*["tensor"] * hasattr(model, "shard"), *["pipeline"] * hasattr(stages, "pipeline")]
+    known = []
+    if hasattr(model, "shard"):
+        known.append("tensor")
+    if hasattr(stages, "pipeline"):
+        known.append("pipeline")
+    return known
 
 
 def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     """Raise UsageError if mlx-lm's class cannot be divided so. Reads no weight."""
     kind = checkpoint.config.get("model_type")
     model = of_config(checkpoint.config)
-    if split.kind not in (known := ways(model, checkpoint.config)):
+    known = ways(model, checkpoint.config)
+    if split.kind not in known:
         if not known:
             raise UsageError(f"several ranks: mlx-lm's class of {kind} runs on one machine only")
         raise UsageError(
             f"{split.kind}: mlx-lm's class of {kind} cannot be divided so", f"--split {known[0]} divides it"
         )
+
+    # A class divides heads evenly, but not the one head of latents.
     text = text_section(checkpoint.config)
     heads = [text.get(key) for key in ("num_attention_heads", "num_key_value_heads") if not text.get("kv_lora_rank")]
     if split.kind == "tensor":
@@ -97,6 +106,8 @@ def check_classes(checkpoint: Checkpoint, split: Split) -> None:
             raise UsageError(f"tensor parallel: mlx-lm's class of {kind} divides evenly only")
         if any(isinstance(count, int) and count % ranks for count in heads):
             raise UsageError(f"tensor parallel: {ranks} ranks cannot share the heads of {kind}")
+
+    # Divide a model without weights for each rank.
     try:
         for rank in range(len(split.shares)):
             _division(split, _Trial(rank, len(split.shares)))(of_config(checkpoint.config) if rank else model)

@@ -27,6 +27,7 @@ _VIEWS = (
 )  # fmt: skip
 # Config keys of the number of experts per token.
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+# Operations that read a matrix anew each time.
 _PRODUCTS = frozenset({"AddMM", "GatherMM", "GatherQMM", "Matmul", "QuantizedMatmul"})
 _Value = tuple[str, tuple[int, ...], mx.Dtype]  # in a traced graph: name, shape, element type
 
@@ -47,9 +48,10 @@ def touched_shares(model: nn.Module, config: Mapping[str, object], vocab_size: i
 
 
 def _traced(model: nn.Module) -> dict[str, float]:
+    """Return the shares by the graph of one step. Raises ValueError or RuntimeError if it cannot be exported."""
     parameters = [(name, array) for name, array in tree_flatten(model.parameters()) if isinstance(array, mx.array)]
     names = [name for name, _ in parameters]
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []  # of `mx.export_function`: inputs, then primitives in order
     states = _recurrent_states(model)
 
     def step(token: mx.array, *arrays: mx.array) -> mx.array:
@@ -120,11 +122,13 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
 
 
 def _nbytes(value: _Value) -> int:
+    """Return the bytes of a value of the graph."""
     _, shape, dtype = value
     return prod(shape) * int(dtype.size)
 
 
 def _assumed(model: nn.Module, config: Mapping[str, object], vocab_size: int) -> dict[str, float]:
+    """Return the shares by classes of modules and the config's number of active experts."""
     text = text_section(config)
     sections = (text, text.get("ffn_config") or {})
     active = next((part[key] for part in sections for key in _ACTIVE_EXPERTS if isinstance(part.get(key), int)), None)
@@ -177,6 +181,7 @@ def _looked_up(modules: Mapping[str, nn.Module], vocab_size: int) -> set[str]:
 
 
 def owner(modules: Mapping[str, nn.Module], parameter: str) -> str:
+    """Return the path of the module that has a parameter."""
     path = parameter
     while path not in modules:
         path = path.rpartition(".")[0]

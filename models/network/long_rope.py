@@ -16,7 +16,7 @@ CHUNK = 512  # tokens of a pass that feeds a sequence again
 
 
 class _Fed(NamedTuple):
-    """What a cache has been fed."""
+    """Tokens that a cache has been fed, and their rotation."""
 
     pieces: list[mx.array]  # tokens (1, n), in order
     long: bool  # the long factors rotated its keys

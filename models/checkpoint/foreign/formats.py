@@ -9,6 +9,9 @@ Methods, by their names in config.json's `quantization_config`:
     compressed-tensors                    float- and int-quantized: the same; pack-quantized: `W_packed`, `W_scale`
     gptq, awq                             `qweight`, `qzeros`, `scales`, and for GPTQ `g_idx`
     bitsandbytes (4 bits)                 see `nf4`
+
+A new method is a case of `_read`, and a layout in `matrices` and `checkpoint.arrays`, if its values are stored in
+another way.
 """
 
 from collections.abc import Mapping
@@ -61,6 +64,7 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
 
 
 def _is_nvfp4(section: Mapping[str, object]) -> bool:
+    """Return whether ModelOpt's 4-bit floats are stated, which mlx-lm reads."""
     return section.get("quant_method") == "modelopt" and _modelopt_algorithm(section) == "NVFP4"
 
 
@@ -73,6 +77,7 @@ def _modelopt_algorithm(section: Mapping[str, object]) -> object:
 
 
 def _read(method: str, section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """Return the matrices of a checkpoint, by the method that config.json names. Raises UnsupportedModelError."""
     if method in ("gptq", "awq"):
         return _gptq_awq(method, section, tensors)
     if method == "compressed-tensors":
@@ -96,6 +101,8 @@ def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]
         raise _unsupported(f"compressed-tensors with {sparsity['format']} sparsity")
     if section.get("transform_config"):
         raise _unsupported("compressed-tensors with transforms")
+
+    # Each group of modules states its weights' type; all have to be of one.
     groups = as_mapping(section.get("config_groups")).values()
     stated = [as_mapping(group).get("weights") for group in groups]
     weights = [entry for entry in stated if isinstance(entry, Mapping)]
@@ -150,9 +157,9 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
     if scale.dtype not in FLOATS:
         raise _unsupported(f"{name}: scales of type {scale.dtype}")
     counts = scale.shape
-    if prod(counts) == 1:
+    if prod(counts) == 1:  # one scale for the tensor
         return shape
-    if counts == shape[-2:-1] and len(shape) == 2:
+    if counts == shape[-2:-1] and len(shape) == 2:  # one for each row
         counts = (*counts, 1)
     sizes: tuple[int, ...] = ()
     if len(block) == 2:
@@ -184,8 +191,9 @@ def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, 
         raise _unsupported(form)
     if section.get("dynamic") or section.get("is_marlin_format"):
         raise _unsupported(f"{method} with settings per module or in Marlin's layout")
+
     matrices: dict[str, ForeignMatrix] = {}
-    per_word = 32 // bits
+    per_word = 32 // bits  # values in a word
     for name, info in tensors.items():
         if not name.endswith(".qweight"):
             continue
@@ -201,7 +209,7 @@ def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, 
         groups = tensors[parts["scales"]].shape[0]
         wanted = {"scales": (groups, shape[0]), "zeros": (groups, shape[0] // per_word), "order": (shape[1],)}
         _check(parts, tensors, wanted, shape[1], groups)
-        affine = None
+        affine = None  # with columns ordered by activation, groups are no neighbours
         if not section.get("desc_act"):
             affine = _affine_group(shape[1] // groups)
         matrices[f"{module}.weight"] = _matrix(_LAYOUTS[method], shape, parts, bits, shape[1] // groups, affine)
@@ -210,7 +218,8 @@ def _gptq_awq(method: str, section: Mapping[str, object], tensors: Mapping[str, 
 
 
 _LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "awq": "awq"}
-_PACKINGS = {"gptq": ((2, 4, 8), ("", "gptq", "gptq_v2")), "awq": ((4,), ("", "gemm"))}  # bits, and formats
+# Method -> (bits, formats) that are read; "" where config.json states none
+_PACKINGS = {"gptq": ((2, 4, 8), ("", "gptq", "gptq_v2")), "awq": ((4,), ("", "gemm"))}
 
 
 def _matrix_shape(info: TensorInfo) -> tuple[int, int]:
@@ -261,6 +270,11 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
 def _matrix(
     layout: Layout, shape: tuple[int, int], parts: dict[str, str], stored: int, group: int, affine: int | None
 ) -> ForeignMatrix:
+    """Return a matrix of packed integers.
+
+    stored, group: bits and columns that share a scale, in the file.
+    affine: columns that share a scale in MLX's groups, which then represent it exactly; None: it is requantized.
+    """
     if affine is not None:
         return ForeignMatrix(layout, shape, parts, stored, group, (), stored, affine, exact=True)
     bits, becomes = requantized(shape)
@@ -273,6 +287,7 @@ def _affine_group(group: int) -> int | None:
 
 
 def _need(parts: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise CheckpointError for a part that is missing."""
     for name in parts.values():
         if name not in tensors:
             raise CheckpointError(f"the checkpoint has {parts['data']} but no tensor {name}")
@@ -285,6 +300,11 @@ def _check(
     columns: int,
     groups: int,
 ) -> None:
+    """Raise CheckpointError for parts of the wrong type or shape, and columns that do not divide into the groups.
+
+    parts: tensors by role.
+    wanted: shapes by role.
+    """
     for role, name in parts.items():
         info = tensors[name]
         types: tuple[str, ...]
@@ -301,6 +321,7 @@ def _check(
 
 
 def _block_size(value: object) -> tuple[int, ...]:
+    """Return the rows and columns of a block, as stated; () for none. Raises CheckpointError."""
     if value is None:
         return ()
     if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)):
@@ -309,15 +330,20 @@ def _block_size(value: object) -> tuple[int, ...]:
 
 
 def _dropped(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
+    """Return the tensors that weights do not need."""
     return frozenset(name for name in tensors if name.rpartition(".")[2] in _IGNORED)
 
 
 def _refuse_unexplained(tensors: Mapping[str, TensorInfo], *, mlx: bool) -> None:
-    """Refuse tensors that are neither floats nor words with scales: their format is unknown."""
+    """Refuse tensors that are neither floats nor words with scales: their format is unknown.
+
+    mlx: words with scales are expected: the config states MLX's quantization, or another one has been converted to it.
+    """
     for name, info in tensors.items():
         module, _, part = name.rpartition(".")
         if info.dtype in FLOATS or part in _MASKS or not info.shape:
             continue
+        # MLX's packed weights, and the one-byte scales of its float modes
         words = mlx and (
             (part == "weight" and info.dtype == "U32" and f"{module}.scales" in tensors)
             or (part == "scales" and info.dtype == "U8" and f"{module}.weight" in tensors)

@@ -1,4 +1,8 @@
-"""Foreign matrices of a checkpoint and the tensors they become."""
+"""Foreign matrices of a checkpoint and the tensors they become.
+
+`formats` makes them of headers; `checkpoint.arrays` converts the weights as they say. A checkpoint's `tensors` and
+`quantization` describe the result, so that nothing after it knows the foreign format.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,37 +13,35 @@ from typing import Literal
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
 Layout = Literal["scaled", "gptq", "awq", "packed", "nf4"]
+# Values that affine groups do not represent exactly are quantized to these bits, in the largest group that fits a row.
 REQUANTIZED_BITS = 8
 REQUANTIZED_GROUPS = (64, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignMatrix:
-    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None.
-
-    stored_group: elements that share a scale, for layouts in words and nf4; 0 otherwise. blocks: for "scaled" the
-    elements of each axis that share a scale, for "nf4" the scales that do. offset: of the scales of "nf4".
-    """
+    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None."""
 
     layout: Layout
     shape: tuple[int, ...]  # in the network
     parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
     stored_bits: int
-    stored_group: int
+    stored_group: int  # elements that share a scale, in words and "nf4"; 0 otherwise
+    # Elements of each axis that share a scale, in "scaled"; scales that share one, in "nf4"
     blocks: tuple[int, ...] = ()
-    bits: int | None = None
-    group_size: int = 0
-    exact: bool = False
-    offset: float = 0.0
+    bits: int | None = None  # of the target
+    group_size: int = 0  # of the target
+    exact: bool = False  # the target has the same values
+    offset: float = 0.0  # of the scales of "nf4"
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A checkpoint's foreign quantization. matrices: by the name of the resulting tensor."""
+    """A checkpoint's foreign quantization."""
 
-    method: str
-    matrices: Mapping[str, ForeignMatrix]
-    dropped: frozenset[str] = field(default_factory=frozenset)
+    method: str  # in words, for people
+    matrices: Mapping[str, ForeignMatrix]  # by the name of the resulting tensor
+    dropped: frozenset[str] = field(default_factory=frozenset)  # stored tensors that are not needed
     zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
 
     @property
@@ -56,8 +58,8 @@ class Foreign:
     def quantization(self) -> dict[str, object]:
         """Return MLX's `quantization` section for the converted matrices."""
         kinds = {name.removesuffix(".weight"): m for name, m in self.matrices.items() if m.bits is not None}
-        usual = Counter((m.bits, m.group_size) for m in kinds.values()).most_common(1)
-        bits, group = usual[0][0] if usual else (REQUANTIZED_BITS, REQUANTIZED_GROUPS[0])
+        counts = Counter((m.bits, m.group_size) for m in kinds.values())
+        bits, group = max(counts, key=counts.__getitem__, default=(REQUANTIZED_BITS, REQUANTIZED_GROUPS[0]))
         section: dict[str, object] = {"bits": bits, "group_size": group, "mode": "affine"}
         for module, m in kinds.items():
             if (m.bits, m.group_size) != (bits, group):

@@ -37,9 +37,13 @@ def parts_of(
     """
     parts = {"data": weight, "scales": f"{weight}.absmax", "table": f"{weight}.quant_map"}
     nested = f"{weight}.nested_absmax" in tensors
-    parts |= {role: f"{weight}.{end}" for role, end in _NESTED.items()} if nested else {}
-    if missing := [name for name in parts.values() if name not in tensors]:
-        raise CheckpointError(f"the checkpoint has {state} but no tensor {missing[0]}")
+    if nested:
+        parts |= {role: f"{weight}.{end}" for role, end in _NESTED.items()}
+    for name in parts.values():
+        if name not in tensors:
+            raise CheckpointError(f"the checkpoint has {state} but no tensor {name}")
+
+    # The state: shape, codes that share a scale, scales that share one
     stated = read_small_object(tensors[state], state)
     shape = stated.get("shape")
     offset = stated.get("nested_offset", 0.0)
@@ -51,6 +55,8 @@ def parts_of(
         raise CheckpointError(f"{state}: shape and block sizes must be positive integers")
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not isfinite(offset):
         raise CheckpointError(f"{state}: nested_offset is {offset!r:.40}")
+
+    # The parts, as these sizes imply them
     rows, columns, group, outer = counts
     scales = -(-rows * columns // group)
     # Elements by role; the last block of codes or scales may be shorter.

@@ -2,6 +2,8 @@
 
 All three are W = scale * (q - zero) with a scale and a zero point per group of a row. MLX's affine groups represent
 them exactly in float32: W = scale * q + bias with bias = -scale * zero.
+
+Dimensions: W (N, K) with G groups in a row, C words in a row.
 """
 
 import mlx.core as mx
@@ -32,7 +34,7 @@ def unpack(
         return _open(data, bits, _AWQ_NIBBLES).T, step, _open(zeros, bits, _AWQ_NIBBLES).T.astype(mx.float32)
     zero = _open(zeros, bits)
     if zeros_less_one:
-        zero = (zero + 1) & ((1 << bits) - 1)
+        zero = (zero + 1) & ((1 << bits) - 1)  # within `bits`, so that the largest becomes 0
     return _open(data.T, bits), step, zero.T.astype(mx.float32)  # W.T (K, N) packed along K
 
 
@@ -42,7 +44,7 @@ def affine(
     """Return MLX's packed words, scales and biases, for groups that MLX supports."""
     rows, columns = matrix.shape
     bits = matrix.stored_bits
-    times = matrix.stored_group // matrix.group_size
+    times = matrix.stored_group // matrix.group_size  # MLX's groups in a stored one, which have its scale
     per_word = 32 // bits
     shifts = mx.arange(per_word, dtype=mx.uint32) * bits
     words = (q.reshape(rows, columns // per_word, per_word) << shifts).sum(axis=-1).astype(mx.uint32)
