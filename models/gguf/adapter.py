@@ -1,7 +1,8 @@
 """LoRA adapters in GGUF files, as llama.cpp's converter and Ollama write them, for a base that is a GGUF file, too.
 
 `blk.0.attn_q.weight.lora_a` (r, K) and `.lora_b` (N, r) change that tensor of the base by alpha / r * B A. Rows and
-columns are in the order of the base's file; its table of targets has the modules and the orders.
+columns are in the order of the base's file; its table of targets has the modules and the orders. The result is an
+adapter in mlx-lm's format, which `models.checkpoint.adapter` reads (`models.registry.adapters` asks for it).
 """
 
 import json
@@ -37,9 +38,13 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
     base_container = open_container(base)
     layout = layout_of(base_container)
     _check(file, metadata, layout.metadata.architecture)
+
+    # A tensor of the file may become several of the network: Q, K and V are stored as one, or not.
     targets: dict[str, list[Target]] = {}
     for each in layout.targets:
         targets.setdefault(each.source, []).append(each)
+
+    # Both factors of each tensor, in the network's order of rows and columns
     arrays = {}
     for name in _changed_tensors(container.tensors):
         a, b = (container.tensors.get(name + part) for part in _PARTS)
@@ -71,6 +76,7 @@ def base_of_file(file: Path) -> str | None:
 
 
 def _check(file: Path, metadata: Metadata, architecture: str) -> None:
+    """Raise an error for a file that is no LoRA adapter, or one for another architecture than the base's."""
     if metadata.text("general.type", "model") != "adapter":
         raise CheckpointError(f"{file.name} is a model, not an adapter")
     if (kind := metadata.text("adapter.type")) != "lora":
@@ -84,6 +90,7 @@ def _check(file: Path, metadata: Metadata, architecture: str) -> None:
 
 
 def _takes_adapter(target: Target) -> bool:
+    """Return whether headrace applies an adapter to this tensor: to whole matrices, not to the embedding table."""
     is_whole_matrix = len(target.shape) == 2 and target.index is None and not target.below
     return is_whole_matrix and target.source != "token_embd.weight"
 
@@ -121,5 +128,6 @@ def _scale(metadata: Metadata, rank: int) -> float:
 
 
 def _matrix(tensor: RawTensor) -> _Matrix:
+    """Return a factor in float32."""
     values: _Matrix = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).astype(np.float32)
     return values.reshape(tensor.shape)

@@ -2,6 +2,9 @@
 
 Facts of the files are those of llama.cpp's converter; modules and entries are those of mlx-lm's class, or of
 transformers' where mlx-lm reads its names.
+
+Rows stand in `gguf.architectures`. `config` makes the config of a row, `names` the targets of its tensors. A new row
+needs a variant in `tests/models/gguf/build_layered.py`, and llama.cpp's answers (CONTRIBUTING.md, "GGUF architecture").
 """
 
 from collections.abc import Callable, Mapping
@@ -45,28 +48,18 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Destination of one tensor of a layer.
+    """Destination of one tensor of a layer, in a group by the tensor's name below "blk.N." (`names.named`)."""
 
-    shape: names of the sizes in the file, slowest axis first.
-    leaf: parameter of the module.
-    rows, columns: their order in the network, None for that of the file; blocks of columns.
-    values: change of the numbers.
-    stored: shape of an unquantized tensor in the network, if another.
-    plain: never quantized in the network.
-    optional: some files lack it.
-    source: the tensor's name, if it is not the key.
-    """
-
-    module: str
-    shape: str
-    leaf: str = "weight"
-    rows: OrderOf | None = None
-    columns: OrderOf | None = None
-    values: Values = "same"
-    stored: str = ""
-    plain: bool = False
-    optional: bool = False
-    source: str = ""
+    module: str  # below the layer
+    shape: str  # sizes in the file by their names, slowest axis first: "heads*head hidden"
+    leaf: str = "weight"  # parameter of the module
+    rows: OrderOf | None = None  # their order in the network; None: as in the file
+    columns: OrderOf | None = None  # order of blocks of columns
+    values: Values = "same"  # change of the numbers
+    stored: str = ""  # shape of an unquantized tensor in the network, if another
+    plain: bool = False  # never quantized in the network
+    optional: bool = False  # some files lack it
+    source: str = ""  # the tensor's name, if it is not the key
     below: str = ""  # a further tensor of this shape, whose rows follow
     index: int | None = None  # of one matrix, where the tensor is a stack
 
@@ -81,13 +74,10 @@ Parts = Mapping[str, Part]
 
 
 class DraftLayer(NamedTuple):
-    """Modules of a layer for multi-token prediction, which follows the others; `{}` is their number.
+    """Modules of a layer for multi-token prediction, which follows the others; `{}` is their number."""
 
-    at: prefix of all. layer: prefix, below it, of the parts that any layer has.
-    """
-
-    at: str
-    layer: str
+    at: str  # prefix of all
+    layer: str  # prefix, below it, of the parts that any layer has
     projection: str
     embedding_norm: str
     hidden_norm: str
@@ -95,6 +85,7 @@ class DraftLayer(NamedTuple):
 
     @property
     def parts(self) -> Parts:
+        """The tensors that only this layer has."""
         return {
             "nextn.eh_proj.weight": Part(self.projection, "hidden 2*hidden"),
             "nextn.enorm.weight": Part(self.embedding_norm, "hidden"),
@@ -107,7 +98,7 @@ class DraftLayer(NamedTuple):
 class Architecture:
     """Facts of one architecture. Functions are for facts that its files or its class state otherwise."""
 
-    model_class: str
+    model_class: str  # in "architectures" of config.json
     model_type: str
     # Tensors of layers. A layer has those of `layer`, of its type in the config, and of `sparse`, where there are such
     # groups. A layer without a router has those of `dense` in place of `sparse`.

@@ -25,6 +25,7 @@ from headrace.models.gguf.rope import long_rope, rope_scaling
 from headrace.models.gguf.vocabulary import SpecialIds
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+# Keys of the norms' epsilon: of RMSNorm, of LayerNorm
 _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon")
 
 # generation_config.json key: GGUF key.
@@ -37,7 +38,7 @@ _SAMPLING = {
 }
 
 _OFF = (0,)
-_OFF_OR_ONE = (0, 1)
+_OFF_OR_ONE = (0, 1)  # of factors, for which llama.cpp takes 0 as 1
 # Values with which a key changes nothing, of the keys that change logits in llama.cpp's `llama-arch.cpp`. Keys of sizes
 # are missing here: tensors of another shape are refused anyway.
 _NEUTRAL: dict[str, tuple[Value, ...]] = {
@@ -80,6 +81,8 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
     """
     row = architecture_of(metadata)
     metadata.ignore(*(f"{{arch}}.{key}" for key in row.unread))  # counted as read
+
+    # Entries of any model, then those that the row names
     config = _sizes(metadata, row, file)
     if row.attends:
         config |= _attention(metadata, row, file, config)
@@ -90,12 +93,18 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
     if row.window_period:
         config |= windows(metadata, config["num_hidden_layers"], row.window_period)
     config |= {entry: file.has(tensor) for entry, tensor in row.by_tensor.items()}
+
+    # Entries that its files state in their own way
     config |= row.entries(metadata, file, config)
     refuse_unread(metadata)  # last: a key that is only read after this could be refused
     if not row.wrapped:
         return {"architectures": [row.model_class], **config}
-    tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
-    return {"architectures": [row.model_class], "model_type": row.wrapped, "text_config": config, **tied}
+    return {
+        "architectures": [row.model_class],
+        "model_type": row.wrapped,
+        "text_config": config,
+        "tie_word_embeddings": config["tie_word_embeddings"],
+    }
 
 
 def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Entries:

@@ -1,6 +1,7 @@
 """Memory-mapped GGUF files: checked metadata values and raw tensor bytes.
 
-A split model has its metadata in the first file of a set, and tensors in all of them.
+A split model has its metadata in the first file of a set, and tensors in all of them. `header` has checked every
+number by then; values are read through `metadata.Metadata`, and weights by `convert` and `parts`.
 """
 
 import mmap
@@ -19,12 +20,12 @@ from headrace.runtime.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RawTensor:
-    """One stored tensor. data: mapped bytes (rows, bytes per row) in uint8; a vector is one row."""
+    """One stored tensor."""
 
     name: str
-    type: str
+    type: str  # a key of `header.BLOCKS`
     shape: tuple[int, ...]  # in elements, slowest dimension first
-    data: npt.NDArray[np.uint8]
+    data: npt.NDArray[np.uint8]  # mapped bytes (rows, bytes per row); a vector is one row
 
 
 _Content = tuple[dict[str, Value], dict[str, RawTensor]]
@@ -98,12 +99,13 @@ def _joined(paths: list[Path], contents: Iterable[_Content]) -> Container:
 
 def _check_part(path: Path, metadata: Mapping[str, Value], number: int, count: int) -> None:
     """Fail unless the file says that it is part `number` of `count`."""
-    stated = (metadata.get("split.no", 0), metadata.get("split.count", 1) or 1)
-    if stated[1] != 1 and count == 1:
+    stated_number = metadata.get("split.no", 0)
+    stated_count = metadata.get("split.count", 1) or 1
+    if stated_count != 1 and count == 1:
         raise CheckpointError(
             f"{path.name}: one part of a split GGUF model; name the parts NAME-00001-of-0000N.gguf, in one folder"
         )
-    if stated != (number, count):
+    if (stated_number, stated_count) != (number, count):
         raise CheckpointError(f"{path.name}: it is not part {number + 1} of {count}")
 
 
@@ -119,6 +121,7 @@ def forget(tensor: RawTensor) -> None:
 
 
 def _read(path: Path) -> _Content:
+    """Map a file; return its metadata and tensors. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:  # cannot be mapped
@@ -136,6 +139,7 @@ def _read(path: Path) -> _Content:
 
 
 def _read_remote(file: RemoteFile, values_of: Callable[[Value | None], Collection[str]]) -> _Content:
+    """Read more and more of a remote file until its header is whole, then some values. See `remote_container`."""
     content = b""
     while True:
         more = min(max(len(content), _LEAST_BYTES), _MOST_BYTES)
@@ -158,5 +162,6 @@ def _read_remote(file: RemoteFile, values_of: Callable[[Value | None], Collectio
 
 
 def _raw(entry: TensorEntry, data: npt.NDArray[np.uint8]) -> RawTensor:
+    """Return a tensor with its bytes in rows; those of a stack of matrices (X, N, K) in X rows."""
     rows = entry.shape[0] if len(entry.shape) > 1 else 1
     return RawTensor(entry.name, entry.type, entry.shape, data.reshape(rows, -1))

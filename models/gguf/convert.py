@@ -2,6 +2,10 @@
 
 headrace, mlx-lm and transformers' tokenizer classes load the directory: Hugging Face names and layout, unfused, in MLX
 affine quantization for quantized tensors. `headrace.json` records the source and the inexact tensors.
+
+`plan_of` decides all from the header; `convert_gguf` writes a copy, `link_gguf` a list of what each tensor becomes, and
+`parts` converts tensors of a linked file one by one. `Layout.described` and `converted` must agree on every form:
+`gguf_parts` compares them.
 """
 
 import hashlib
@@ -55,10 +59,11 @@ class _ConversionLog:
     """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
     settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
-    types: set[str] = field(default_factory=set)
-    inexact: list[dict[str, object]] = field(default_factory=list)
+    types: set[str] = field(default_factory=set)  # in the file
+    inexact: list[dict[str, object]] = field(default_factory=list)  # rows of headrace.json
 
     def note(self, tensor: "ConvertedTensor", module: str) -> None:
+        """Add a tensor of a module."""
         source = tensor.source
         self.types.add(source.type)
         if tensor.settings is not None:
@@ -69,10 +74,10 @@ class _ConversionLog:
 
 
 class Description(NamedTuple):
-    """Form of a converted tensor, from headers: safetensors type and shape of each array, and as `ConvertedTensor`."""
+    """Form of a converted tensor, from headers."""
 
-    arrays: dict[str, tuple[str, tuple[int, ...]]]
-    settings: tuple[int, int, str] | None
+    arrays: dict[str, tuple[str, tuple[int, ...]]]  # by name: safetensors type and shape
+    settings: tuple[int, int, str] | None  # as in `ConvertedTensor`
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ class Layout:
 
     container: Container
     metadata: Metadata
-    config: Entries
-    targets: list[Target]
+    config: Entries  # config.json, without its quantization section
+    targets: list[Target]  # in model order
 
     def described(self, target: Target) -> Description:
         """Return the form of one converted tensor, with groups of 16."""
@@ -152,6 +157,8 @@ def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None
     sha256, errors: as for `convert_gguf`.
     """
     plan = read_plan(source) if isinstance(source, Path) else source
+
+    # The form of each tensor, as its conversion would write it
     described = _ConversionLog()
     tensors = {name: {"dtype": "F32", "shape": list(values.shape)} for name, values in made_vectors(plan).items()}
     for wanted in plan.targets:
@@ -160,6 +167,7 @@ def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None
         described.types.add(_source(plan.container, wanted).type)
         if form.settings is not None:
             described.settings[wanted.module] = form.settings
+
     paths = plan.container.paths
     for path in paths:
         (target / path.name).symlink_to(path.absolute())
@@ -219,6 +227,7 @@ def read_plan(source: Path) -> ConversionPlan:
 
 
 def plan_of(container: Container) -> ConversionPlan:
+    """Return all that the headers of a container decide. Raises as `convert_gguf`."""
     check_kind(container)
     metadata = Metadata(container.metadata)
     vocabulary = read_vocabulary(metadata)
@@ -235,6 +244,7 @@ def layout_of(container: Container) -> Layout:
 
 
 def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout:
+    """Return the config and the targets. Raises CheckpointError for a tensor of another shape than the config's."""
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     config = header_config(container, metadata, vocab_size)
     wanted = targets(architecture_of(metadata), config, shapes)
@@ -262,11 +272,16 @@ def header_config(container: Container, metadata: Metadata, vocab_size: int | No
 
 
 def _long_factors(container: Container) -> LongFactors | None:
-    long, short = (_vector(container, name) for name in (ROPE_LONG, ROPE_SHORT))
-    return None if long is None or short is None else LongFactors(long, short)
+    """Return LongRoPE's factors, if the file has both."""
+    long = _vector(container, ROPE_LONG)
+    short = _vector(container, ROPE_SHORT)
+    if long is None or short is None:
+        return None
+    return LongFactors(long, short)
 
 
 def _vector(container: Container, name: str) -> list[float] | None:
+    """Return the content of a vector of float32; None if it is missing. Raises CheckpointError for another tensor."""
     tensor = container.tensors.get(name)
     if tensor is None:
         return None
@@ -277,10 +292,13 @@ def _vector(container: Container, name: str) -> list[float] | None:
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without axes of one in front, which llama.cpp's quantized files lack."""
-    return shape[next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1) :]
+    last = len(shape) - 1
+    first = next((axis for axis, size in enumerate(shape) if size != 1), last)
+    return shape[first:]
 
 
 def _check_shape(tensor: RawTensor, target: Target) -> None:
+    """Raise CheckpointError for another shape than the target's."""
     if _without_ones(tensor.shape) != _without_ones(target.shape):
         raise CheckpointError(f"tensor {tensor.name} has shape {tensor.shape}, the metadata asks for {target.shape}")
 
@@ -295,16 +313,13 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class ConvertedTensor:
-    """A tensor in the network's layout: an array, or words, scales and biases of a quantized matrix.
-
-    settings: group size, bits and mode of a quantized one. max_error: against the file's exact values.
-    """
+    """A tensor in the network's layout: an array, or words, scales and biases of a quantized matrix."""
 
     source: RawTensor
     arrays: Mapping[str, StoredArray]  # by name
-    became: str
-    max_error: float
-    settings: tuple[int, int, str] | None = None
+    became: str  # its form in words
+    max_error: float  # against the file's exact values
+    settings: tuple[int, int, str] | None = None  # group size, bits and mode of a quantized one
 
 
 def converted(
@@ -313,6 +328,8 @@ def converted(
     """Convert the tensor of one target, or some of its rows. Raises as `convert_gguf`."""
     tensor = container.tensors[target.source]
     joined_error = 0.0
+
+    # Some rows, one matrix of a stack, or the rows of two tensors
     if rows is not None:
         part = tensor.data[rows]
         tensor = RawTensor(tensor.name, tensor.type, (len(part), *tensor.shape[1:]), part)
@@ -320,9 +337,10 @@ def converted(
         tensor = _matrix_of(tensor, target.index)
     if target.below:
         tensor, joined_error = _joined(tensor, container.tensors[target.below])
+
     if not _is_packed(tensor, target):
         return _plain(tensor, target)
-    experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
+    experts = tensor.type == "MXFP4" and len(tensor.shape) > 2  # as `stored_groups` says
     packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
     return _packed(tensor, packed, target, max(packed.max_error, joined_error))
 
@@ -330,6 +348,7 @@ def converted(
 def _write_weights(
     plan: ConversionPlan, path: Path, groups_of_16: bool, progress: Callable[[int, int], None] | None
 ) -> _ConversionLog:
+    """Write all tensors into one safetensors file, one after the other. Arguments: see `convert_gguf`."""
     written = _ConversionLog()
     container = plan.container
     made = made_vectors(plan)
@@ -386,15 +405,18 @@ def _joined(above: RawTensor, below: RawTensor) -> tuple[RawTensor, float]:
 
 
 def _is_packed(tensor: RawTensor, target: Target) -> bool:
+    """Return whether a tensor stays quantized."""
     return is_quantized(tensor) and not target.plain
 
 
 def _leaves(container: Container, target: Target) -> tuple[str, ...]:
+    """Return the parameters that a target may become, for the space of the header."""
     packed = any(_is_packed(container.tensors[source], target) for source in target.sources)
     return ("weight", "scales", "biases") if packed else (target.leaf,)
 
 
 def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float) -> ConvertedTensor:
+    """Return a quantized matrix in the network's order of rows and columns."""
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     parts = [("weight", affine.weight, "U32"), ("scales", affine.scales, scale_type)]
     parts += [] if affine.biases is None else [("biases", affine.biases, scale_type)]
@@ -409,6 +431,7 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
 
 
 def _check_columns(tensor: RawTensor, target: Target, group_size: int) -> None:
+    """Raise UnsupportedModelError if blocks of columns that move would cut groups."""
     if target.columns is not None and tensor.shape[-1] // len(target.columns) % group_size:
         raise UnsupportedModelError(
             f"tensor {tensor.name} ({tensor.type}) is quantized across heads: their size is no multiple of a group"
@@ -416,6 +439,7 @@ def _check_columns(tensor: RawTensor, target: Target, group_size: int) -> None:
 
 
 def _plain(tensor: RawTensor, target: Target) -> ConvertedTensor:
+    """Return an unquantized tensor, with its values changed if the target says so."""
     words, dtype = to_plain(tensor)
     max_error = 0.0
     if target.values != "same":
@@ -458,14 +482,16 @@ def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str,
         return {}
 
     def entry(of: tuple[int, int, str]) -> dict[str, object]:
-        return dict(zip(("group_size", "bits", "mode"), of, strict=True))
+        group_size, bits, mode = of
+        return {"group_size": group_size, "bits": bits, "mode": mode}
 
-    common = Counter(settings.values()).most_common(1)[0][0]
+    [(common, _)] = Counter(settings.values()).most_common(1)
     section = entry(common) | {module: entry(stored) for module, stored in settings.items() if stored != common}
     return {"quantization": section, "quantization_config": section}
 
 
 def _origin(paths: list[Path], metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, object]:
+    """Return headrace.json. sha256: of the files one after the other, computed if None."""
     if sha256 is None:
         digest = hashlib.sha256()
         for part in paths:
@@ -491,4 +517,5 @@ def stated_licence(metadata: Metadata) -> str | None:
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
+    """Write a JSON object with a line for each entry."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -20,21 +20,23 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Metadata value types by number: struct format of the fixed-size ones.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+# Value types with a meaning of their own here
 _UINT32 = 4
 _BOOL = 7
 _STRING = 8
 _ARRAY = 9
 _LENGTH = struct.Struct("<Q")
 
-_MAX_DIMS = 4
-_MAX_ALIGNMENT = 1 << 16
+_MAX_DIMS = 4  # of the specification
+_MAX_ALIGNMENT = 1 << 16  # bytes; 32 in use
 _MAX_NAME_BYTES = 256  # the specification limits tensor names to 64; keys in use are no longer
 # Array elements take a few dozen bytes each. The largest vocabularies in use have 1.3 million
 # elements (tokens, scores, types and merges together).
 _MAX_ARRAY_ELEMENTS = 1 << 21
 _MAX_TEXT_BYTES = 4 << 20  # chat templates in use have up to 20,000
 MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
-_MAX_KEYS, _MAX_TENSORS = 1 << 14, 1 << 16  # in use: about 60 and 2,000
+_MAX_KEYS = 1 << 14  # in use: about 60
+_MAX_TENSORS = 1 << 16  # in use: 2,000
 
 # Convertible tensor types: (elements per block, bytes per block).
 BLOCKS = {
@@ -100,12 +102,12 @@ Value = int | float | bool | str | list[Any] | Texts
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One entry of the tensor table. shape: slowest dimension first. start: byte in the data section."""
+    """One entry of the tensor table."""
 
     name: str
-    type: str
-    shape: tuple[int, ...]
-    start: int
+    type: str  # a key of `BLOCKS`
+    shape: tuple[int, ...]  # slowest dimension first
+    start: int  # byte in the data section
     nbytes: int
 
 
@@ -191,6 +193,7 @@ class _HeaderReader:
         self.metadata: dict[str, Value] = {}
 
     def run(self) -> Header:
+        """Read the metadata, then the tensor table, and check where the tensors lie."""
         tensor_count = self.read_metadata()
         tensors = [self.tensor() for _ in range(tensor_count)]
         if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -295,6 +298,7 @@ class _HeaderReader:
             previous = tensor.name
 
     def read_alignment(self, kind: int) -> int:
+        """Read the alignment of tensors: a power of two, in bytes. kind: type of the value."""
         if kind != _UINT32:
             self.fail("general.alignment is not a 32-bit number")
         self.alignment = self.number("I")
@@ -379,4 +383,5 @@ class _HeaderReader:
         self.position += length
 
     def fail(self, reason: str, hint: str | None = None) -> NoReturn:
+        """Raise CheckpointError."""
         raise CheckpointError(f"{self.file_name}: {reason}", hint)

@@ -1,4 +1,7 @@
-"""Table of the metadata keys that are entries of config.json, and entries that follow from several keys."""
+"""Table of the metadata keys that are entries of config.json, and entries that follow from several keys.
+
+Rows of `gguf.architectures` name entries in their `keys`. A key that is read counts as understood (`config`).
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,6 +45,7 @@ class Key:
 
 
 def _width(name: str, otherwise: str = "") -> Key:
+    """Return the key of a width in numbers."""
     return Key(name, maximum=WIDTH, otherwise=otherwise)
 
 
@@ -148,9 +152,11 @@ def mixture(metadata: Metadata, names: tuple[str, str, str]) -> Entries:
 
 
 def has_experts(metadata: Metadata) -> bool:
+    """Return whether a file is of a mixture of experts."""
     return metadata.integer("{arch}.expert_count", 0, maximum=_EXPERTS) > 0
 
 
+# Values of `expert_gating_func`, as llama.cpp numbers them
 SOFTMAX = 1
 SIGMOID = 2
 
@@ -206,4 +212,5 @@ def windows(metadata: Metadata, layers: int, period: int) -> Entries:
 
 
 def layer_type(slides: bool) -> str:
+    """Return the word of config.json for a layer with or without a window."""
     return "sliding_attention" if slides else "full_attention"

@@ -1,4 +1,7 @@
-"""Typed access to GGUF metadata; a missing key, wrong type or range raises CheckpointError."""
+"""Typed access to GGUF metadata; a missing key, wrong type or range raises CheckpointError.
+
+It notes each key that is read: `config.refuse_unread` refuses those that change logits and were not.
+"""
 
 import math
 from collections.abc import Mapping
@@ -18,12 +21,14 @@ class Metadata:
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str | None = None) -> str:
+        """Return a text. Without a default, here and below, the key must be there."""
         value = self._get(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "a text", value)
         return value
 
     def optional_text(self, key: str) -> str | None:
+        """Return a text; None if the key is missing."""
         return self.text(key) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
@@ -43,23 +48,28 @@ class Metadata:
         return _shortest(float(value))
 
     def negative(self, key: str) -> float:
+        """Return a finite number below zero."""
         value = self._get(key, None)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < 0:
             raise self._wrong(key, "a finite number below zero", value)
         return _shortest(float(value))
 
     def positive(self, key: str, default: float | None = None) -> float:
-        if (value := self.number(key, default)) == 0:
+        """Return a finite number above zero."""
+        value = self.number(key, default)
+        if value == 0:
             raise self._wrong(key, "above zero", value)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false", value)
         return value
 
     def texts(self, key: str) -> list[str]:
+        """Return a list of texts, which are decoded now."""
         value = self._list_of_texts(key)
         if isinstance(value, list):
             return value
@@ -81,6 +91,7 @@ class Metadata:
         return value
 
     def integers(self, key: str, length: int) -> list[int]:
+        """Return a list of so many integers."""
         value = self._get(key, None)
         if not isinstance(value, list) or not all(type(item) is int for item in value) or len(value) != length:
             raise self._wrong(key, f"a list of {length} whole numbers", value)
@@ -114,12 +125,15 @@ class Metadata:
         return [float(item) for item in value]
 
     def has(self, key: str) -> bool:
+        """Return whether the file has a key. This does not count as reading it."""
         return self._name(key) in self._values
 
     def keys_below(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix."""
         return sorted(key for key in self._values if key.startswith(prefix))
 
     def is_list(self, key: str) -> bool:
+        """Return whether a key has a list of numbers or flags, not one value."""
         return isinstance(self._values.get(self._name(key)), list)
 
     def ignore(self, *keys: str) -> None:

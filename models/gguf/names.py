@@ -13,7 +13,7 @@ from headrace.models.gguf.sizes import sizes_of
 from headrace.models.gguf.target import Order, Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_BY_ROUTER = ("ffn_gate_inp", "dense")
+_BY_ROUTER = ("ffn_gate_inp", "dense")  # a layer without this tensor, the router, has this group in place of "sparse"
 
 
 def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
@@ -60,6 +60,7 @@ class _Names:
         yield from self._draft_layer()
 
     def _draft_layer(self) -> Iterator[Target]:
+        """Yield the targets of the layer that drafts tokens, if the file has all of it. It has full attention."""
         count = self._config["num_hidden_layers"]
         drafts = self._row.drafts
         if drafts is None or not all(f"blk.{count}.{key}" in self._present for key in drafts.parts):
@@ -71,6 +72,7 @@ class _Names:
         yield from self._of_parts(drafts.parts, f"blk.{count}.", at)
 
     def _layer(self, kinds: tuple[str, ...], number: int, at: str) -> Iterator[Target]:
+        """Return the targets of a layer with these groups, and biases as the config states. at: prefix of modules."""
         parts: dict[str, Part] = {}
         for kind in kinds:
             for key, part in self._row.groups[self._group(kind, number)].items():
@@ -124,6 +126,7 @@ class _Names:
         return [tuple(group for group in ("layer", kind, "sparse") if group in groups) for kind in types]
 
     def _group(self, kind: str, number: int) -> str:
+        """Return the group that a layer has of a kind: another one, if it lacks the tensor that tells them apart."""
         usual = _BY_ROUTER if kind == "sparse" and "dense" in self._row.groups else ("", kind)
         key, other = self._row.otherwise.get(kind, usual)
         return kind if f"blk.{number}.{named(key)}" in self._present else other
@@ -136,4 +139,8 @@ def named(key: str) -> str:
 
 def shape_of(axes: str, sizes: Sizes) -> tuple[int, ...]:
     """Return the sizes of axes that are products of names and numbers: "heads*head hidden"."""
-    return tuple(prod(sizes[name] if name in sizes else int(name) for name in axis.split("*")) for axis in axes.split())
+
+    def size(axis: str) -> int:
+        return prod(sizes[name] if name in sizes else int(name) for name in axis.split("*"))
+
+    return tuple(size(axis) for axis in axes.split())

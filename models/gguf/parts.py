@@ -25,12 +25,10 @@ _CHUNK = 16 << 20  # bytes of a tensor's rows that are converted together
 
 
 class _Conversion:
-    """Conversion of one tensor to its arrays. It happens when the first is read; each is released when it is read.
-
-    infos: of the arrays, by name.
-    """
+    """Conversion of one tensor to its arrays. It happens when the first is read; each is released when it is read."""
 
     def __init__(self, container: Container, target: Target, infos: Mapping[str, TensorInfo]) -> None:
+        """infos: of the arrays, by name."""
         self._container = container
         self._target = target
         self._infos = infos

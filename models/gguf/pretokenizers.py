@@ -1,7 +1,8 @@
 """Pre-tokenizers of byte-level BPE by their `tokenizer.ggml.pre` names.
 
 Each name stands for a sequence of patterns; each splits the pieces left by the one before. The patterns are facts of
-the models, listed in llama.cpp's `llama-vocab.cpp` under these names.
+the models, listed in llama.cpp's `llama-vocab.cpp` under these names. `tests/parity/record_llama_cpp.py` recorded
+llama.cpp's tokens for each name, and a test compares: a new name is added there, too.
 """
 
 import re
@@ -12,13 +13,14 @@ from headrace.runtime.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """whole_words: a word that is a token is not split by merges. add_bos: the default."""
+    """Rules of one pre-tokenizer."""
 
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    add_bos: bool = False
+    patterns: tuple[str, ...]  # Oniguruma's, as the tokenizers library takes them
+    whole_words: bool = False  # a word that is a token is not split by merges
+    add_bos: bool = False  # default, where the file does not say it
 
 
+# Parts that many patterns share: "n't", runs of white space, " word", " !?" with the line breaks after it
 _CONTRACTIONS = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -91,6 +93,7 @@ _YOUTU_SCRIPTS = (
     "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     f"|[\u3105-\u312f]+|{_CHINESE_JAPANESE}"
 )
+# Runs of spaces in powers of two, at the end of a run
 _HALVES = "|".join(rf"\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
 
 _BY_NAME = {
@@ -144,6 +147,7 @@ _BY_NAME = {
     "bloom": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
     "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
 }
+# Names whose patterns are those of another
 _SAME_AS = {
     "phi-2": "gpt-2",
     "exaone4": "gpt-2",

@@ -1,4 +1,7 @@
-"""Hugging Face `rope_scaling` entries from GGUF metadata and the `rope_freqs.weight` tensor."""
+"""Hugging Face `rope_scaling` entries from GGUF metadata and the `rope_freqs.weight` tensor.
+
+`config` calls `rope_scaling` or `long_rope`; `models.network.rope` computes what they say.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +13,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG = "rope_factors_long.weight"
 ROPE_SHORT = "rope_factors_short.weight"
-# Equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
+# Of Llama 3: equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
 _LOW = 1.0
 _HIGH = 4.0
 _LLAMA3_CONTEXT = 8192
@@ -53,6 +56,7 @@ def _stretch(metadata: Metadata) -> float:
 
 
 def _yarn(metadata: Metadata, factor: float) -> dict[str, object]:
+    """Return YaRN's entry. Raises UnsupportedModelError for another amplitude than llama.cpp computes."""
     section: dict[str, object] = {
         "rope_type": "yarn",
         "factor": factor,
@@ -115,7 +119,7 @@ def _trained_range(head_dim: int, theta: float, factors: list[float], factor: fl
     Between them, a linear function of the frequency weighs the two: of one such factor it gives the context for the
     usual high factor, of two it gives both.
     """
-    points = []
+    points = []  # (turns for each position, weight of the unscaled frequency)
     for index, given in enumerate(factors):
         if 1.001 < given < 0.999 * factor:
             smooth = (1 / given - 1 / factor) / (1 - 1 / factor)

@@ -1,4 +1,7 @@
-"""Sizes of tensors by the keys of configs that state them."""
+"""Sizes of tensors by the keys of configs that state them: the names in `Part.shape`, such as "heads*head hidden".
+
+`Architecture.sizes` adds those of a family.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Destinations of GGUF tensors: names, required shapes, and changes of layout and values."""
+"""Destinations of GGUF tensors: names, required shapes, and changes of layout and values.
+
+`names` makes them of the parts of a row; `convert` carries them out.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,32 +19,23 @@ FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_g
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Destination of a tensor.
+    """Destination of a tensor."""
 
-    shape: of the tensor, in elements.
-    rows: row of the tensor for each row in the network (matrices: second axis from the end).
-    columns: block of columns for each block in the network.
-    values: "minus_one" subtracts 1, "log" takes the logarithm, "log_negative" that of the negative.
-    stored: shape of an unquantized tensor in the network, if another.
-    plain: never quantized.
-    below: tensor of the same shape whose rows follow; empty for none.
-    index: of the matrix in a stack.
-    """
-
-    source: str
+    source: str  # tensor of the file
     module: str  # path without .weight / .bias
-    leaf: str
-    shape: tuple[int, ...]
-    rows: Order | None = None
-    columns: Order | None = None
-    values: Values = "same"
-    stored: tuple[int, ...] | None = None
-    plain: bool = False
-    below: str = ""
-    index: int | None = None
+    leaf: str  # parameter of the module
+    shape: tuple[int, ...]  # of the tensor, in elements
+    rows: Order | None = None  # row of the tensor for each row in the network (matrices: second axis from the end)
+    columns: Order | None = None  # block of columns for each block in the network
+    values: Values = "same"  # "minus_one" subtracts 1, "log" takes the logarithm, "log_negative" that of the negative
+    stored: tuple[int, ...] | None = None  # shape of an unquantized tensor in the network, if another
+    plain: bool = False  # never quantized
+    below: str = ""  # tensor of the same shape whose rows follow; empty for none
+    index: int | None = None  # of the matrix in a stack
 
     @property
     def name(self) -> str:
+        """Name of the tensor in the network."""
         return f"{self.module}.{self.leaf}"
 
     @property
@@ -51,7 +45,10 @@ class Target:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (self.source, self.below) if self.below else (self.source,)
+        """The tensors of the file: one, or two whose rows are joined."""
+        if self.below:
+            return self.source, self.below
+        return (self.source,)
 
 
 def interleaved(heads: int, head_dim: int) -> Order:

@@ -7,6 +7,9 @@ of zero. Q2_K, Q3_K, IQ1, IQ2, IQ3 and TQ, and Q6_K without support for groups o
 in MXFP4 become MLX's mode of that name, with the same bits in another order.
 
 Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
+
+A new type is an unpacker here with its row in `_UNPACK`, and its block in `header.BLOCKS`. Tests compare every type
+with the reference dequantizer. Dimensions: N blocks, G groups.
 """
 
 import math
@@ -40,13 +43,14 @@ class Affine:
 
     weight: Array  # (..., rows, columns * bits / 32), uint32
     scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
-    biases: Array | None
+    biases: Array | None  # as scales; None in mode mxfp4
     bits: int
     max_error: float
     group_size: int = GROUP_SIZE
 
     @property
     def mode(self) -> str:
+        """MLX's name of the quantization."""
         return "affine" if self.biases is not None else "mxfp4"
 
 
@@ -103,7 +107,8 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
     blocks = tensor.data.reshape(-1, block_bytes)
     groups = len(blocks) * block // group_size
     packed = np.empty((groups, bits * group_size // 8), np.uint8)
-    scales, biases = np.empty((2, groups), np.float32)
+    scales = np.empty(groups, np.float32)
+    biases = np.empty(groups, np.float32)
     max_error = 0.0
     done = 0
     step = _CHUNK_WEIGHTS // block
@@ -112,10 +117,12 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
             codes, scale, bias, error = unpack(blocks[start : start + step])
         if not (np.isfinite(scale).all() and np.isfinite(bias).all()):
             raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) has a scale that is not finite")
-        here = slice(done, done + len(codes))
-        packed[here], scales[here], biases[here] = _pack(codes, bits), scale, bias
+        end = done + len(codes)
+        packed[done:end] = _pack(codes, bits)
+        scales[done:end] = scale
+        biases[done:end] = bias
         max_error = max(max_error, error)
-        done = here.stop
+        done = end
     as_rows = (*tensor.shape[:-1], columns // group_size)
     half = _fits_half(scales) and _fits_half(biases)
     dtype = np.float16 if half else np.float32
@@ -136,7 +143,8 @@ def to_mxfp4(tensor: RawTensor) -> Affine:
     if (exponents > _MOST_EXPONENT).any():
         raise CheckpointError(f"tensor {tensor.name} (MXFP4) has a scale that is not finite")
     packed = np.empty((len(blocks), 16), np.uint8)
-    for start in range(0, len(blocks), step := _CHUNK_WEIGHTS // 32):
+    step = _CHUNK_WEIGHTS // 32
+    for start in range(0, len(blocks), step):
         packed[start : start + step] = _pack(_nibbles(_part(blocks[start : start + step], 1, 16)), 4)
     lead = tensor.shape[:-1]
     return Affine(packed.view("<u4").reshape(*lead, -1), exponents.reshape(*lead, -1), None, 4, 0.0)
@@ -151,6 +159,7 @@ def to_plain(tensor: RawTensor) -> tuple[Array, str]:
         with np.errstate(over="ignore", invalid="ignore"):
             values = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
         return _finite(values.astype("<f4").view("<u4"), 0x7F800000, tensor).view("<f4"), "F32"
+    # Exponent bits of each type, and the words that they are read in
     exponent, word = {"F32": (0x7F800000, "<u4"), "F16": (0x7C00, "<u2"), "BF16": (0x7F80, "<u2")}[tensor.type]
     words = _finite(tensor.data.view(word).reshape(tensor.shape), exponent, tensor)
     return words, tensor.type
@@ -166,6 +175,7 @@ def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
 
 
 def _fits_half(values: Floats) -> bool:
+    """Return whether float16 has all these values."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 
@@ -248,6 +258,9 @@ def _nibbles(packed: Bytes) -> Bytes:
     return _interleaved([_bits(packed, 0, 15), _bits(packed, 4, 15)])
 
 
+# Unpackers. d is a block's scale; offsets are bytes of a block, as ggml lays it out (ggml-common.h).
+
+
 def _q4_0(blocks: Bytes) -> Unpacked:
     d = _half(blocks, 0)
     return _nibbles(_part(blocks, 2, 16)), d, -8 * d, 0.0
@@ -317,6 +330,7 @@ def _q6_k(blocks: Bytes) -> Unpacked:
     return codes, scale, -32 * scale, 0.0
 
 
+# Values of 4-bit codes, as codes of affine groups: with the lowest added
 _IQ4 = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
 _FP4 = (np.array(MXFP4.kvalues, np.int8) + 12).astype(np.uint8)
 _MOST_EXPONENT = 251  # of an MXFP4 block, so that its largest code times its scale is finite in float32

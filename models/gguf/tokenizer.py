@@ -29,6 +29,7 @@ _OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characte
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, SpecialIds]:
     """Return tokenizer.json of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
+    # Each kind decides the ids with a role, the rules of the library, and the merges.
     model = metadata.text("tokenizer.ggml.model")
     pre = metadata.text("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
     if model == "gemma4" or pre in _OF_CHARACTERS:
@@ -55,6 +56,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, 
 
 
 def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
+    """Return the text of the token for unknown characters, if there is one."""
     return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
 
@@ -105,6 +107,7 @@ def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length
 
 
 def _byte_level(rule: PreTokenizer) -> Tokenizer:
+    """Return the rules of byte-level BPE."""
     tokenizer = Tokenizer(BPE(ignore_merges=rule.whole_words))
     steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -115,12 +118,14 @@ def _byte_level(rule: PreTokenizer) -> Tokenizer:
 
 
 def _characters(unknown: str | None) -> Tokenizer:
+    """Return the rules of BPE over characters, which never joins text and line breaks."""
     tokenizer = _sentencepiece(unknown, prefix=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
     return tokenizer
 
 
 def _sentencepiece(unknown: str | None, prefix: bool) -> Tokenizer:
+    """Return the rules of SentencePiece's BPE. prefix: a text begins with a space."""
     tokenizer = Tokenizer(character_bpe(unknown))
     mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)

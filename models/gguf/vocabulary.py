@@ -13,15 +13,15 @@ _MAX_TOKEN = 1024
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Token ids with a role. ends: all ids that end a turn, the declared EOS first."""
+    """Token ids with a role; None for a role that no token has."""
 
-    bos: int | None
-    eos: int | None
+    bos: int | None  # begin of a text
+    eos: int | None  # end of a text
     pad: int | None
-    unknown: int | None
-    ends: list[int]
-    add_bos: bool
-    add_eos: bool
+    unknown: int | None  # for characters without a token
+    ends: list[int]  # all ids that end a turn, the declared EOS first
+    add_bos: bool  # an encoded prompt begins with `bos`
+    add_eos: bool  # an encoded prompt ends with `eos`
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
@@ -29,7 +29,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     tokens = metadata.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError("the vocabulary is empty")
-    if len(longest := max(tokens, key=len)) > _MAX_TOKEN:
+    longest = max(tokens, key=len)
+    if len(longest) > _MAX_TOKEN:
         raise CheckpointError(f"a token of the vocabulary has {len(longest)} characters")
     # llama.cpp gives empty tokens such names; they are padding that never occurs in text.
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]

@@ -13,8 +13,9 @@ from headrace.runtime.errors import UnsupportedModelError
 _FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba)
 ARCHITECTURES: dict[str, Architecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
 
+# Reasons why a known architecture has no row
 _BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
-_MISSING = {  # why a known architecture has no row
+_MISSING = {
     "rwkv7": "its tokenizer takes the longest token at each place, which no tokenizer here does",
     **dict.fromkeys(("plamo2", "plamo3"), _BEST_SCORES),
     "talkie": "its file states the factors of heads in another form than the class that runs its safetensors",
@@ -30,4 +31,6 @@ def architecture_of(metadata: Metadata) -> Architecture:
             f"GGUF architecture {name!r} is not supported{reason}",
             hint="look for an MLX or safetensors version; docs/models.md lists the GGUF architectures that run",
         )
-    return mixtures.MIXTRAL if name == "llama" and has_experts(metadata) else ARCHITECTURES[name]
+    if name == "llama" and has_experts(metadata):  # Mixtral's files have Llama's name
+        return mixtures.MIXTRAL
+    return ARCHITECTURES[name]

@@ -1,4 +1,8 @@
-"""Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables."""
+"""Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables.
+
+Keys are names of tensors in files of llama.cpp, below "blk.N."; values are their places in a model's class. A change
+here changes every row that has the block: `tests/models/gguf` converts a small file of each.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -34,10 +38,12 @@ def attention(
 
 
 def _permuted_queries(config: Config) -> Order:
+    """Return the rows of queries in Hugging Face order, see `target.interleaved`."""
     return interleaved(config["num_attention_heads"], config["head_dim"])
 
 
 def _permuted_keys(config: Config) -> Order:
+    """Return the rows of keys in that order."""
     return interleaved(config["num_key_value_heads"], config["head_dim"])
 
 
@@ -55,6 +61,7 @@ def minus_one(parts: Parts) -> dict[str, Part]:
 def head_norms(
     query: str = "self_attn.q_norm", key: str = "self_attn.k_norm", *, optional: bool = False
 ) -> dict[str, Part]:
+    """Return the norms of each head of queries and keys, by their modules."""
     return {"attn_q_norm": Part(query, "head", optional=optional), "attn_k_norm": Part(key, "head", optional=optional)}
 
 
@@ -72,6 +79,7 @@ def mlp(
 
 
 def ungated_mlp(up: str = "mlp.up_proj", down: str = "mlp.down_proj", inner: str = "inner") -> dict[str, Part]:
+    """Return a feed-forward without a gate."""
     return {"ffn_up": Part(up, f"{inner} hidden"), "ffn_down": Part(down, f"hidden {inner}")}
 
 
@@ -90,6 +98,7 @@ def experts(router: str = "mlp.gate", at: str = "mlp.switch_mlp", *, plain: bool
 
 
 def shared_expert(at: str = "mlp.shared_experts", *, optional: bool = False) -> dict[str, Part]:
+    """Return the expert that all tokens use."""
     return {
         "ffn_gate_shexp": Part(f"{at}.gate_proj", "shared hidden", optional=optional),
         "ffn_up_shexp": Part(f"{at}.up_proj", "shared hidden", optional=optional),

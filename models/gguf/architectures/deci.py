@@ -114,6 +114,7 @@ class _Groups(dict[str, Parts]):
 
 
 def _permuted_keys(kv_heads: int, config: Config) -> Order:
+    """Return the rows of a layer's keys in Hugging Face order."""
     return interleaved(kv_heads, config["head_dim"])
 
 

@@ -34,10 +34,11 @@ from headrace.models.gguf.target import Order
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
-_DELTA = "linear_attn"
+_DELTA = "linear_attn"  # module of a delta network
 
 
 def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the entries of Qwen 3.5: heads of values, kinds of layers, and the rotated part of a head."""
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
     keys = config["linear_num_key_heads"]
     values = config["linear_num_value_heads"]
@@ -61,6 +62,7 @@ def _qwen35(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of a delta network: heads of values, their rows, rows of q, k and v, and of these and z."""
     keys = config["linear_num_key_heads"]
     values = config["linear_num_value_heads"]
     key = keys * config["linear_key_head_dim"]
@@ -78,6 +80,7 @@ def _tiled_heads(config: Config) -> Order:
 
 
 def _tiled_rows(config: Config) -> Order:
+    """Return the rows of tiled heads of values, in the grouped order."""
     size = config["linear_value_head_dim"]
     rows: Order = _tiled_heads(config)[:, None] * size + np.arange(size)
     return rows.reshape(-1)
@@ -99,11 +102,15 @@ def _by_key_head(config: Config) -> list[Order]:
 
 
 def _joined_channels(config: Config) -> Order:
-    return np.concatenate(_by_key_head(config)[:3])
+    """Return the rows of q, k and v in the joined projection."""
+    q, k, v, _ = _by_key_head(config)
+    return np.concatenate([q, k, v])
 
 
 def _joined_gates(config: Config) -> Order:
-    return _by_key_head(config)[3]
+    """Return the rows of z in the joined projection."""
+    *_, z = _by_key_head(config)
+    return z
 
 
 def _joined_scalars(part: int, config: Config) -> Order:
@@ -128,6 +135,7 @@ def _delta(*, tiled: bool = False) -> dict[str, Part]:
     }
 
 
+# Qwen3-Next: b and a share a tensor, and in some files q, k, v and z do, too.
 _NEXT = _delta()
 _B = Part(f"{_DELTA}.in_proj_b", "2*values hidden", rows=partial(_joined_scalars, 0), source="ssm_ba")
 _A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows=partial(_joined_scalars, 1), source="ssm_ba")
@@ -161,6 +169,7 @@ _QWEN35_MOE = replace(
 
 
 def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the entries of Kimi Linear: sizes of latents, and the section of delta networks."""
     count = layers_of(metadata)
     query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=HEADS)
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=HEADS)
@@ -183,29 +192,33 @@ def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     }  # fmt: skip
 
 
-_LAYERS = {"kda_layers": False, "full_attn_layers": True}
+_LAYERS = {"kda_layers": False, "full_attn_layers": True}  # list in the config -> whether its layers have K/V heads
 
 
 def _kimi_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer. The config counts layers from 1."""
     delta = config["linear_attn_config"]["kda_layers"]
     layers = range(1, config["num_hidden_layers"] + 1)
     return [("norms", "delta" if layer in delta else "attention", "sparse") for layer in layers]
 
 
 def _kimi_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of a delta network: a head, and the tokens that its convolutions see."""
     linear = config["linear_attn_config"]
     return {"state": linear["head_dim"], "kernel": linear["short_conv_kernel_size"]}
 
 
-_SELF = "self_attn"
+_SELF = "self_attn"  # module of attention and delta networks in the class of Kimi Linear
 
 
 def _taps(name: str) -> Part:
+    """Return the convolution of q, k or v, which files store with further axes of one."""
     stored = "heads*state kernel 1"
     return Part(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
 
 
 def _ling3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the entries of Ling 3. Raises UnsupportedModelError for variants that its class does not have."""
     layers = config["num_hidden_layers"]
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))[:layers]
     period = next((layer + 1 for layer, heads in enumerate(kv_heads) if heads), 0)
@@ -230,13 +243,15 @@ def _ling3_kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 def _ling3_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of a delta network, as `_kimi_sizes`."""
     return {"state": config["head_dim"], "kernel": config["short_conv_kernel_size"]}
 
 
-_LING = "attention"
+_LING = "attention"  # module of attention and delta networks in its class
 
 
 def _at_ling(parts: Parts) -> dict[str, Part]:
+    """Return parts of other classes with the module's name in this class."""
     return {key: replace(part, module=part.module.replace(_SELF, _LING)) for key, part in parts.items()}
 
 

@@ -1,4 +1,7 @@
-"""Dense models: Llama and its kin, Qwen 1 to 3, Granite, MiniCPM, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4 and others."""
+"""Dense models: Llama and its kin, Qwen 1 to 3, Granite, MiniCPM, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4 and others.
+
+Functions before the rows return entries of config.json that a family's files state in their own way.
+"""
 
 from dataclasses import replace
 
@@ -43,12 +46,14 @@ GRANITE_KEYS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 
 
 def granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the factor of scores. Raises UnsupportedModelError for a model without positions."""
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
     return {"attention_multiplier": metadata.positive("{arch}.attention.scale", config["head_dim"] ** -0.5)}
 
 
 def _granite_swa(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the windows and rotations of each layer; a base of 0 stands for no rotation."""
     layers = config["num_hidden_layers"]
     pattern = "{arch}.attention.rope_pattern"
     rotates = metadata.flags(pattern, layers) if metadata.is_list(pattern) else [True] * layers
@@ -61,6 +66,7 @@ def _granite_swa(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _phi3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the window, if there is one; the share of a head is stated only if it is a part."""
     if config["partial_rotary_factor"] == 1:
         config.pop("partial_rotary_factor")
     window = metadata.integer("{arch}.attention.sliding_window", 0)
@@ -90,6 +96,7 @@ def _ministral(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _cohere2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the period of layers without windows."""
     return {"sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], 4)}
 
 
@@ -104,6 +111,7 @@ def _exaone4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _chatglm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
+    """Return whether queries, keys and values have biases, stored as one or apart."""
     return {"attention_bias": file.has("attn_qkv.bias") or file.has("attn_q.bias")}
 
 
@@ -113,6 +121,7 @@ def _qwen(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _baichuan(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Raise UnsupportedModelError for the size with ALiBi."""
     if config["num_hidden_layers"] == _BAICHUAN_ALIBI:
         raise UnsupportedModelError("a Baichuan 13B is not supported: it has ALiBi in place of RoPE")
     return {}
@@ -131,10 +140,12 @@ def _minicpm3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _permuted_head(config: Config) -> Order:
+    """Return the numbers of a norm of heads in Hugging Face order."""
     return interleaved(1, config["head_dim"])
 
 
 def _nanbeige(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
+    """Return the times that all layers run in a step."""
     return {
         "num_loops": metadata.integer("{arch}.num_loops", 1, minimum=1, maximum=64),
         "skip_loop_final_norm": metadata.flag("{arch}.skip_loop_final_norm", False),

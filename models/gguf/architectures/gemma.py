@@ -35,6 +35,7 @@ _FULL = layer_type(False)
 
 
 def _gemma2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the scale of queries and the window of Gemma 2, which every second layer has."""
     layers = config["num_hidden_layers"]
     if layers > 1 and window_period(metadata, layers, 2) != 2:
         raise UnsupportedModelError("Gemma 2 without a window in every second layer is not supported")
@@ -45,6 +46,7 @@ def _gemma2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _gemma3(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the scale of queries and the period of layers without windows of Gemma 3."""
     layers = config["num_hidden_layers"]
     return {
         "query_pre_attn_scalar": _query_scale(config, layers == _GEMMA3_WIDE),
@@ -54,17 +56,22 @@ def _gemma3(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 def _query_scale(config: Config, wide: bool) -> int:
     """Return the divisor of Gemma's queries. wide: for the width per head instead of the head size."""
-    size: int = config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
+    size: int = config["head_dim"]
+    if wide:
+        size = config["hidden_size"] // config["num_attention_heads"]
     return size
 
 
 def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of Gemma 4. Raises UnsupportedModelError for layers whose sizes its class cannot have."""
     count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     kinds = [layer_type(slides) for slides in windowed]
     shared = metadata.integer("{arch}.attention.shared_kv_layers", 0, maximum=count - 1)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
     inner = metadata.per_layer("{arch}.feed_forward_length", count, minimum=1, maximum=WIDTH)
+
+    # Sizes: K/V heads by kind of layer; widths of layers with K/V of their own, and of the last ones
     heads = {kind: {n for n, each in zip(kv_heads, kinds, strict=True) if each == kind} for kind in (_SLIDING, _FULL)}
     widths = {tuple(inner[: count - shared]), tuple(inner[count - shared :])}
     double = bool(shared) and inner[-1] == 2 * inner[0]
@@ -72,12 +79,15 @@ def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
         raise UnsupportedModelError("a Gemma 4 with other sizes in each layer is not supported")
     if inner[-1] != inner[0] * (2 if double else 1):
         raise UnsupportedModelError(f"a Gemma 4 with feed-forwards of {inner[0]} and {inner[-1]} is not supported")
+
+    # Keys are values, too, if the first layer of full attention has no projection of values.
     first_full = next((layer for layer, kind in enumerate(kinds[: count - shared]) if kind == _FULL), None)
     keys_are_values = first_full is not None and f"blk.{first_full}.attn_v.weight" not in file.shapes
     full = next(iter(heads[_FULL]), kv_heads[0])
     sliding = next(iter(heads[_SLIDING]), full)
     if not keys_are_values and full != sliding:
         raise UnsupportedModelError("a Gemma 4 with two counts of K/V heads and values of their own is not supported")
+
     has_experts = metadata.has("{arch}.expert_count")
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
     return (mixture(metadata, names) if has_experts else {}) | {
@@ -114,6 +124,7 @@ def _share(metadata: Metadata, factors: list[float] | None) -> float:
     """Return the rotated part of a head of full attention, from the content of `rope_freqs.weight`."""
     if factors is None:
         return 1.0
+    # Pairs that turn have a factor of 1, the others one so large (1e30) that they stand still.
     turned = sum(factor == 1 for factor in factors)
     if factors[:turned] != [1.0] * turned or any(factor < 1e20 for factor in factors[turned:]):
         raise UnsupportedModelError("rope_freqs.weight does not turn a part of each head")
@@ -123,6 +134,7 @@ def _share(metadata: Metadata, factors: list[float] | None) -> float:
 
 
 def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer of Gemma 4."""
     count = config["num_hidden_layers"]
     shared = config["num_kv_shared_layers"]
     both = ["inputs"] if config["hidden_size_per_layer_input"] else []
@@ -144,6 +156,7 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 def _sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of inputs per layer."""
     per_layer = config["hidden_size_per_layer_input"]
     return {
         "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
@@ -152,11 +165,13 @@ def _sizes(config: Config) -> dict[str, int]:
 
 
 def _gemma4_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of inputs per layer, and of heads in full attention."""
     full = {"full_head": config["global_head_dim"], "full_kv_heads": config["num_global_key_value_heads"]}
     return _sizes(config) | full
 
 
 def _attention(full: str) -> dict[str, dict[str, Part]]:
+    """Return the groups of one kind of attention. full: prefix of its sizes, "full_" or "" for sliding layers."""
     name = "full" if full else "sliding"
     kv = f"{full}kv_heads*{full}head"
     return {
@@ -189,10 +204,11 @@ _INPUTS = {
 }
 
 _CLIP = 120.0  # of the coefficients of updates, which the file does not state
-_STREAMS = 4
+_STREAMS = 4  # of Gemma 3n's alternating updates
 
 
 def _gemma3n(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of Gemma 3n. Raises UnsupportedModelError for other streams."""
     count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     scales = metadata.numbers("{arch}.activation_sparsity_scale", count, infinite=True)
@@ -209,12 +225,14 @@ def _gemma3n(metadata: Metadata, file: Contents, config: Config) -> Entries:
         "vocab_size_per_layer_input": _input_vocab(file),
         "num_kv_shared_layers": metadata.integer("{arch}.attention.shared_kv_layers", 0, maximum=count - 1),
         "layer_types": [layer_type(slides) for slides in windowed],
+        # Share of values below so many standard deviations of a normal distribution
         "activation_sparsity_pattern": [0.5 + 0.5 * math.erf(scale / math.sqrt(2)) for scale in scales],
         "altup_active_idx": metadata.integer("{arch}.altup.active_idx", 0, maximum=3),
     }
 
 
 def _gemma3n_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of inputs per layer, of the low-rank layer and of the streams."""
     return _sizes(config) | {"rank": config["laurel_rank"], "streams": _STREAMS, "others": _STREAMS - 1}
 
 

@@ -15,11 +15,14 @@ _FINAL_BIAS = {"output_norm.bias": tables()["output_norm"].bias}
 
 
 def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
+    """Return whether both halves of a layer have the same input: they then have one norm."""
     return {"use_parallel_residual": not file.has("ffn_norm.weight")}
 
 
 def _stablelm_kinds(config: Config) -> list[tuple[str, ...]]:
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    """Return the groups of each layer, with norms of single heads where the file has them."""
+    heads = config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
     norms = (f"norms q heads {heads}", f"norms k kv_heads {kv_heads}") if config["qk_layernorm"] else ()
     return [("layer", *norms)] * config["num_hidden_layers"]
 
@@ -49,6 +52,7 @@ def _unit_norms(_: Metadata, config: Config) -> dict[str, Vector]:
 
 
 def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the scaling of rotation under both of its names. Raises UnsupportedModelError for other kinds."""
     scaling = config.get("rope_scaling")
     if scaling is None:
         return {}
@@ -58,6 +62,7 @@ def _nemotron(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _neox(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the rotation under the names of GPT-NeoX's class."""
     _check_inner(config)
     return {
         "rotary_emb_base": config["rope_theta"],
@@ -67,6 +72,7 @@ def _neox(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes under the names of GPT-2's class."""
     _check_inner(config)
     positions = config["max_position_embeddings"]
     return {
@@ -76,6 +82,7 @@ def _gpt2(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _starcoder(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes under the names of StarCoder's class, whose queries share one K/V head."""
     if config["num_key_value_heads"] != 1:
         raise UnsupportedModelError("a StarCoder with several key/value heads is not supported")
     positions = config["max_position_embeddings"]
@@ -99,8 +106,8 @@ def _gpt2_layers(qkv: str) -> dict[str, dict[str, Part]]:
 def _check_inner(config: Config) -> None:
     """Raise UnsupportedModelError unless feed-forwards are four times as wide as the model, as in the classes."""
     if config["intermediate_size"] != 4 * config["hidden_size"]:
-        kind, width = config["model_type"], config["intermediate_size"]
-        raise UnsupportedModelError(f"a {kind} with feed-forwards of {width} is not supported")
+        width = config["intermediate_size"]
+        raise UnsupportedModelError(f"a {config['model_type']} with feed-forwards of {width} is not supported")
 
 
 def _by_head(config: Config) -> Order:
@@ -110,6 +117,7 @@ def _by_head(config: Config) -> Order:
 
 
 def _falcon(_metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the form of Falcon's layers. Newer ones have two norms or several K/V heads."""
     _check_inner(config)
     newer = file.has("attn_norm_2.weight") or config["num_key_value_heads"] > 1
     return {
@@ -125,7 +133,8 @@ def _falcon(_metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 def _by_kv_head(config: Config) -> Order:
     """Return the rows with the queries, key and value of each K/V head together: (H + 2 G, D) -> (G, H / G + 2, D)."""
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
     rows = np.arange((heads + 2 * kv_heads) * config["head_dim"]).reshape(-1, config["head_dim"])
     queries = rows[:heads].reshape(kv_heads, heads // kv_heads, -1)
     keys = rows[heads : heads + kv_heads, None]

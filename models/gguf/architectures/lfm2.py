@@ -8,6 +8,7 @@ from headrace.runtime.errors import UnsupportedModelError
 
 
 def _lfm2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
+    """Return the kinds of layers: those without K/V heads are convolutions."""
     if metadata.integer("{arch}.attention.sliding_window", 0):
         raise UnsupportedModelError("an LFM2 with a sliding window is not supported")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
@@ -15,6 +16,7 @@ def _lfm2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
 
 
 def _dense(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of the dense class, which has its own names of sizes."""
     sizes = {"block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"]}
     return _lfm2(metadata, file, config) | sizes
 

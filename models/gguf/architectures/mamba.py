@@ -59,6 +59,7 @@ def _mamba_sizes(config: Config) -> dict[str, int]:
 
 
 def _granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the entries of Granite 4: kinds of layers, and widths with or without experts."""
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     if metadata.flag("{arch}.rope.scaling.finetuned", True):  # llama.cpp's default
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
@@ -96,6 +97,8 @@ _GRANITE_HYBRID = Architecture(
 
 
 def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of Nemotron-H. Each layer is one block: attention with K/V heads, else a feed-forward with a
+    width, else Mamba-2."""
     count = layers_of(metadata)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
@@ -124,12 +127,14 @@ def _nemotron(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _nemotron_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of Mamba-2 and of experts, whose input may be a latent of the layer's."""
     latent = config.get("moe_latent_size") or 0
     shared = config.get("moe_shared_expert_intermediate_size", 0)
     return _mamba_sizes(config) | {"latent": latent, "inputs": latent or config["hidden_size"], "shared": shared}
 
 
 def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer, by its letter in the pattern."""
     shared = ("shared",) if config.get("n_shared_experts") else ()
     latent = ("latent",) if config.get("moe_latent_size") else ()
     return [("norms", kind, *(shared + latent if kind == "E" else ())) for kind in config["hybrid_override_pattern"]]
@@ -169,6 +174,7 @@ _NEMOTRON_H = Architecture(
 
 
 def _falcon(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes of Falcon-H1's mixer. Raises UnsupportedModelError for norms of several groups."""
     if config["mamba_rms_norm"] and config["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
     size = _head_size(metadata, config)
@@ -206,6 +212,7 @@ def _check_epsilon(config: Config) -> None:
 
 
 def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes of Mamba-2 alone."""
     _check_epsilon(config)
     if config["n_groups"] != 1:
         raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
@@ -223,6 +230,7 @@ _MAMBA2 = Architecture(
 
 
 def _jamba(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of Jamba: kinds of layers, and which of them have experts."""
     count = layers_of(metadata)
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH)
     if inner % config["hidden_size"]:
@@ -254,6 +262,7 @@ def _sparse_layers(sparse: list[bool]) -> tuple[int, int]:
 
 
 def _mamba1_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of Mamba-1 layers: rank of steps, state, width, and rows of the projection to dt, B and C."""
     rank = stated(config, "mamba_dt_rank", "time_step_rank")
     state = stated(config, "mamba_d_state", "state_size")
     states = stated(config, "mamba_expand") * config["hidden_size"] or config["intermediate_size"]
@@ -292,6 +301,7 @@ _JAMBA = Architecture(
 
 
 def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the entries of Mamba-1 alone."""
     _check_epsilon(config)
     return {
         "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH),

@@ -1,4 +1,7 @@
-"""Mixtures of experts: Mixtral and its kin, DeepSeek, GLM-4.5, ERNIE 4.5, Ling, dots, Step 3.5, Llama 4 and others."""
+"""Mixtures of experts: Mixtral and its kin, DeepSeek, GLM-4.5, ERNIE 4.5, Ling, dots, Step 3.5, Llama 4 and others.
+
+Functions before the rows return entries of config.json that a family's files state in their own way.
+"""
 
 from dataclasses import replace
 
@@ -48,7 +51,7 @@ _LOCAL = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
 _NAMED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 GROUPED = ("n_group", "topk_group")
-_SPARSE = "block_sparse_moe"
+_SPARSE = "block_sparse_moe"  # module of experts in Mixtral's class and its kin
 _HIDDEN_GATE = Part("mlp.shared_expert_gate", "hidden", stored="1 hidden")
 _GATE = {
     **experts(plain=True), **shared_expert(optional=True),
@@ -57,6 +60,7 @@ _GATE = {
 
 
 def _gpt_oss(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """State that YaRN's range of pairs is not rounded, as in the model."""
     if "rope_scaling" in config:
         config["rope_scaling"]["truncate"] = False
     return {}
@@ -67,6 +71,7 @@ _PHI_AMPLITUDE = 1.243163121016122
 
 
 def _phimoe(_metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the scaling of rotation with its amplitude. Raises UnsupportedModelError for other kinds."""
     scaling = config.setdefault("rope_scaling", None)
     if scaling is None:
         return {}
@@ -76,6 +81,7 @@ def _phimoe(_metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _deepseek2(metadata: Metadata, file: Contents, config: Entries) -> Entries:
+    """Return the entries of DeepSeek V2 or V3, whose files have one architecture, and the class that computes them."""
     gating = gating_of(metadata, SIGMOID if file.has("exp_probs_b.bias") else SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
@@ -109,6 +115,7 @@ def latent_attention(metadata: Metadata, config: Entries) -> Entries:
 
 
 def _indexed(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the rotation of DeepSeek V3.2 and GLM 5, which have an indexer in every layer."""
     if gating_of(metadata, SIGMOID) != SIGMOID or metadata.has("{arch}.attention.indexer.types"):
         raise UnsupportedModelError(f"this variant of GGUF architecture {metadata.architecture!r} is not supported")
     config |= latent_attention(metadata, config)
@@ -117,6 +124,7 @@ def _indexed(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the rotation of Mistral 4, and the growth of its queries. Raises UnsupportedModelError for others."""
     config |= latent_attention(metadata, config)
     scaling = config.pop("rope_scaling")
     is_yarn = scaling is not None and scaling["rope_type"] == "yarn"
@@ -130,6 +138,7 @@ def _mistral4(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _latent_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer: queries with or without a latent of their own."""
     queries = "q_lora" if config.get("q_lora_rank") else "q"
     return [("layer", queries, "k_b", "sparse")] * config["num_hidden_layers"]
 
@@ -158,15 +167,18 @@ def _dbrx(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return how many numbers of a head turn."""
     return {"rotary_dim": rotated_part(metadata, config["head_dim"])}
 
 
 def _exaone(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return for each layer whether it has experts."""
     dense = metadata.integer("{arch}.leading_dense_block_count", 0)
     return {"is_moe_layer": [layer >= dense for layer in range(config["num_hidden_layers"])]}
 
 
 def _bailing2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
+    """Return the function of scores of Ling 2. Raises UnsupportedModelError for another one."""
     gating = gating_of(metadata, SOFTMAX)
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("a Ling with experts chosen neither by softmax nor by sigmoid is not supported")
@@ -174,6 +186,7 @@ def _bailing2(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
 
 
 def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the width of the shared expert, which Hunyuan's class takes for that of feed-forwards."""
     if not config["tie_word_embeddings"] or not metadata.flag("{arch}.expert_weights_norm", True):
         raise UnsupportedModelError("this variant of GGUF architecture 'hunyuan-moe' is not supported")
     shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=WIDTH)
@@ -181,6 +194,7 @@ def _hunyuan(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _hunyuan3(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the shared experts and the first dense layers of Hunyuan 3."""
     width = config["moe_intermediate_size"]
     shared = metadata.integer("{arch}.expert_shared_feed_forward_length", width, minimum=1, maximum=WIDTH)
     if shared % width:
@@ -191,6 +205,7 @@ def _hunyuan3(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the rotations of both kinds of layers."""
     theta = config.pop("rope_theta")
     full = {"rope_type": "default", "rope_theta": theta, **config.pop("rope_scaling", {})}
     local = metadata.positive("{arch}.rope.freq_base_swa", theta)
@@ -203,6 +218,7 @@ def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of Step 3.5: heads and rotations of both kinds of layers, experts, bounds of activations."""
     count = layers_of(metadata)
     slides = window_flags(metadata, count, 4)
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
@@ -211,13 +227,14 @@ def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
     local_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if slide}
     if len(full_heads) != 1 or len(local_heads) != 1:
         raise UnsupportedModelError("a Step 3.5 with other heads is not supported")
-    (full,), (sliding,) = full_heads, local_heads
+    [(heads_full, kv_full)] = full_heads
+    [(heads_local, kv_local)] = local_heads
     theta = config["rope_theta"]
     local = KEYS["rope_local_base_freq"].read(metadata)
     slides = slides[: config["num_hidden_layers"]]
     return {
-        "num_attention_heads": full[0], "num_attention_groups": full[1], "num_key_value_heads": full[1],
-        "attention_other_setting": {"num_attention_heads": sliding[0], "num_attention_groups": sliding[1]},
+        "num_attention_heads": heads_full, "num_attention_groups": kv_full, "num_key_value_heads": kv_full,
+        "attention_other_setting": {"num_attention_heads": heads_local, "num_attention_groups": kv_local},
         # llama.cpp turns half of each head in layers without a window.
         "partial_rotary_factors": [1.0 if each else 0.5 for each in slides],
         "rope_theta": [local if each else theta for each in slides],
@@ -229,6 +246,7 @@ def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the entries of MiMo V2: heads, sinks and rotations of both kinds of layers, sizes of values, experts."""
     count = layers_of(metadata)
     layers = range(config["num_hidden_layers"])
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
@@ -242,7 +260,8 @@ def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
     head = config["head_dim"]
     value = metadata.integer("{arch}.attention.value_length", head, minimum=1, maximum=HEADS)
     rotated = rotated_part(metadata, head)
-    (full,), (local,) = full_heads, local_heads
+    [full] = full_heads
+    [local] = local_heads
     return {
         "num_key_value_heads": full, "swa_num_key_value_heads": local, "swa_num_attention_heads": heads,
         "swa_head_dim": head, "v_head_dim": value, "swa_v_head_dim": value,
@@ -257,6 +276,7 @@ def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _mimo_attention(kv_heads: str) -> dict[str, Part]:
+    """Return the tensors of one kind of attention. kv_heads: name of its number of K/V heads."""
     return {
         "attn_q": Part("self_attn.q_proj", "heads*head hidden"),
         "attn_k": Part("self_attn.k_proj", f"{kv_heads}*head hidden"),
@@ -271,10 +291,13 @@ def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
     key = f"{{arch}}.swiglu_clamp_{kind}"
     if metadata.is_list(key):
         return metadata.numbers(key, layers)
-    return [metadata.number(key)] * layers if metadata.has(key) else None
+    if not metadata.has(key):
+        return None
+    return [metadata.number(key)] * layers
 
 
 def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
+    """Return the entries of Laguna: heads and rotations of both kinds of layers, and sparse layers."""
     count = config["num_hidden_layers"]
     window = metadata.integer("{arch}.attention.sliding_window", 0)
     period = metadata.integer("{arch}.attention.sliding_window_pattern", _EVERY, minimum=1)
@@ -303,17 +326,20 @@ def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 
 def _laguna_sizes(config: Config) -> dict[str, int]:
+    """Return the heads of layers with a window."""
     heads = dict(zip(config["layer_types"], config["num_attention_heads_per_layer"], strict=True))
     local = heads.get("sliding_attention", config["num_attention_heads"])
     return {"local_heads": local, "local_kv_heads": config["num_key_value_heads"]}
 
 
 def _step_sizes(config: Config) -> dict[str, int]:
+    """Return the heads of layers with a window."""
     other = config["attention_other_setting"]
     return {"local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"]}
 
 
 def _step_attention(local: str = "") -> dict[str, Part]:
+    """Return the tensors of one kind of attention. local: prefix of its sizes in layers with a window."""
     queries = f"{local}heads"
     keys = f"{local}kv_heads*head"
     return {
@@ -326,6 +352,7 @@ def _step_attention(local: str = "") -> dict[str, Part]:
 
 
 def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Check the width of shared experts, which are stored as one. Raises CheckpointError for another."""
     shared = config["moe_num_shared_experts"]
     stacked = file.shapes.get(f"blk.{config['num_hidden_layers'] - 1}.ffn_gate_shexp.weight")
     if stacked is not None and stacked[0] != shared * config["moe_intermediate_size"]:
@@ -334,6 +361,7 @@ def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _ling(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Check a Ling 1, which the class of ERNIE runs. Raises UnsupportedModelError for other weights of experts."""
     if not metadata.flag("{arch}.expert_weights_norm", False):
         raise UnsupportedModelError("a Ling 1 without normalized weights of experts is not supported")
     return _ernie(metadata, file, config)
@@ -348,11 +376,14 @@ def _no_corrections(_: Metadata, config: Config) -> dict[str, Vector]:
     return {f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias": zeros for layer in sparse}
 
 
-_CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
+# Constants of llama.cpp
+_CHUNK = 8192  # tokens of a chunk of attention
+_MAVERICK = 128  # experts of the size without norms of queries and keys
 _EVERY = 4  # every fourth layer attends to everything
 
 
 def _llama4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return whether queries and keys are normalized. Raises UnsupportedModelError for other chunks."""
     if metadata.integer("{arch}.attention.sliding_window", _CHUNK) == 0:
         raise UnsupportedModelError("a Llama 4 without windows is not supported")
     count = config["num_hidden_layers"]

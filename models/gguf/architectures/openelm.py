@@ -21,6 +21,7 @@ def _openelm(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the group of each layer, named by its sizes (see `_Groups`)."""
     widths = [round(multiple * config["hidden_size"]) for multiple in config["ffn_multipliers"]]
     sizes = zip(config["num_query_heads"], config["num_kv_heads"], widths, strict=True)
     return [(f"{heads} {kv_heads} {width}",) for heads, kv_heads, width in sizes]
