@@ -34,7 +34,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
-CASES_SAMPLE = 6  # one case in so many, at least one, of a test marked as sampled runs with the whole suite
+# One case in so many, at least one, of a test marked as sampled runs with the whole suite. `sampled(24)` is for cases
+# that take long or are hundreds.
+CASES_SAMPLE = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,16 +76,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sample_cases(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
-    """Return one case in CASES_SAMPLE of each test, at least one: each case comes up once in CASES_SAMPLE numbers."""
+    """Return one case in so many of each test, at least one: each case comes up once in so many numbers."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chosen = []
     for index, (name, cases) in enumerate(tests.items()):
+        marker = cases[0].get_closest_marker("sampled")
+        share = marker.args[0] if marker is not None and marker.args else CASES_SAMPLE
         # Shuffled, alike in all processes: every sixth case of a product of parameters may have one value of each.
         shuffled = random.Random(name).sample(cases, len(cases))
-        first = (number + index) % min(CASES_SAMPLE, len(cases))
-        chosen += shuffled[first::CASES_SAMPLE]
+        first = (number + index) % min(share, len(cases))
+        chosen += shuffled[first::share]
     return chosen
 
 

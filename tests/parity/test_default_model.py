@@ -120,6 +120,7 @@ def peer_logits(default_model: Path) -> Any:
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) -> None:
     tokens, mine = (part[:LIVE_STEPS] for part in answers(ops, LIVE))
@@ -128,6 +129,7 @@ def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) 
     assert mx.argmax(theirs, axis=-1).tolist() == tokens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_chunking_does_not_change_logits(networks: dict[str, Decoder], ops: Ops) -> None:
     """Whole, in chunks of 64 or 7, or one by one: the same logits, the same cache. Slow operations do chunks of 7."""
