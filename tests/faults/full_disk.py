@@ -1,9 +1,9 @@
 """All writers under a file size limit: promised data is there and readable.
 
-Run as `python -m tests.faults.full_disk FOLDER [STEP]`: for each kind of writer and each limit, STEP bytes apart, a
-child writes until it is done or fails. Prints a line of JSON for each kind: how often it was done, failed in our own
-words, failed otherwise, and what was wrong with what it left. Linux gives EFBIG where a full disk gives ENOSPC; to a
-writer both are an OSError in the middle of a write.
+Run as `python -m tests.faults.full_disk FOLDER [STEP]`: for each kind of writer and each limit, at most STEP bytes
+apart, a child writes until it is done or fails. Prints a line of JSON for each kind: how often it was done, failed in
+our own words, failed otherwise, and what was wrong with what it left. Linux gives EFBIG where a full disk gives ENOSPC;
+to a writer both are an OSError in the middle of a write.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.faults.writers import DONE, FAILED, WRITERS, attempt
 
 def limits(kind: str, step: int) -> Iterator[int]:
     most = WRITERS[kind].most
-    yield from range(0, most, max(1, most // 200 if step == 0 else step))
+    yield from range(0, most, max(1, most // 200 if step == 0 else min(step, most // 8)))
     yield resource.RLIM_INFINITY
 
 

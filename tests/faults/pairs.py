@@ -46,7 +46,8 @@ class Pair:
     fresh: bool = False
 
 
-def _pairs(folder: Path) -> dict[str, Pair]:
+def pairs(folder: Path) -> dict[str, Pair]:
+    """Return the pairs by name; a folder of requests is written for them."""
     model = str(folder / "model")
     out = str(folder / "work" / "out")
     source = folder / "in.jsonl"
@@ -180,7 +181,7 @@ def main(folder: Path, times: int, only: list[str]) -> None:
         assert first.exitcode == 0, (folder / "stderr0").read_text()
         (folder / "start").rmdir()
         (folder / "work").rename(folder / "start")
-        for name, pair in _pairs(folder).items():
+        for name, pair in pairs(folder).items():
             if not only or name in only:
                 chance = random.Random(name)
                 codes = Counter[str]()
