@@ -8,13 +8,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from headrace.models.checkpoint.safetensors import open_checkpoint
+
 pytestmark = pytest.mark.real
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_embedding_and_projections_are_exact(default_gguf: Path, default_directory: Path) -> None:
-    assert json.loads((default_directory / "headrace.json").read_text())["inexact_tensors"] == []
+    facts = json.loads((default_directory / "headrace.json").read_text())
+    assert (facts["tensor_types"], facts["inexact_tensors"]) == (["F32", "Q4_1", "Q8_0"], [])
+    # The file's tensors, with MLX's scales and biases beside them.
+    assert open_checkpoint(default_directory).nbytes > 96_576_768
     ours = mx.load(str(default_directory / "model.safetensors"))
     source = {tensor.name: tensor for tensor in gguf.GGUFReader(default_gguf).tensors}
     for name, module, bits, every in (
