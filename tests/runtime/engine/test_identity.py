@@ -125,8 +125,8 @@ def test_a_shared_prefix_has_the_bits_of_a_cold_start(network: Decoder) -> None:
     assert all(same_rows(cache, alone.caches[0]) for cache in watched.caches)
 
 
-def test_hundreds_of_requests_leak_no_blocks(network: Decoder) -> None:
-    leave_nothing_behind(network, 300)
+def test_a_hundred_requests_leak_no_blocks(network: Decoder) -> None:
+    leave_nothing_behind(network, 100)
 
 
 def leave_nothing_behind(network: Decoder, count: int) -> None:

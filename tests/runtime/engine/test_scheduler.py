@@ -179,7 +179,7 @@ def test_a_lower_limit_keeps_reservations_and_one_full_context() -> None:
     assert room.reserve(sequences[2], LIMIT)
 
 
-Served.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+Served.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 TestServed = Served.TestCase
 
 

@@ -198,7 +198,7 @@ turns = st.lists(
 
 
 @pytest.mark.sampled
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(turns, st.booleans())
 def test_prefix_reuse_does_not_change_output(
     network: Decoder, turns: list[tuple[Ending, int, list[int]]], forgets: bool

@@ -1,4 +1,4 @@
-"""Fifty random prompts with and without speculation: alone, in a batch, with stops in every place."""
+"""Thirty random prompts with and without speculation: alone, in a batch, with stops in every place."""
 
 import random
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.support.speculating import oracle, run, speculating
 from tests.support.tiny import load_decoder, quantize_model, write_model
 from tests.support.watched import split
 
-PROMPTS = 50
+PROMPTS = 30
 LENGTH = 17
 BESIDE = 8
 BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]

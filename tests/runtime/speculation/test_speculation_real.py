@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.loading.load import load_model
+from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Request, Step, TokenLogprobs
@@ -27,13 +27,17 @@ ASKED = (
 )
 
 
+@pytest.fixture(scope="module")
+def loaded(default_model: Path) -> LoadedModel:
+    return load_model(default_model, name="default", context=512)
+
+
 def said(events: list[Event]) -> list[tuple[int, TokenLogprobs]]:
     steps = [event for event in events if isinstance(event, Step)]
     return [pair for step in steps for pair in zip(step.tokens, step.logprobs or (), strict=True)]
 
 
-def test_speculation_leaves_the_default_models_output_unchanged(default_model: Path) -> None:
-    loaded = load_model(default_model, name="default", context=512)
+def test_speculation_leaves_the_default_models_output_unchanged(loaded: LoadedModel) -> None:
     prompts = [ChatPrompt(loaded.tokenizer).encode([{"role": "user", "content": text}]) for text in ASKED]
     drawn = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.05, seed=4)
     requests = [
@@ -49,8 +53,7 @@ def test_speculation_leaves_the_default_models_output_unchanged(default_model: P
         assert sum(split(events)[1].summary.accepted for events in found) > 9
 
 
-def test_a_model_as_its_own_draft_has_all_tokens_accepted(default_model: Path) -> None:
-    loaded = load_model(default_model, name="default", context=256)
+def test_a_model_as_its_own_draft_has_all_tokens_accepted(loaded: LoadedModel) -> None:
     prompt = ChatPrompt(loaded.tokenizer).encode([{"role": "user", "content": ASKED[3]}])
     request = Request(prompt, 32, SamplingParams(temperature=0.7, seed=9), speculate="draft")
     (events,) = run(speculating(loaded.network, context_limit=256, draft=loaded.network), [request])
