@@ -1,4 +1,8 @@
-"""Other programs' names for commands and options, beside headrace's own, which help texts show."""
+"""Other programs' names for commands and options; help texts show headrace's own.
+
+`commands.py` asks `own_option` for every option, and `meant` for a word that is no command. A command that leaves
+headrace gets a row in `_MEANT`.
+"""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,8 @@
-"""Command-line options of an answer, from the table of `app.answer.options`; a command's arguments as one object."""
+"""Command-line options of an answer, from the table of `app.answer.options`; a command's arguments as one object.
+
+A new type of value (`runtime/config/value_types.py`) needs its case in `answer_option`; a new option of a known type
+needs nothing here.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import wraps

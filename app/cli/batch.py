@@ -1,6 +1,7 @@
 """`headrace batch`: a file of requests in, a file of results out, many at a time.
 
-Results go to standard output or into a file; everything else goes to standard error.
+Results go to standard output or into a file; everything else goes to standard error. The work is in `app.batch`: lines
+are parsed before the model is loaded, so that a wrong file costs no time.
 """
 
 import json
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.runtime.network import Network
 
 STDOUT = "-"
-PARALLEL = 16
+PARALLEL = 16  # requests at a time, unless --parallel says otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`headrace chat`: the chat on a terminal.
 
-The first frame comes before the model: the engine starts in its own process.
+The first frame comes before the model: the engine starts in its own process. Three surfaces share a `Conversation`: the
+full screen (`app.tui`), and line by line with or without redrawing (`app.line_chat`).
 """
 
 import gc
@@ -183,7 +184,7 @@ def _screen_chat(
     spec: ModelSpec,
 ) -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
-    gc.disable()  # until the first frame, which is a tenth sooner
+    gc.disable()  # until the first frame, which is a tenth sooner; the app enables it
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 

@@ -2,6 +2,8 @@
 
 A subcommand's module is imported when it runs, so `headrace --help` needs neither mlx nor textual. Exit codes: 0 done,
 1 failed, 2 wrong command line, 130 interrupted; `app.cli.process` adds 129 and 143 for signals.
+
+A new command is a row of `_COMMANDS`, and one of `tests/app/cli/test_processes.py`.
 """
 
 import contextlib
@@ -101,7 +103,10 @@ class _LazyGroup(click.Group):
         return True
 
     def _implied_command(self, ctx: click.Context, args: list[str]) -> str | None:
-        """Return the command omitted in `args`; None if one is named or none fits."""
+        """Return the command omitted in `args`; None if one is named or none fits.
+
+        Nothing at all, a quoted prompt, or options of `run` or `chat`: a terminal decides between the two.
+        """
         if not args:
             if ctx.resilient_parsing:  # shell completion
                 return None

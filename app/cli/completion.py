@@ -3,6 +3,8 @@
 The shell runs headrace at every Tab, so this imports only the files that name the values, no mlx. Unreadable entries
 are left out; a Tab never shows an error.
 
+The functions below are `shell_complete` of options and arguments in the commands' files.
+
 Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh without compinit. Importing this module
 registers their classes with click. See docs/workarounds.md.
 """

@@ -1,7 +1,7 @@
 """Ctrl-C during an answer: the first cancels it, a second one interrupts the program.
 
-The handler only sets the request's flag, which the engine reads between steps and between prefill chunks, so that the
-partial answer is kept.
+`run` and `batch` answer within this block. The handler only sets the request's flag, which the engine reads between
+steps and between prefill chunks, so that the partial answer is kept.
 """
 
 import signal

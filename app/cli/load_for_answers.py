@@ -1,6 +1,8 @@
 """Models for commands that answer: found, copied or fetched with progress drawn, loaded, and their files checked.
 
-The copy that some .gguf files need in the store is announced with its size, and asked for on a terminal.
+`run`, `batch`, `verify`, `tokenize` and others go `resolved_model`, `load_noted`, then `load_draft`. `chat` and
+`serve`, which load in another process, only call `agree_to_copy`. The copy that some .gguf files need in the store is
+announced with its size, and asked for on a terminal.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Entry point of the `headrace` command. Imports next to nothing: Ctrl-C is quiet once `main` runs.
 
-`app.cli.process` does the rest.
+`app.cli.process` does the rest: `main` is there for the moments before its handlers are set and after they are gone.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""Options of commands that load a model: its name, adapter, draft model, context, K/V format, hosts, memory."""
+"""Options of commands that load a model: its name, adapter, draft model, context, K/V format, hosts, memory.
+
+A command takes all of them (`model_options`), or some by their own decorators with `load_arguments`, and receives a
+`LoadArguments`. Decorators that check other options (`adapter_option`, `hosts_options`) see them as click passes them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -1,6 +1,7 @@
 """`headrace models`: list, pull, show, path, rm and verify. Facts come from `app.model_info.report`.
 
-Names, licences and origins come from downloaded files, so they are printed without control characters.
+Names, licences and origins come from downloaded files, so they are printed without control characters. With --json a
+command prints the document as it is; `show` without it prints `_rows` of the same document.
 """
 
 import sys

@@ -1,4 +1,8 @@
-"""`headrace predict` and `headrace fit`: speed and memory of a model on a machine, from its shape alone."""
+"""`headrace predict` and `headrace fit`: speed and memory of a model on a machine, from its shape alone.
+
+`predict` is about one model on any machines, `fit` about all models of the catalog on one machine. Each makes a
+document (`app.predict.document`), which --json prints as it is.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +29,12 @@ _memory_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    """The options of `headrace predict`, named as click names them."""
+    """The options of `headrace predict`, named as click names them.
+
+    contexts, users: numbers separated by commas, as typed.
+    memory: GB of every machine; None: its own.
+    prefill: prompt length, for --explain and --hosts.
+    """
 
     model: str | None
     chips: tuple[str, ...]

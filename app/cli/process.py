@@ -1,7 +1,7 @@
 """The `headrace` process: streams, signals and the exit code. `app.cli.commands` parses arguments.
 
 Ctrl-C exits with 130, never with a traceback. SIGTERM and SIGHUP unwind the stack, so that child processes end and
-half-built models are deleted.
+half-built models are deleted. `tests/app/cli/test_streams_and_signals.py` sends each signal at many moments.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 _INTERRUPTED = 128 + signal.SIGINT
-_SOON_S = 0.002
+_SOON_S = 0.002  # until an exit that a finalizer swallowed is raised again, in the main thread's next instructions
 _PATIENCE_S = 2.0  # for threads that do not stop
 
 

@@ -30,7 +30,19 @@ _PARENT_S = 0.5  # between two looks at the parent
 
 @dataclass(frozen=True, slots=True)
 class ServeArguments:
-    """Arguments of `headrace serve`."""
+    """Arguments of `headrace serve`.
+
+    model: the one of the start; None: the first of `models`, or the default.
+    models: installed models that requests may name; None: all.
+    origins: web pages that may call.
+    aliases: other names of the model of the start.
+    parallel: requests answered at a time.
+    queue: requests that may wait.
+    grace: seconds for running answers at SIGTERM.
+    idle_unload: seconds without a request until a model is unloaded; None: never.
+    load: options of loading, for all models.
+    parent: process to end with; None: none.
+    """
 
     model: str | None
     models: tuple[str, ...] | None

@@ -25,6 +25,8 @@ class OutputError(HeadraceError):
 
 
 class _Output(io.FileIO):
+    """Standard output that raises errors of headrace in place of OSErrors."""
+
     def write(self, data: object, /) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]

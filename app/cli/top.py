@@ -1,4 +1,4 @@
-"""`headrace top`: the decode view of a running server."""
+"""`headrace top`: the decode view of a running server, in `app/tui/top.py`, fed by `app.engine.telemetry_reader`."""
 
 import sys
 
@@ -7,7 +7,7 @@ import click
 from headrace.app.cli.serve import PORT
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
-_WAIT_S = 5.0
+_WAIT_S = 5.0  # for the first event of the server, before the screen opens
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""JSON documents that commands print."""
+"""JSON documents that commands print, and their forms as Markdown and CSV tables."""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""Explanations of figures, from `assets/explain.toml`: a sentence, the formula, good values, improvements."""
+"""Explanations of figures, from `assets/explain.toml`: a sentence, the formula, good values, improvements.
+
+`headrace explain`, the help of the decode view and docs/metrics.md show them; a test compares the page with the file.
+"""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Markdown parsers for model text: CommonMark with tables, strikethrough and LaTeX, no HTML, links to the web only."""
+"""Markdown parser for model text: CommonMark with tables, strikethrough and LaTeX, no HTML, links to the web only.
+
+The transcript of the chat, the inline chat and exported HTML pages render model text through it. Reference links are
+off: blocks are rendered one by one, and a later definition would change links above it.
+"""
 
 import re
 from functools import cache
@@ -9,7 +13,8 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
-# A formula in LaTeX, or one of its marks: the rest is still to come. The bound keeps many marks from taking long.
+# A formula in LaTeX, `\[ x^2 \]` or `\( x \)`, or one of its marks: the rest is still to come. The bound keeps many
+# marks from taking long.
 _FORMULA = re.compile(r"\\\[.{0,2000}?\\\]|\\\(.{0,2000}?\\\)|\\[\[\]()]", re.DOTALL)
 
 

@@ -1,4 +1,7 @@
-"""Output files of commands, replaced as a whole."""
+"""Output files of commands, replaced as a whole.
+
+A command calls `check_output` before it works for minutes, and `write_output` at its end.
+"""
 
 import errno
 import os

@@ -15,7 +15,7 @@ from headrace.app.output.terminal import can_redraw, table_width
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
-_DRAW_S = 0.1  # between two drawings of a line
+_DRAW_S = 0.1  # between two drawings of a line, unless the stage changes
 _LOG_S = 10.0  # between two log lines of one stage
 _BAR = 24  # columns
 
@@ -77,6 +77,7 @@ class NumberedStages:
         self._stage = what
 
     def begin(self, number: int, of: int, name: str) -> None:
+        """Report the next stage. number: from 1, of `of`."""
         self._stage = f"{self._what} {number} of {of}: {name}"
         self.tick()
 
@@ -116,7 +117,8 @@ class _Drawing:
         share = min(1.0, done / total)
         filled = round(share * _BAR)
         parts = [f"{stage} {'━' * filled}{'╌' * (_BAR - filled)} {format_bytes(done)} of {format_bytes(total)}"]
-        if (fresh := done - self._first) > 0 and seconds > 1:
+        fresh = done - self._first
+        if fresh > 0 and seconds > 1:  # earlier, the speed would jump
             parts += [f"{format_bytes(fresh / seconds)}/s", f"{format_long((total - done) * seconds / fresh)} left"]
         return " · ".join(parts)
 

@@ -1,4 +1,8 @@
-"""Rendering of a model's Markdown as styled lines: of whole texts, and of a growing answer on a terminal."""
+"""Rendering of a model's Markdown as styled lines: of whole texts, and of a growing answer on a terminal.
+
+The chat with --inline writes its answers through `MarkdownOutput`. Only the last blocks can still change as text comes,
+so all before them are printed for good.
+"""
 
 import shutil
 import time
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 _CODE_THEME = "ansi_dark"  # without a background
 _WIDEST = 120  # cells of a line; longer ones are hard to read
-_GROWING = 2  # last blocks that later text may change
+_GROWING = 2  # last blocks that later text may change: a line of `---` makes a heading of the block before
 _PAUSE = 4.0  # times a drawing took, until the next one: long code takes long
 
 

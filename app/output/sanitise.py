@@ -1,5 +1,8 @@
 """Sanitiser of model text for terminals and pipes, independent of how the text is cut.
 
+Every surface passes text of models and files through it before it prints or draws (SECURITY.md); the property tests in
+`tests/app/output/test_sanitise.py` guard the promises below.
+
 Its output cannot move the cursor, change colours, retitle the window, reorder or hide text:
 
 - newline and tab stay; CR LF and a lone CR become a newline;

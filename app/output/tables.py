@@ -1,7 +1,8 @@
 """Tables that fit the terminal by dropping whole columns, the least important first.
 
 If even the fixed columns do not fit, a row becomes two lines: its first cell, and the others indented below. Only
-columns with `least` (titles, names) are shortened, with an ellipsis.
+columns with `least` (titles, names) are shortened, with an ellipsis. All commands print their tables here; the order in
+which columns leave is a number in each column, not in this module.
 """
 
 import sys
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Cell = Union[str, "Text"]
 _T = TypeVar("_T")
-_GAP = 2
+_GAP = 2  # cells between columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Capabilities of a stream's terminal: redrawing, styles, width."""
+"""Capabilities of a stream's terminal: redrawing, styles, width.
+
+Commands ask here alone: TERM=dumb means no redrawing, NO_COLOR no styles, a pipe neither, and no width.
+"""
 
 import os
 import shutil

@@ -1,8 +1,10 @@
 """Trace-event files of answers, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
+`headrace run --trace` and the chat write them; both make `TracedSequence`s of their step records.
+
 The JSON object form of the "Trace Event Format": complete events (X) with microseconds, counters (C), names (M). One
-process; each sequence has a track, and one more with its draft tokens. A step's parts are
-sums by kind of work, as timed in the kernels; else they are computed: its bytes at the memory bandwidth, and the rest.
+process; each sequence has a track, and one more with its draft tokens. A step's parts are sums by kind of work, as
+timed in the kernels; else they are computed: its bytes at the memory bandwidth, and the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from itertools import pairwise
 
 from headrace.runtime.metrics.telemetry import StepRecord
 
-_PID = 1
+_PID = 1  # of the only process of the file; any number does
 
 
 @dataclass(frozen=True, slots=True)

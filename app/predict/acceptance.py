@@ -24,6 +24,7 @@ def break_even(cost: float, drafts: int) -> float | None:
         return 0.0
     if cost > drafts + 1:
         return None
+    # `tokens_per_step` grows with the rate: halve the interval until it is as narrow as a float.
     low = 0.0
     high = 1.0
     for _ in range(40):

@@ -14,6 +14,7 @@ from headrace.runtime.machine.chips import Chip, table
 
 _VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
+# Examples of each pattern: "(40-core)" or "40 GPU cores"; "1100 GB/s, 40 TFLOP/s"; "2x M3 Ultra 256 GB".
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
 _FIGURES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s(?:[\s,]+(\d+(?:\.\d+)?)\s*TFLOP/?S)?", re.IGNORECASE)
 _MACHINE = re.compile(r"(?:(?P<count>\d+)\s*x\s+)?(?P<chip>.+?)(?:[\s,]+(?P<memory>\d+)\s*GB)?", re.IGNORECASE)

@@ -1,4 +1,8 @@
-"""JSON documents of predictions; every view is made from these."""
+"""JSON documents of predictions; every view is made from these.
+
+`headrace predict` and `headrace fit` print them as they are with --json, and through `view.py` without. One function
+for each kind: `prediction`, `users_prediction`, `acceptance_prediction`, `explanation`, `catalog_fit`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +29,7 @@ from headrace.runtime.machine.chips import table
 from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import FLOAT16
 
-_SPEEDS = ("roofline", "expected")
+_SPEEDS = ("roofline", "expected")  # fields of `Prediction` that are totals of all users
 _NOTICEABLE = 0.005  # smaller gains round to 1.00
 
 

@@ -2,7 +2,8 @@
 
 Other load only slows steps down, so predictions use the fastest recent fit, and one from a busy or throttled machine
 only if there is no other. A fit is refused if it beats the measured peak, has too few depths, or comes from rounds
-that disagree. Fits are kept per machine and kernels.
+that disagree. Fits are kept per machine and kernels. `app.bench.measure.run` calls `remember`, `targets.py` here
+`remembered`.
 """
 
 import math

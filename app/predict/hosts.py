@@ -4,7 +4,8 @@ Tensor parallel: each machine has a part of the heads, feed-forwards, experts an
 memory bandwidth in whole K/V heads, and two all_sums a layer join their results. Pipeline: each machine has some
 layers, in proportion to its memory bandwidth as far as its memory goes, and hidden states pass from one to the next
 and back to the first. Both are computed from shapes, as `app.predict.prediction` does for one machine; the link's part
-is latency and bytes / bandwidth.
+is latency and bytes / bandwidth. `headrace predict --hosts` shows it; `app.hosts.split_choice` takes its choice for a
+run, so `tensor_shares` and `split_layers` also decide how a model is divided.
 """
 
 import math
@@ -162,8 +163,9 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
     max_layers = [_max_layers(shape, target, context, is_first=rank == 0) for rank, target in enumerate(targets)]
     if sum(max_layers) < shape.layers:
         return _apportioned(shape.layers, [float(max(1, count)) for count in max_layers])
+    # Each turn divides the remaining layers among the machines with room, and fixes those that it fills.
     layers = [0] * len(targets)
-    free = set(range(len(targets)))  # machines whose memory is not full yet
+    free = set(range(len(targets)))  # machines with memory left
     remaining = shape.layers
     while free:
         bandwidths = [target.bandwidth * (rank in free) for rank, target in enumerate(targets)]
@@ -244,7 +246,8 @@ def _tensor_parts(
     cost = shape.cost
     parts = []
     for target, share in zip(targets, shares, strict=True):
-        kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
+        # K/V heads are not divided; 1e-9 is for shares that rounding puts just above a whole number.
+        kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads
         read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
         kv = batch * kv_share * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
         weight_bytes = sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices)

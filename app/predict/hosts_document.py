@@ -1,4 +1,7 @@
-"""JSON document of a model on several machines, and its view."""
+"""JSON document of a model on several machines, and its view: `headrace predict --hosts`, with and without --json.
+
+The view reads the document alone, so both show the same figures; the predictions are in `hosts.py`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict

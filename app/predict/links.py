@@ -19,6 +19,8 @@ from headrace.runtime.config.typed import typed
 class Link:
     """A network between machines.
 
+    name: as after --link.
+    title: for people.
     latency: of a message, in seconds.
     bandwidth: bytes per second.
     mesh: largest number of ranks in one.

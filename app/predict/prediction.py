@@ -3,6 +3,9 @@
 Roofline: peak bandwidth over bytes per step, an upper bound. Expected: from this machine's own step-cost fit, or else
 from constants fitted to published mlx-lm figures on Apple chips (`app.predict.published`). Other chips get the
 roofline only.
+
+A `StepShape` (`models.cost`) is the model, a `Target` the machine, a `Prediction` both. `predict`, `fit`, the models
+screen, recommendations and `quantize` compute their speeds here.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 
 # The part of memory that macOS gives the GPU by default (recommendedMaxWorkingSetSize): 10,922 MB of 16 GB, 21,845 of
-# 32, 49,152 of 64.
+# 32, 49,152 of 64. SMALL_MAC_GB is the largest size with the smaller part.
 SMALL_MAC_GB = 36
 SMALL_MAC_SHARE = 2 / 3
 LARGE_MAC_SHARE = 0.75
@@ -95,6 +98,7 @@ class Prediction:
 def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> Prediction:
     """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""
     cost = shape.cost
+    # Sequences share one pass, or take turns with one pass each, which reads the weights again.
     passes = batch if shape.takes_turns(on_gpu=target.apple) else 1
     weights = passes * shape.weight_bytes(batch // passes)
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())

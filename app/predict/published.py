@@ -1,6 +1,7 @@
 """Published decode speeds (assets/published.toml), and five constants per engine fitted to them.
 
-Errors are those of predictions for sources that the constants were not fitted to: each source was left out in turn.
+Errors are those of predictions for sources that the constants were not fitted to: each source was left out in turn. A
+new figure is a row of a series in the file; the constants in its `engines` are then fitted anew (the file says how).
 """
 
 import re
@@ -23,7 +24,7 @@ from headrace.runtime.metrics.units import percent
 ENGINE = "mlx-lm"
 """Engine whose published figures apply to Macs that were not measured."""
 _SMALL = 1e9  # bytes of a step
-_GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
+_GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")  # the 4 of "M4 Max"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,13 @@ class _File(Struct):
 
 @dataclass(frozen=True, slots=True)
 class PublishedPoint:
-    """One published decode speed, with the inputs of its prediction."""
+    """One published decode speed, with the inputs of its prediction.
+
+    stored_as: format of the weights, as the file writes it: "4/64", "Q4_K_M", or "EXPERTS+OTHERS".
+    nbytes: that a step moves.
+    bandwidth: nominal, in bytes per second.
+    mixture: the model has experts.
+    """
 
     engine: str
     model: str

@@ -1,4 +1,8 @@
-"""Recommended models of a machine: the best of each rank of the catalog that fits and is fast enough there."""
+"""Recommended models of a machine: the best of each rank of the catalog that fits and is fast enough there.
+
+The ★ of `models list`, `fit` and the models screen, and the chat's advice to replace the sample model. The ranks, best
+model first, are in the catalog's file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Step-cost model t = t0 + bytes / bandwidth, fitted to decode tests of different depths.
 
 t0 is the fixed cost per step: dispatch, selection, synchronisation. Relative least squares, so that short steps count
-as much as long ones.
+as much as long ones. `app.bench.measure.run` fits it, and `fit_store.py` keeps it for predictions.
 """
 
 from collections.abc import Sequence
@@ -44,6 +44,7 @@ def fit_step_cost(points: Sequence[Point]) -> StepCost | None:
     """Fit a line to the points; None if they are too few, too close or falling, or if the line begins below zero."""
     if len(points) < 2 or max(p.nbytes for p in points) < SPREAD * min(p.nbytes for p in points):
         return None
+    # Weighted least squares of a line, seconds over bytes: with 1 / seconds**2, relative residuals are minimised.
     weights = [1 / p.seconds**2 for p in points]
     total = sum(weights)
     mean_b = sum(w * p.nbytes for w, p in zip(weights, points, strict=True)) / total

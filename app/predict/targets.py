@@ -1,4 +1,8 @@
-"""Prediction targets: named chips, or this machine as measured."""
+"""Prediction targets: named chips, or this machine as measured.
+
+`predict`, `fit`, `quantize` and the API begin with `targets_for`, which may measure for a second. `known_target`
+measures nothing, for lists that must not wait.
+"""
 
 from dataclasses import replace
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 STAR = "★"
+"""Mark of a recommended model."""
 USES: Mapping[str, str] = {"chat": "best chat", "code": "best for code", "fastest": "fastest"}
 """Labels of the catalog's ranks."""
 

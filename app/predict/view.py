@@ -1,4 +1,7 @@
-"""Predictions as terminal tables, or in full and without colour elsewhere."""
+"""Predictions as terminal tables, or in full and without colour elsewhere.
+
+Each function prints one kind of document of `document.py`, and nothing else: a figure is added there first.
+"""
 
 from collections.abc import Callable
 

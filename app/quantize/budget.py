@@ -1,4 +1,8 @@
-"""Budgets of a quantization: bits a weight, memory, or speed on a chip, as bytes of weights."""
+"""Budgets of a quantization: bits a weight, memory, or speed on a chip, as bytes of weights.
+
+`run.py` turns each into a bound on bytes: bits directly, memory through `bytes_in_memory`, a speed by a search with
+`predicted_speed` and `largest_that_holds`.
+"""
 
 import re
 from collections.abc import Callable
@@ -14,6 +18,7 @@ from headrace.runtime.metrics.cost import step_limit
 from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = {"": 10**9, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+# "12GB", "800 MB", "12" (GB); "30 tok/s", "30".
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[MG]i?B)", re.IGNORECASE)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:|tok/s|t/s|tokens/s)", re.IGNORECASE)
 

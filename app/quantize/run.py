@@ -1,6 +1,8 @@
 """One quantization: measure, choose, write, compare with the given weights, and install.
 
-The directory is written under a temporary name and renamed when all figures are known. The given weights and the
+`quantize` reads top to bottom in these steps; `sensitivity.py` measures, `models/loading/bit_choice.py` chooses, and
+`models/loading/mixed_quantization.py` writes. The directory is written under a temporary name and renamed when all
+figures are known. The given weights and the
 quantized ones are never in memory together: the given ones leave logits of the scored text.
 """
 
@@ -43,8 +45,8 @@ from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.network import Network
 
 SCHEMA = "headrace-quantize/1"
-MEASURED = 128  # tokens of the text's begin
-SCORED = 512  # tokens of its end
+MEASURED = 128  # tokens of the text's begin, which every part is measured with
+SCORED = 512  # tokens of its end, which chose nothing
 _DECODED = 33  # steps of the measured speed, the first of which is left out
 
 
@@ -156,6 +158,8 @@ def quantize(options: QuantizeOptions) -> Quantized:
             raise UsageError(
                 f"{name} is installed already", f"--as gives another name; `headrace rm {name}` removes it"
             )
+
+        # Measure every part, then choose a format for each within the budget.
         measurements = _measure(source, options, progress)
         sensitivities = measurements.sensitivities
         parts_options = [sensitivities.options(part) for part in source.parts]

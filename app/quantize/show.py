@@ -11,7 +11,7 @@ from headrace.app.output.tables import Column, print_table
 from headrace.app.quantize.run import Quantized, QuantizedHere
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
-_LABEL = 18
+_LABEL = 18  # cells
 
 
 def show(quantized: Quantized) -> None:

@@ -1,4 +1,8 @@
-"""Events of one HTTP request's generations, awaited on the event loop."""
+"""Events of one HTTP request's generations, awaited on the event loop.
+
+`ServedEngine.submit` makes it and puts events in; `respond.py` takes them out with `next`, and calls `leave` if the
+request ends early. It has one generation per choice.
+"""
 
 import asyncio
 import time

@@ -1,5 +1,8 @@
 """`/v1/messages`: bodies of Anthropic's API as calls, answers as events or one message.
 
+`application.py` routes to `read_call` and `MessageForm`; `form.py` says what a form promises. Messages become those of
+a chat template, as `app.answer.messages` makes them of OpenAI's.
+
 Source of the shapes: Anthropic's API reference, sections Messages, Streaming and Token counting.
 """
 
@@ -35,7 +38,9 @@ from headrace.runtime.errors import UsageError
 
 REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
+# Keys of a tool here, and those of OpenAI's functions.
 _FUNCTION_KEYS = {"name": "name", "description": "description", "input_schema": "parameters"}
+# Types of `thinking` without a budget; "enabled" has one.
 _THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
 
 
@@ -115,6 +120,7 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
         return [message | {"content": content}]
     if not isinstance(content, list):
         raise UsageError(f"{where}.content must be a text or a list of blocks, not {shown(content)}")
+    # Sort the blocks by kind: a template's message has one text, one list of calls, and results apart from it.
     texts = []
     results = []
     calls = []
@@ -196,11 +202,11 @@ class MessageForm:
         """model: the name of the one that answers."""
         self._answer = AnswerParts()
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
-        self._started = False
+        self._started = False  # `message_start` was sent
         self._call = call
-        self._own: dict[str, object] = {}
-        self._blocks: list[str] = []  # kinds, the last one open in a stream
-        self._open = False
+        self._own: dict[str, object] = {}  # fields of headrace alone
+        self._blocks: list[str] = []  # kinds of the blocks so far: text, thinking or tool_use
+        self._open = False  # the last block has not ended in the stream
 
     def begin(self) -> bytes:
         """Return nothing: the first event has the prompt's size."""

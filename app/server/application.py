@@ -1,4 +1,8 @@
-"""The Starlette application: endpoints, checks, errors in the form of their endpoint, one log line a request."""
+"""The Starlette application: endpoints, checks, errors in the form of their endpoint, one log line a request.
+
+A request passes `_Outer` (access rules, counting, log), Starlette's routing, and its endpoint. Endpoints with answers
+read a body into a `Call` and leave the rest to `respond.answer`. A new endpoint is a route in `routes`.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -75,7 +79,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Needs of the endpoints. telemetry: of each engine."""
+    """Parts of the server that endpoints use. telemetry: of each engine."""
 
     models: ServedModels
     options: ServerOptions

@@ -1,4 +1,7 @@
-"""JSON bodies of requests, bounded in size and time."""
+"""JSON bodies of requests, bounded in size and time.
+
+Every endpoint with a body reads it here. Fields are checked later (`app.answer.fields`).
+"""
 
 import asyncio
 import json
@@ -10,7 +13,7 @@ from headrace.app.server.errors import ApiError, refused
 from headrace.runtime.config.value_types import shown
 
 MAX_BODY = 32 << 20  # bytes
-_MOST_READ = 8 * MAX_BODY
+_MOST_READ = 8 * MAX_BODY  # bytes that are read and dropped so that the client gets its error; beyond, it is cut off
 BODY_S = 30.0  # for all of a body to arrive
 
 

@@ -1,7 +1,8 @@
 """HTTP/1.1 connections of uvicorn: bounded in number, and in time for the head of a request.
 
 Where there are too many, the one that has been idle longest is closed for a new one. Waiting requests are bounded by
-`ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none.
+`ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none. `serve.py` passes
+`http_options` to uvicorn.
 See docs/workarounds.md.
 """
 

@@ -1,7 +1,11 @@
 """A model's engine process on an asyncio loop: requests in, events of each request out, restart, unload when idle.
 
 Everything runs on the loop's thread, and nothing blocks it: the engine's socket is read when it has data. Listeners see
-every event, for metrics and telemetry.
+every event, for metrics and telemetry. `served_models.py` decides which engines run, `respond.py` submits requests.
+
+The process is stopped, loading, ready, failed or dead (`client.State`). A dead one is started again by `_watch`; an
+idle one may be unloaded, on a thread that has the client meanwhile (`_is_unloading`): no other method may touch it
+then.
 """
 
 import asyncio
@@ -74,11 +78,11 @@ class ServedEngine:
         self._answering: dict[int, Answering] = {}
         self._ids = ids
         self._changed = asyncio.Event()  # of the engine's state
-        self._descriptor: int | None = None
-        self._writing = False
-        self._watchers = 0
-        self._deaths: list[float] = []
-        self._restart_at: float | None = None
+        self._descriptor: int | None = None  # of the socket that the loop watches
+        self._writing = False  # the loop waits for room in it
+        self._watchers = 0  # readers of step records
+        self._deaths: list[float] = []  # times of the process's recent ends, each within _STEADY_S
+        self._restart_at: float | None = None  # None: no restart is due
         self._given_name = name
         self._unload: asyncio.Future[None] | None = None  # under way
         self._kv_limit: int | None = None  # bytes

@@ -1,6 +1,7 @@
 """Errors of HTTP requests: status, message, and the shapes that OpenAI's and Anthropic's clients parse.
 
-Messages never have a path, a traceback or a key: unexpected errors become one general line.
+Messages never have a path, a traceback or a key: unexpected errors become one general line. `application.py` catches
+every exception and makes an `ApiError` of it. Codes are public: clients compare them.
 """
 
 import traceback
@@ -9,6 +10,7 @@ from headrace.app.engine.events import Abandoned, ContextFull, Event, Failed, on
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 
+# Anthropic's error types by status; others are invalid_request_error below 500, else api_error.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",

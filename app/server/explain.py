@@ -1,4 +1,7 @@
-"""The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not."""
+"""The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not.
+
+All forms of answers call `prefix_of`; docs/server.md describes the object.
+"""
 
 from headrace.app.answer.call import Call
 from headrace.app.answer.prompt_reuse import PromptReuse

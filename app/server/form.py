@@ -1,4 +1,8 @@
-"""Interface of an endpoint's answers: events in, server-sent events or one document out."""
+"""Interface of an endpoint's answers: events in, server-sent events or one document out.
+
+`respond.py` drives a form: `begin`, `take` for each event, then `end` or `failed` in a stream, or `document`. The forms
+are in `openai.py`, `responses.py` and `anthropic.py`.
+"""
 
 import json
 from collections.abc import Iterable, Mapping

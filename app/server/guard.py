@@ -18,7 +18,12 @@ OPEN_PATHS = frozenset({"/health"})
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """host: the address that the server listens on. key: None without one. origins: allowed ones; `*`: any."""
+    """Rules of access.
+
+    host: the address that the server listens on.
+    key: that requests must have; None: none.
+    origins: web pages that may call; `*`: any.
+    """
 
     host: str
     key: str | None = None

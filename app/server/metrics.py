@@ -1,4 +1,8 @@
-"""`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engines' events."""
+"""`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engines' events.
+
+Names and labels are public: dashboards break if one changes. Figures come from the events that all
+listeners of a `ServedEngine` get.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -16,6 +20,7 @@ from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Fa
 from headrace.app.server.engine import ServedEngine
 from headrace.runtime.engine.request import Finished
 
+# Upper edges of the histograms' buckets, in seconds and in sequences.
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)

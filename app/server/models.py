@@ -1,4 +1,8 @@
-"""`/v1/models`: the models of a server, in the fields that clients of OpenAI, Anthropic, vLLM and llama.cpp read."""
+"""`/v1/models`: the models of a server, in the fields that clients of OpenAI, Anthropic, vLLM and llama.cpp read.
+
+`served_models.py` finds a requested name with `named` and `is_served`; `application.py` makes the documents. A chat
+with --connect and `headrace launch` read `owned_by`, `status` and `context_length`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -16,6 +20,7 @@ from headrace.runtime.errors import HeadraceError
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
 _OWN_NAMES = ("default", "headrace")
+"""Names that stand for the model of the start in every server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class InstalledModel:
     name: as requests give it.
     stored_as: its name in the store.
     context: the longest one in tokens; None: unknown.
+    weight_bytes: of its files; 0: unknown.
     """
 
     name: str

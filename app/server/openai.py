@@ -36,7 +36,7 @@ class OpenAIForm(ABC):
         """model: the name of the one that answers."""
         self._call = call
         self._answers = [AnswerParts() for _ in range(call.choices)]
-        self._own: dict[str, object] = {}
+        self._own: dict[str, object] = {}  # the `headrace` object of the document
         self._about = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def begin(self) -> bytes:
@@ -114,12 +114,14 @@ class ChatForm(OpenAIForm):
     def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
         answer = self._answers[choice]
         deltas = [delta for part in answer.take(event) if (delta := self._delta(part))]
-        if isinstance(event, Done):
+        if isinstance(event, Done):  # the text of custom tools is known once their JSON is whole
             deltas += [
                 {"tool_calls": [{"index": index, "custom": {"input": custom_input(call.arguments)}}]}
                 for index, call in enumerate(answer.calls)
                 if call.name in self._call.custom
             ]
+
+        # Log probabilities go with the first delta of an event, or with an empty text if the event has none.
         tokens = token_reports(event) if isinstance(event, Delta) else []
         reports = chat_logprobs(tokens) if tokens else None
         shown = deltas or ([{"content": ""}] if reports else [])

@@ -1,4 +1,8 @@
-"""Parts of a streamed answer: thinking, content and tool calls."""
+"""Parts of a streamed answer: thinking, content and tool calls.
+
+All forms (`form.py`) collect an answer in `AnswerParts`: for a stream they write the parts that `take` returns, for one
+document they read its attributes at the end.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,8 +28,12 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A tool call, or a part of one. arguments: JSON text of an object. index: among the answer's calls.
+    """A tool call, or a part of one.
 
+    id: of the call, the same in all of its parts.
+    index: among the answer's calls.
+    name: of the tool.
+    arguments: JSON text of an object, or more of it.
     first: the part begins the call.
     """
 
@@ -59,7 +67,13 @@ def joined(deltas: Iterable[CallDelta]) -> dict[int, CallDelta]:
 
 
 class AnswerParts:
-    """One answer so far. end: None until it has ended. length: of its text, in characters."""
+    """One answer so far.
+
+    end: None until it has ended.
+    length: of its text, in characters.
+    calls: those that are whole.
+    tokens: log probabilities of its tokens, if they were requested.
+    """
 
     def __init__(self) -> None:
         self.end: Finished | None = None

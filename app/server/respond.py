@@ -1,4 +1,8 @@
-"""Answers over HTTP: one document, or a stream of server-sent events with keep-alives. A client that leaves cancels."""
+"""Answers over HTTP: one document, or a stream of server-sent events with keep-alives. A client that leaves cancels.
+
+`answer` is the way of every call: wait for its model, submit a command per choice, wait for the first event, so that an
+early error still has an HTTP status, then send the rest in the call's form.
+"""
 
 import asyncio
 import time
@@ -23,9 +27,9 @@ from headrace.models.text.thinking import Thinking, read_tags
 from headrace.runtime.sampling.params import SEEDS
 
 WRITE_S = 30.0  # for a client to take a piece
+# "X-Accel-Buffering" has nginx pass pieces on at once.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-_LONGEST_HEADER = 4000
+_LONGEST_HEADER = 4000  # characters: proxies refuse longer heads, of 8 KiB or so
 
 T = TypeVar("T")
 
@@ -98,7 +102,7 @@ def commands(call: Call, ids: Sequence[int], card: ModelCard, defaults: AnswerOp
     for number, generation in enumerate(ids):
         seed = options.seed
         if options.seed is not None:
-            seed = (options.seed + number % call.count) % SEEDS
+            seed = (options.seed + number % call.count) % SEEDS  # the answers to one prompt count up from it
         made.append(
             Generate(
                 generation,

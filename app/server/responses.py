@@ -1,5 +1,8 @@
 """`/v1/responses`: bodies of OpenAI's Responses API as calls, answers as events or one response. Nothing is stored.
 
+`application.py` routes to `read_call` and `ResponseForm`. A stream and the whole response show the same items: the form
+keeps `_output` (its last item may be open) and each event is made of it.
+
 Source of the shapes: OpenAI's API reference, sections Responses and Streaming events.
 """
 
@@ -44,6 +47,7 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
+# Fields of the body that a response repeats, with their defaults.
 _ECHOED: dict[str, object] = {
     "instructions": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
     "text": {"format": {"type": "text"}},
@@ -206,7 +210,7 @@ class ResponseForm:
         self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
         self._open = False
         self._reports: list[object] = []  # of tokens whose text has not come yet
-        self._number = 0
+        self._number = 0  # of the next event
         self._own: dict[str, object] = {}
 
     def begin(self) -> bytes:
@@ -280,13 +284,18 @@ class ResponseForm:
         """Return the events of a part, in an item of its kind."""
         if isinstance(part, CallPart):
             return self._call_part(part)
-        kind, name = ("message", "output_text") if part.kind == "content" else ("reasoning", "reasoning_text")
+        kind = "reasoning"
+        name = "reasoning_text"
+        if part.kind == "content":
+            kind = "message"
+            name = "output_text"
         opened = b""
         if not self._open or self._output[-1]["type"] != kind:
             opened = self._close() + self._open_item(kind, name)
         written = self._output[-1]["content"][0]
         written["text"] += part.text
-        reports, self._reports = self._reports, []
+        reports = self._reports
+        self._reports = []
         if kind == "message":
             written["logprobs"] += reports
         else:
@@ -356,7 +365,7 @@ class ResponseForm:
         return events + self._event("response.output_item.done", output_index=index["output_index"], item=item)
 
     def _place(self) -> dict[str, object]:
-        """Return the place of the last item, and of its content if it has parts."""
+        """Return the fields of an event that name the last item, and its only part of content if it has parts."""
         item = self._output[-1]
         content = {"content_index": 0} if "content" in item else {}
         return {"item_id": item["id"], "output_index": len(self._output) - 1, **content}

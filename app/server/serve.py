@@ -1,6 +1,7 @@
 """The server process: socket, engines, uvicorn, signals, end.
 
 SIGTERM stops taking requests and waits for the running ones, up to a grace time; Ctrl-C cuts them at once.
+`headrace serve` starts the first engine before it imports this module, since both take a while.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from headrace.app.server.telemetry import Telemetry
 from headrace.runtime import errors
 from headrace.runtime.errors import HeadraceError, UsageError
 
-_BACKLOG = 256
+_BACKLOG = 256  # connections that the system keeps until they are accepted
 _AFTER_GRACE_S = 5.0  # for cut answers to leave
 _STOPPING = ApiError(503, "the server is stopping", "stopping", retry_after=5)
 

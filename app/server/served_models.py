@@ -2,6 +2,10 @@
 
 Each model has an engine process. One model loads at a time. A model that does not fit next to the loaded ones has the
 least recently used ones unloaded, once their answers have ended. Each model gets the context that it would have alone.
+
+A request waits in `ready` for its model's stay: from the wait for room (`_admit`) through loading to unloading.
+Requests share a stay, and a new one begins if the last is ending. `tests/app/server/test_served_models.py` has the
+races.
 """
 
 import asyncio

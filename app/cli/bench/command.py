@@ -1,7 +1,8 @@
 """`headrace bench`: measurements of this machine, their comparison and history.
 
 Results are a table on a terminal and Markdown elsewhere, or the form asked for. Ctrl-C prints the results so far and
-exits with 130.
+exits with 130. There are three kinds of runs: speed (`_measure`), quality of formats (`_measure_quality`), and the
+fixed tests of `machine.py`.
 """
 
 import json
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 Document = TypeVar("Document")
 
-# Not with --speculate.
+# Options of lengths, which --speculate excludes: its workloads have their own.
 _LENGTHS = {"prompts": "-p", "generates": "-n", "depths": "-d", "combined": "--pg", "arrivals": "--arrivals"}
+# Options that --quality takes.
 _WITH_QUALITY = {
     *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
     "activations",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.app.verify.report import VerifyDocument
     from headrace.runtime.machine.hardware import Machine
 
+# The fixed models and tests, so that files of different machines can be compared.
 MODELS = (
     *("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.2-3b"),
     *("qwen3-4b", "qwen3-8b", "gpt-oss-20b", "qwen3-30b-a3b"),
@@ -29,6 +30,7 @@ PROMPT = 512
 GENERATE = 128
 DEPTHS = (0, 512, 4096)
 ROUNDS = 3
+# Parameters of `BenchOptions` that may be given.
 _ACCEPTED = {"models", "repetitions", "report", "force", "mlx_python"}
 
 

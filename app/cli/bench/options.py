@@ -1,4 +1,8 @@
-"""Options of `headrace bench`."""
+"""Options of `headrace bench`.
+
+`command.py` turns a `BenchOptions` into the options of a run of speed or quality, and refuses options that do not go
+together. A new option is a field, and a row of `_OPTIONS` with the field's name.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ _ISA_GROUPS = (
     (("i8mm", "I8MM"), ("asimddp", "DOTPROD")),
 )
 _BAR = 24  # columns
-_LABEL = 12
+_LABEL = 12  # columns of a row's label
 
 Rows = list[tuple[str, str]]
 

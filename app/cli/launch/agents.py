@@ -1,5 +1,8 @@
 """Coding agents and their settings for one run: arguments, environment variables and files in a temporary folder.
 
+A new agent is a row of `AGENTS`, and a function from the server's model to its `Setup`. Each must outrank the user's
+own settings without changing their files. `tests/app/cli/test_launch.py` checks all.
+
 The variables and options are those of the agents' own documentation:
 
     codex     `-c key=value` overrides config.toml for one run

@@ -28,7 +28,7 @@ from headrace.runtime.errors import HeadraceError
 
 _LOOK_S = 2.0  # for a running server to answer
 _LOAD_S = 3600.0  # for a model to be loaded
-_OWNER = "headrace"
+_OWNER = "headrace"  # `owned_by` of the models of our own server (`app.server.models`)
 _AGENT_END_S = 5.0  # for an agent to end after SIGTERM
 
 

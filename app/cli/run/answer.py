@@ -1,4 +1,8 @@
-"""The work of `headrace run`: read the prompt, load the model, answer, report."""
+"""The work of `headrace run`: read the prompt, load the model, answer, report.
+
+`run_answer` checks everything that can be refused before it fetches or loads a model. Several answers to one prompt are
+in `samples.py`, the stored conversation in `session.py`, the figures in `report.py`.
+"""
 
 import sys
 import time
@@ -50,6 +54,7 @@ def run_answer(arguments: RunArguments) -> int:
     arguments.options.grammar_source()  # refused before a model is loaded
     draft = arguments.load.chosen_draft(settings, arguments.options.speculate)
     session = RunSession(settings, arguments, content, attachments)
+
     started = time.perf_counter()
     requantize = None  # refused before anything is fetched
     if arguments.quantize is not None:
@@ -62,6 +67,7 @@ def run_answer(arguments: RunArguments) -> int:
     max_running = arguments.samples or MAX_RUNNING
     answerer, disk_cache = _answerer(resolved, loaded, network, max_running, keeps_kv=keeps_kv)
     check = BackgroundCheck(resolved)
+
     with closing(session):
         load_s = time.perf_counter() - started
         prompt = answerer.encode(

@@ -14,7 +14,21 @@ _LAST = "last"
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """words: of the prompt. options: answer options of the command line."""
+    """Arguments of `headrace run`, named as click names them (`command.py`).
+
+    words: of the prompt.
+    system: system message; None: the stored session's or the settings'.
+    files: of -f.
+    go_on, resume: -c, and --resume: the stored session to continue.
+    save: store this conversation; None: as the settings say.
+    options: answer options of the command line.
+    samples: number of answers; None: one, streamed.
+    load: options of loading.
+    quantize, group_size: bits and weights per scale to quantize a plain checkpoint to.
+    raw: no chat template.
+    with_steps, logprobs: further parts of the JSON document.
+    trace: file to write.
+    """
 
     words: tuple[str, ...]
     model: str | None
@@ -60,10 +74,11 @@ class RunArguments:
 
     def check(self) -> None:
         """Raises UsageError for arguments that exclude each other."""
-        report = self.with_steps or self.logprobs is not None
-        figures = self.stats or self.explain
+        report = self.with_steps or self.logprobs is not None  # parts of the JSON document
+        figures = self.stats or self.explain  # on standard error
         if self.trace is not None:
             check_output(self.trace, "--trace")
+        # Each rule: whether it is broken, and the message.
         rules = (
             (report and not self.as_json, "--steps and --logprobs need --json"),
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),

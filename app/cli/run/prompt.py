@@ -13,6 +13,7 @@ from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 
 STDIN = "-"
+"""Argument that stands for standard input."""
 _PATIENCE_S = 1.0  # for piped text, before a line says that it is awaited
 
 

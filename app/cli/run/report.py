@@ -1,7 +1,8 @@
 """The report of one answer: the JSON document, the full table and the closing line.
 
 All three show the same figures under the same names (defined in `runtime.metrics.telemetry`). Bandwidth is computed
-from shapes and latencies, not read from a hardware counter.
+from shapes and latencies, not read from a hardware counter. A new figure is a property of `RunReport` or a field of
+`Summary`, a key of `document` with a row in docs/run-json.md, and a row of `table`.
 """
 
 import json
@@ -40,7 +41,8 @@ from headrace.runtime.metrics.units import format_bytes, format_joules, percent,
 class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
-    session: id of the stored conversation.
+    load_s: seconds from the search for the model until it was loaded.
+    session: id of the stored conversation; None if it is not stored.
     sampling_source: origin of the temperature.
     peak: the machine's measured peak.
     memory_now: its newest reading, of the last hour.
@@ -176,6 +178,7 @@ def _answer_energy(answer: Answer) -> TokenEnergy | None:
     return per_token([answer.energy], tokens, idle_watts(answer.sensors))
 
 
+# Ends other than by the model, in the closing line; a stop string counts as the model's.
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
 

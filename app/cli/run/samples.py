@@ -29,7 +29,12 @@ from headrace.runtime.sampling.params import SEEDS
 
 
 class Samples:
-    """The answers, printed in order unless `as_json`. wall_s: seconds of answering them."""
+    """The answers, printed in order unless `as_json`.
+
+    answers: in the order of their seeds.
+    finished: those with an end.
+    wall_s: seconds of answering them.
+    """
 
     def __init__(self, answerer: Answerer, answers: Sequence[Answer], arguments: RunArguments) -> None:
         self.answers = answers
@@ -38,7 +43,7 @@ class Samples:
         self._progress = ProgressLine(quiet=arguments.quiet)
         self._before = self._progress.before(sys.stdout)
         self._echo = not arguments.as_json
-        self._printed = 0
+        self._printed = 0  # answers that were printed or passed over, from the first
         self._failed: dict[Answer, HeadraceError] = {}
 
     @property

@@ -28,11 +28,14 @@ _STORE_S = 0.2  # between two writes of a growing answer
 
 
 class RunSession:
-    """model, options: of this answer; the command line goes before the stored session or the settings.
+    """The session of one answer. The command line goes before the stored session or the settings.
 
-    Options of the command line count for this answer alone. keeps: True if the answer is stored. id: of the session it
-    is stored in; None until that is begun. record: the session with the model and the system message of this answer.
+    model, options: of this answer. Options of the command line count for it alone.
+    record: the session with the model and the system message of this answer; its id is "" for a new one.
     branch: its messages before the prompt.
+    resumed: it is a stored session.
+    keeps: the answer is stored.
+    id: of the session it is stored in; None until that is begun.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class RunSession:
         """content, attachments: the message that is answered. Raises SessionError."""
         self._content = content
         self._attachments = attachments
-        wanted = arguments.session
+        wanted = arguments.session  # id of the stored session to continue; None: a new one
         keep = arguments.keep
         self.keeps = (wanted is not None or settings.run.save) if keep is None else keep
         self._store = _store() if wanted is not None or self.keeps else None
