@@ -48,6 +48,7 @@ class AppCommands(Provider):
                 yield Hit(max(in_title, in_help / 2), title, entry.run, entry.title, entry.help)
 
     def _offered(self) -> Iterator[_Entry]:
+        """Yield the entries that can be carried out on this screen."""
         for command in COMMANDS:
             if not command.needs_argument:
                 about = f"/{command.name}: {command.about}"

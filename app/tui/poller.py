@@ -135,6 +135,7 @@ class Poller:
     # -- one conversation ------------------------------------------------------------------------------------------
 
     def _poll_conversation(self) -> None:
+        """Take in the conversation's events, then draw text, and the figures if they are due."""
         state = self._state
         metrics = self._state.metrics
         events = state.conversation.poll()
@@ -170,6 +171,10 @@ class Poller:
     # -- parallel answers ------------------------------------------------------------------------------------------
 
     def _poll_comparison(self, comparison: "ParallelAnswers") -> None:
+        """Do the same with parallel answers, each of which has a pane with metrics of its own.
+
+        The answers of /again have ids: they are one turn of the chat's metrics, too. Those of /compare have none.
+        """
         metrics = self._state.metrics
         answer_events = comparison.poll()
         events = [event for _, event in answer_events]

@@ -333,6 +333,7 @@ class BufferBackend:
         self.shares_prefixes = self.pool is not None
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> SlotCache:
+        """See `KVBackend`. The last sequence's cache if it has no shorter prefix than the pool, else a new one."""
         pool = self.pool
         keep = self._options.keep_prefix
         reusable = 0
@@ -370,6 +371,7 @@ class BufferBackend:
         return cache
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        """See `KVBackend`. The cache of a sequence that was alone is kept whole, for the next prompt."""
         assert isinstance(cache, SlotCache)
         if self._options.keep_prefix:
             cache.cache_blocks(tokens, end=True)

@@ -331,6 +331,7 @@ class SlotCache(ReusableCache):
             self._used.clear()
 
     def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
+        """See `ReusableCache`. Copies the rows of each group into a block, unless the node has one there."""
         pool = cast(BlockPool, self._pool)
         parent = self._parent(pool)
         node = parent.children.get(digest(parent.key, tokens, decode_written))

@@ -71,6 +71,7 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
 
 def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = read_file) -> Sensors:
     """Return sensors for the hottest CPU temperature and, if readable, the energy of CPU packages and memory."""
+    # Files are looked for once; a reading reads them.
     thermometers = _thermometers(hwmon, read)
     counters = _rapl_counters(rapl, read)
     power = _Rate(clock)

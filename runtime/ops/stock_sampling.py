@@ -106,6 +106,8 @@ def sample_on_gpu(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[
 
 @lru_cache(maxsize=64)
 def _compiled(plan: _Plan) -> Callable[..., mx.array]:
+    """Return the compiled function of a plan; its arguments are those of its call in `sample_on_gpu`."""
+
     def chosen(logits: mx.array, heat: mx.array, points: mx.array, *rules: mx.array) -> mx.array:
         top_k, top_p, min_p, is_greedy = rules
         best = mx.argmax(logits, axis=-1, keepdims=True)

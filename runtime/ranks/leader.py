@@ -260,6 +260,7 @@ class LeaderBackend:
         self._backend.release(cache.inner, tokens)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        """See `KVBackend`. A pipeline gets several passes of about as many rows, which its stages compute in turn."""
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
         groups = [[rows[i] for i in indices] for indices in divided(len(rows), [1] * parts)]
         self._leader.limit.made(rows)

@@ -99,6 +99,7 @@ class Link:
         self._on_lost = lambda _reason: None
 
     def _read(self) -> None:
+        """Take in the peer's records until the connection ends. Each receive waits at most SILENCE_S."""
         try:
             while not self._closed.is_set():
                 record = receive_frame(self._socket, _RECORD_BYTES)
@@ -118,6 +119,7 @@ class Link:
             self.send({})
 
     def _lose(self, reason: str) -> None:
+        """End the connection, and call `on_lost` unless `close` was called before."""
         closed = self._closed.is_set()
         self._closed.set()
         self._records.put(None)
@@ -148,6 +150,7 @@ class Reception:
         self._listener.close()
 
     def _accept(self) -> None:
+        """Greet each connection on a thread of its own, until `close`."""
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
@@ -163,6 +166,7 @@ class Reception:
             threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
+        """Pass a connection on if it proves the key; else close it."""
         try:
             self._proven.put((accept(connection, self._key, GREETING_S), connection))
         except (OSError, ValueError, RankLostError):
@@ -230,6 +234,7 @@ def receive_frame(connection: socket.socket, max_bytes: int, until: float | None
 
 
 def _receive(connection: socket.socket, size: int, until: float | None) -> bytes:
+    """Return exactly `size` bytes. Raises TimeoutError after `until`, ConnectionError at the end."""
     received = bytearray()
     while len(received) < size:
         if until is not None:
@@ -244,8 +249,10 @@ def _receive(connection: socket.socket, size: int, until: float | None) -> bytes
 
 
 def _proves(answer: Record, key: bytes, text: str) -> bool:
+    """Return whether a peer's proof is that of the text by the run's key."""
     return hmac.compare_digest(str(answer.get("proof")).encode(), _proof(key, text).encode())
 
 
 def _proof(key: bytes, text: str) -> str:
+    """Return the HMAC of a text, which has the other end's nonce and the rank."""
     return hmac.new(key, text.encode(), "sha256").hexdigest()

@@ -38,6 +38,7 @@ class Forced:
         return self._inner.dry_run
 
     def update(self, tokens: Sequence[int]) -> None:
+        """See `Proposer`. Forced tokens come first; without any, the inner proposer drafts."""
         self._tokens = self._constraint.forced()
         self.source = _SOURCE
         self.cost_s = 0.0

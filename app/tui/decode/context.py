@@ -193,7 +193,11 @@ def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content
 
 
 def _around(difference: PrefixDifference, width: int) -> list[Content]:
-    """Return the text around the difference of both sides, the differing tokens one above the other."""
+    """Return the text around the difference of both sides, the differing tokens one above the other.
+
+    cached  the mill [stands] by the river
+    prompt  the mill [was] by the river
+    """
     before = _visible(difference.before)[-(max(1, width - _SIDE) // 2) :]
     lines = []
     for name, token, text in (

@@ -119,6 +119,7 @@ def _of_peak(share: float, peak: str) -> tuple[str, str]:
 
 
 def _speed(metrics: LiveMetrics) -> Meter:
+    """Return tokens per second now, or of the turn, as a part of the limit of this machine."""
     figures = metrics.figures
     rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
     max_rate = figures.roofline_rate
@@ -133,6 +134,7 @@ def _speed(metrics: LiveMetrics) -> Meter:
 
 
 def _step(metrics: LiveMetrics) -> Meter:
+    """Return the median time of a step, with p95 and p99 in the place of a bar."""
     of = metrics.latencies
     if of is None:
         return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
@@ -150,6 +152,7 @@ def _step(metrics: LiveMetrics) -> Meter:
 
 
 def _cache(metrics: LiveMetrics) -> Meter:
+    """Return the K/V bytes: of the conversation and a full context, or reserved by several answers and the room."""
     batch = metrics.answers
     # The tokens of several answers are not those of the cache. After them it has those of the conversation again.
     if batch.is_several and (batch.is_endless or not batch.over):
@@ -172,6 +175,7 @@ def _cache(metrics: LiveMetrics) -> Meter:
 
 
 def _memory(metrics: LiveMetrics) -> Meter:
+    """Return the achieved bandwidth and MBU. Where other programs slow the steps down, both are doubtful."""
     achieved = metrics.achieved_gb_s
     memory = metrics.memory
     share = memory.share if metrics.mbu is None else metrics.mbu

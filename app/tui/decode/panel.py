@@ -249,6 +249,7 @@ class Sections(Widget, can_focus=False):
         return sorted(self._sections, key=lambda section: first.index(section.NAME))
 
     def _arrange(self) -> None:
+        """Place the sections that have something to show; lay out anew if a place changed."""
         if not self.is_mounted or not self.size:
             return
         metrics = self.metrics

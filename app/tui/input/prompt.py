@@ -75,9 +75,9 @@ class Prompt(Area):
         super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
         self._menu = menu
-        self._history: list[str] = []
+        self._history: list[str] = []  # oldest first
         self._entry: int | None = None  # index in the history of the shown text; None: the draft
-        self._draft = ""
+        self._draft = ""  # the text that was typed before the history was walked through
         self._pastes: dict[str, str] = {}  # text of each placeholder
 
     def render_line(self, y: int) -> Strip:
@@ -222,6 +222,7 @@ class Prompt(Area):
             self.replace(before + character, (row, 0), end, maintain_selection_offset=False)
 
     def _to_menu(self, key: str) -> None:
+        """Pass a key on to the menu; a taken entry replaces the text that it completes."""
         if key == "up":
             self._menu.move(-1)
         elif key == "down":

@@ -220,6 +220,7 @@ class ChatActions:
         self._show_answers(CompareScreen(state, comparison))
 
     def _show_answers(self, screen: "ParallelScreen") -> None:
+        """Open a screen of parallel answers, which are polled until it is left."""
         self._state.comparison = screen.answers
 
         def left(typed: Draft | None) -> None:

@@ -55,11 +55,11 @@ class ChatView:
         self._branch = ShownBranch()
         self._shown: Conversation | None = None  # the one on the screen; `sync` draws another as a new session
         self._loading = ModelLoading(screen, state)
-        self._prompt_title = ""
+        self._prompt_title = ""  # as it is on the screen
         self._drawn: tuple[object, ...] = ()  # the state at the latest drawing of `_follow_state`
         self._asked = False  # about the full context
         self.asked_about_disk = False
-        self._marks_drafts = False
+        self._marks_drafts = False  # draft tokens are shown in answers
 
     @property
     def conversation(self) -> Conversation:
@@ -119,6 +119,7 @@ class ChatView:
             self.prompt.paste(returned)  # folded, if it is long
         if not self.queue.send_next(conversation):  # the answer was stopped or failed, or the message cannot be sent
             self.return_queue()
+        # What stands around the transcript; only changes are drawn.
         self._show_prompt_title()
         self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
         self.screen.query_one(Chips).show(conversation.unsent if self.prompt.text else None)

@@ -173,6 +173,7 @@ class Entry:
             self.highlight_code()
 
     def _user_rows(self, options: LayoutOptions) -> list[Row]:
+        """Return a question as it was typed, its attachments, and notes on its branches."""
         rows: list[Row] = []
         lead = ("❯ ", "bold $text-accent")
         for part in self._text.safe.split("\n"):
@@ -188,6 +189,7 @@ class Entry:
         return [*rows, BLANK]
 
     def _mark_rows(self, options: LayoutOptions) -> list[Row]:
+        """Return the context mark, with its summary."""
         text = self._answer.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
         words = len(self._answer.text.split())
         left_out = self.state.left_out
@@ -195,6 +197,10 @@ class Entry:
         return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
     def _answer_rows(self, options: LayoutOptions) -> list[Row]:
+        """Return thinking, the answer with its caret or marks of draft tokens, and its metrics.
+
+        Sets `_open` where the last line may be extended.
+        """
         rows: list[Row] = []
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(options)
@@ -231,6 +237,7 @@ class Entry:
         return rows
 
     def _thinking_rows(self, options: LayoutOptions) -> list[Row]:
+        """Return the head of the thinking section, and its text if it is unfolded."""
         words = len(self._thinking.text.split())
         mark = "▾" if options.show_thinking else "▸"
         state = "thinking…" if self._thinks else "thought"
@@ -264,6 +271,7 @@ class Entry:
         return parts
 
     def _costs(self) -> list[str]:
+        """Return the answer's metrics, all of them or a few; none before its end."""
         metrics = self.message.metrics
         if metrics is None:
             return []
@@ -272,6 +280,7 @@ class Entry:
         return plain_phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s)
 
     def _notes(self) -> list[str]:
+        """Return the message's place among its branches, and whether it is sent."""
         notes = []
         if self.state.branches > 1:
             notes.append(f"‹{self.state.branch + 1}/{self.state.branches}›")

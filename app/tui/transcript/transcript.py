@@ -220,6 +220,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def look(self) -> LayoutOptions:
+        """Options for the layout of entries at the present size and theme."""
         width = max(12, min(LONGEST_LINE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme
         return LayoutOptions(
@@ -302,6 +303,7 @@ class Transcript(Widget, can_focus=True):
             repaint(self, rows.intersection(self.size.region))
 
     def _centred_welcome(self) -> list[Content]:
+        """Return the welcome text in the middle of the width, a third down; the logo if it fits above."""
         width = max(1, self.size.width - GUTTER - _MARGIN)
         welcome = [part for line in self._welcome for part in folded(line, width)]
         if len(self._logo) + len(welcome) <= self.size.height:
@@ -312,6 +314,7 @@ class Transcript(Widget, can_focus=True):
         return [Content("")] * above + [line.pad_left(indent) for line in welcome]
 
     def _start_over(self) -> None:
+        """Make all rows again: size, theme or folding changed."""
         self._starts.clear()
         self._rows.clear()
         self._lay_out(0)
