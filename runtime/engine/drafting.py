@@ -293,7 +293,11 @@ def _next_position(sequence: Sequenced) -> int:
 
 
 def _first_chances(sequence: Sequenced) -> _Firsts:
-    """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all."""
+    """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all.
+
+    None where a draft makes no sense: before the first token, at the last one, or if a token may be forced. All
+    proposers are updated in any case.
+    """
     pairs = []
     for proposer in sequence.proposers:
         try:

@@ -178,7 +178,7 @@ class BlockPool:
     ) -> None:
         self.windows = tuple(windows)
         self.groups = [GroupBlocks(*bounds) for bounds in zip(max_blocks, max_cached or max_blocks, strict=True)]
-        self.storage = storage
+        self.storage = storage  # `groups` and its slabs have as many blocks, changed together here
         self.index = PrefixIndex(key)
         self._nodes: list[dict[int, PrefixNode]] = [{} for _ in windows]  # of each group: block -> its node
         self._stateful: dict[PrefixNode, None] = {}  # with recurrent state, least recently used first
@@ -264,6 +264,7 @@ class BlockPool:
 
         answers: include decode-written entries; else every bit equals a cold prefill.
         """
+        # A path without all K/V or the state is shortened by a block at a time.
         path = self._to_states(self.index.find(tokens, answers), tokens, answers)
         while path:
             length = matching_entries(path)
@@ -273,7 +274,10 @@ class BlockPool:
         return []
 
     def _to_states(self, path: PrefixPath, tokens: Sequence[int], answers: bool) -> PrefixPath:
-        """Return the longest path beside `path`, not beyond it, with recurrent state after its last entry."""
+        """Return the longest path along `tokens` that ends where recurrent state is kept; `path` without such layers.
+
+        It is no longer than `path`, and shares all of it but the end: another node there may have the state.
+        """
         while path and self.storage.shape.mixers:
             # A state cannot be cut, so a node has to match whole: the longest one here, else one of a block earlier.
             first = (len(path) - 1) * BLOCK

@@ -365,6 +365,7 @@ class SlotCache(ReusableCache):
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
 
     def _load(self, path: PrefixPath) -> int:
+        """See `ReusableCache`. Copies the blocks into own buffers."""
         if path:
             for group in range(len(self.spans)):
                 self._fill(group, path)
@@ -384,6 +385,7 @@ class SlotCache(ReusableCache):
         while first > least and (number := path[first - 1][0].blocks[group]) is not None:
             numbers.insert(0, number)
             first -= 1
+        # The first row is that of the first block; the last block may be used in part.
         count = length - first * BLOCK
         self._set_first(span, first * BLOCK)
         _, span.capacity = span.fit(length, length, self.limit, self.reserved)

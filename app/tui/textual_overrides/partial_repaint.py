@@ -11,6 +11,12 @@ change where that chain ends and has all changes drawn once the running task wai
 
 `put` draws one extended line. It takes as much processor time as a layout, so it is there for steady text: without a
 spare core, layouts come three times a second. docs/workarounds.md has the figures.
+
+    repaint(widget, region): as `widget.refresh(region)`, without its chain of tasks
+    PartialRepaint: textual asks it for an update, with the regions that it has noted itself
+    put(widget, region): at once, past textual
+
+tests/tui/test_drawing.py compares with whole drawings.
 """
 
 import asyncio
