@@ -4,8 +4,8 @@
 
 Types are msgspec's structs, dataclasses and standard annotations; `msgspec.Meta` has ranges.
 
-Every document from outside is read this way: hostfiles, stored records, requests of the server. Errors are translated
-by matching msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind.
+Documents from outside are read this way, such as hostfiles and stored records. Errors are translated by matching
+msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Commits a batch that the device has computed: entries of the cache, tokens, records, events.
 
-The last of a step's four parts (schedule, run, commit, deliver). `Engine._commit` calls it with the tokens that the
-host has read. A token is output only after its step's entries are committed: tests/runtime/engine/test_step_loop.py.
+The third of a step's four parts (schedule, run, commit, deliver); it returns the events that are then delivered.
+`Engine._commit` calls it with the tokens that the host has read. A token is output only after its step's entries are
+committed: tests/runtime/engine/test_step_loop.py.
 """
 
 from typing import cast

@@ -5,7 +5,7 @@ An end is reported at once. The cache is released at the beginning of the next s
     finish (or `own_errors`) -> release -> the sequence has neither cache nor sampler
 
 So between two steps the engine's user may still read the cache of a sequence that has ended; `release` runs in the
-next one, before others are admitted. Every end takes this way, as only `_forget_state` returns reserved memory.
+next one, before others are admitted. Every end takes this way: `_forget_state` returns the reserved memory.
 """
 
 from collections.abc import Callable, Iterator

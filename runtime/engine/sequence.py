@@ -8,8 +8,8 @@ at `len(tokens)`, the token that the in-flight pass chooses.
        ^          |          |
        +------ preempted <---+                    `Scheduler._preempt`
 
-`commit_batch` appends to `tokens`, and only `Ending` takes the cache away. Users outside the engine read a sequence,
-and set `cancelled` through `Engine.cancel` alone.
+`commit_batch` appends to `tokens`; only an end and a preemption take the cache away. A preempted sequence waits with
+its tokens, and is fed them again. Users outside the engine read a sequence, and end it by `Engine.cancel`.
 """
 
 from dataclasses import dataclass, field

@@ -9,7 +9,8 @@ thread, so silent strangers delay no rank.
     rank 0       {"proof": of "m 0"}
     then both    {} heartbeat; {"times": s}; {"error": text}; any other record is for `take`
 
-Records of rank 0 are {"calls": [...]} and {"end": reason} (`runtime.ranks.leader`). tests/runtime/ranks/test_link.py.
+Rank 0 sends {"calls": [...]}, {"end": reason} (`runtime.ranks.leader`) and the model to load
+(`models/loading/ranked.py`). tests/runtime/ranks/test_link.py.
 """
 
 import hmac
