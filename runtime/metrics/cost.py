@@ -73,8 +73,8 @@ class LayerKV:
 
     def visible_by_all(self, entries: int, rows: int) -> int:
         """Return the sum of `visible` over successive queries, the first at the last of `entries` positions."""
-        if self.chosen is not None and rows == 1:
-            return self.visible(entries)
+        if self.chosen is not None:
+            return self._visible_of_chosen(entries, rows, self.chosen)
         if self.unread:
             # First queries that see up to `unread` positions, and read none; all others read all.
             idle = min(rows, max(0, self.unread + 1 - entries))
@@ -84,6 +84,16 @@ class LayerKV:
         # Queries from the first position on, less those before the first of these.
         last = entries - 1 + rows
         return self._visible_in_chunks(self.window, last) - self._visible_in_chunks(self.window, entries - 1)
+
+    def _visible_of_chosen(self, entries: int, rows: int, chosen: int) -> int:
+        """Return `visible_by_all` where each query sees its own choice, in a prefill as in a step."""
+        all_seen = min(rows, max(0, chosen + 1 - entries))  # first queries that see all positions
+        first = entries + all_seen  # positions at the first query that sees chosen ones
+        others = rows - all_seen
+        newest = self._visible_in_chunks(self.block, first - 1 + others) - self._visible_in_chunks(
+            self.block, first - 1
+        )
+        return visible_by_all(entries, all_seen, None) + others * (chosen - self.block) + newest
 
     @staticmethod
     def _visible_in_chunks(window: int, entries: int) -> int:

@@ -163,6 +163,12 @@ def test_flops_of_rows_in_chunks(past: int, rows: int, chunk: int) -> None:
     assert layer.visible_by_all(past + 1, rows) == sum(layer.visible(past + 1 + row) for row in range(rows))
 
 
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))
+def test_flops_of_rows_that_see_chosen_blocks(past: int, rows: int, blocks: int, block: int) -> None:
+    layer = LayerKV(1, 1, chosen=blocks * block, block=block)
+    assert layer.visible_by_all(past + 1, rows) == sum(layer.visible(past + 1 + row) for row in range(rows))
+
+
 @pytest.mark.parametrize(
     "name",
     ["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "nemotron-h-moe", "olmo-hybrid", "kimi-linear"],

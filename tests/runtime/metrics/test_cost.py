@@ -42,7 +42,7 @@ def test_all_positions_stay_that_an_indexer_chooses_from() -> None:
     layer = LayerKV(2, 10, chosen=4)
     assert (layer.nbytes(3), layer.nbytes(9), layer.held_bytes(9)) == (60, 80, 180)
     assert (layer.visible_by_all(9, 1), layer.read_by_all(9, 1)) == (4, 4)
-    assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)  # a chunk reads all
+    assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (3 * 4, 11)  # a chunk reads all
 
 
 def test_index_keys_are_read_where_positions_are_left_out() -> None:
