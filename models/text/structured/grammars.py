@@ -35,10 +35,11 @@ Thinks = Literal["no", "may", "once", "open"]
 Where thoughts are messages of their own, `may` allows several, and `once` one: a budget ends the first alone.
 """
 
-MAX_TEXT = 256 << 10  # bytes of a grammar
+MAX_TEXT = 256 << 10  # bytes of a request's schema, regular expression or grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
 _MAX_COMPILED = 64  # compiled grammars: those of many tools, too
-_MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
+_MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools, and of the thinking before them
+_TOOLS = "grammar of the tools"  # in messages
 _UNMARKED = "calls without markup are checked only if they are forced"
 _COMPACT = {"whitespace_flexible": False}
 _IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)  # in llguidance's messages, as `_UNIMPLEMENTED`
@@ -189,7 +190,7 @@ class Grammars:
 
     def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> LLMatcher:
         """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
-        _check_size(source, whole)
+        _check_texts(source, whole)
         grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
         # The trial's process starts while the trie is built.
         self._trial.start()
@@ -203,8 +204,9 @@ class Grammars:
             matcher.compute_bitmask()  # a limit may be exceeded by the first mask only
             error = matcher.get_error() or next(iter(warnings), "")
         except TrialError:
+            name = _TOOLS if kind == "tools" else kind
             raise UsageError(
-                f"the {kind} is too complex: it takes more than {trial.SECONDS} s or {trial.MEMORY >> 30} GB to compile"
+                f"the {name} is too complex: it takes more than {trial.SECONDS} s or {trial.MEMORY >> 30} GB to compile"
             ) from None
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -295,28 +297,32 @@ def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, object
     return [{"name": "whole", "lark_grammar": whole}, {**answer, "name": "fits"}]
 
 
-def _check_size(source: GrammarSource | None, whole: str) -> None:
-    """Raise UsageError for a text that is too long, or nested so deeply that its parser could overflow the stack."""
-    kind: Kind = "tools"
-    text = ""
-    max_bytes = _MAX_TOOLS
-    if source is not None:
-        kind = source.kind
-        text = source.text
-        max_bytes = MAX_TEXT
-    try:
-        size = len((text + whole).encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"the {kind} has a lone surrogate, which no text contains") from None
-    if size > max_bytes:
-        raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {max_bytes}")
-    if kind in ("regex", "grammar") and _nesting(text) > MAX_NESTING:
-        raise UsageError(f"the {kind} is nested too deeply: more than {MAX_NESTING} brackets")
-    if kind == "grammar":
-        for attributes in _ATTRIBUTES.findall(text):
+def _check_texts(source: GrammarSource | None, whole: str) -> None:
+    """Raise UsageError for a text that llguidance must not parse.
+
+    It may be too long, or nested so deeply that the parser could overflow the stack. whole: see `Grammars._matcher`.
+    """
+    _check_size(whole, _TOOLS, _MAX_TOOLS)
+    if source is None:
+        return
+    _check_size(source.text, source.kind, MAX_TEXT)
+    if source.kind in ("regex", "grammar") and _nesting(source.text) > MAX_NESTING:
+        raise UsageError(f"the {source.kind} is nested too deeply: more than {MAX_NESTING} brackets")
+    if source.kind == "grammar":
+        for attributes in _ATTRIBUTES.findall(source.text):
             match = _COUNTED.search(attributes)
             if match is not None:
                 raise UsageError(f"grammar: {match[1]} is not supported", "suffix or lazy end a rule")
+
+
+def _check_size(text: str, name: str, max_bytes: int) -> None:
+    """Raise UsageError for a text that is longer, or has a lone surrogate. name: of the text, for the message."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"the {name} has a lone surrogate, which no text contains") from None
+    if size > max_bytes:
+        raise UsageError(f"the {name} is too large: {size} bytes, where one may have {max_bytes}")
 
 
 def _nesting(text: str) -> int:

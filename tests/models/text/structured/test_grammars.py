@@ -9,10 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.models.text.structured.grammars import Grammars, Thinks
+from headrace.models.text.structured.grammars import MAX_TEXT, Grammars, Thinks
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource, Kind
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.grammar import CallRules
 from headrace.runtime.errors import EngineError, UsageError
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_byte_tokenizer
@@ -206,6 +207,21 @@ def test_patterns_that_cannot_be_joined_are_refused_in_words(tmp_path_factory: p
 def test_a_lone_surrogate_is_refused(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(UsageError, match=f"the {kind} has a lone surrogate"):
         _shared(tmp_path_factory).compile(GrammarSource(kind, "\ud800"))
+
+
+def test_a_source_and_the_tools_may_each_have_their_size(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each refusal names the one that is too large, though both are compiled together."""
+
+    def calls(size: int) -> CallRules:
+        comment = "// " + "x" * size
+        return CallRules(f'{comment}\ncalls: "c"\nanswer: TEXT', forced=False)
+
+    grammars = _shared(tmp_path_factory)
+    grammars.compile(YES, calls=calls(MAX_TEXT))
+    with pytest.raises(UsageError, match=r"^the regex is too large"):
+        grammars.compile(GrammarSource("regex", "y" * (MAX_TEXT + 1)), calls=calls(9))
+    with pytest.raises(UsageError, match=r"^the grammar of the tools is too large"):
+        grammars.compile(YES, calls=calls(2 << 20))
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
