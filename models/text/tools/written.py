@@ -36,6 +36,7 @@ _CDATA_END = "]]>"
 _VARIABLE = re.compile(f"{IDS[0]}|{IDS[1]}|[0-9]+")
 _VARIABLE_OR_SPACE = re.compile(f"{_VARIABLE.pattern}|\\s+")
 
+# A value of each type but texts.
 _SAMPLES: Mapping[str, object] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
 
 Calls = Sequence[tuple[str, Mapping[str, object]]]
@@ -45,6 +46,7 @@ Write = Callable[[Calls], str | None]
 
 def learn(write: Write) -> Markup | None:
     """Return the markup of a template; None if it has none of the two shapes, or nothing marks the begin of a call."""
+    # One call: the texts before and after the name.
     key = KEYS[0]
     value = VALUES[0]
     single = write([(NAMES[0], {key: value})])
@@ -53,6 +55,8 @@ def learn(write: Write) -> Markup | None:
     begin, _, rest = single.partition(NAMES[0])
     if not _marks_a_call(begin) or key not in rest:
         return None
+
+    # Around the arguments, and between two calls.
     two = write([(NAMES[0], {key: value}), (NAMES[1], {key: value})])
     json_text = re.search(r"\{\s*" + f'"{key}": "{value}"' + r"\s*\}", rest)
     if json_text is not None:
@@ -226,9 +230,9 @@ class Written(ToolForm):
         return f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}"
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`. If the first call is of an unknown tool, or incomplete at the end of an answer, it is text.
+        """See `ToolForm`. A call of an unknown tool is text, and so is one that is incomplete at an answer's end.
 
-        `head` is the next call's, once its name has been read; None after the last call.
+        `head` is the next call's, once its name has been read; None after the last call of a known tool.
         """
         head = self._match(self._begin + self._name, text, 0)
         if head is None:
@@ -244,6 +248,8 @@ class Written(ToolForm):
             call, position = arguments
             calls.append(call)
             head = self._next_head(text, position)
+            if head is not None and head[1] not in self._tools:
+                head = None
         if head is not None and not final:
             return None  # the arguments of a call are incomplete
         if not calls:
@@ -276,6 +282,7 @@ class Written(ToolForm):
         return end.startswith("".join(rest.split()))
 
     def _match(self, pattern: str, text: str, position: int) -> re.Match[str] | None:
+        """Return the match of a pattern at a position. `re` keeps the compiled ones."""
         return re.compile(pattern).match(text, position)
 
     def _arguments(self, text: str, head: re.Match[str], *, final: bool) -> tuple[ToolCall, int] | None:
@@ -345,6 +352,7 @@ class Written(ToolForm):
         return "\n".join([f"rest: {begin} ({names}) {more} {_grammar(markup.end, literal)}", *lines])
 
     def _tagged_rules(self, literal: Callable[[str], str]) -> TaggedRules:
+        """Return the markup of tagged arguments as Lark."""
         markup = self.markup
         key_ends = {kind: _grammar(text, literal) for kind, text in markup.typed_key_ends.items()}
         key_end = _grammar(markup.key_end, literal)

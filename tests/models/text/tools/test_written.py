@@ -170,6 +170,17 @@ def test_text_before_a_call_stays(name: str, said: str) -> None:
     assert read(name, f"{said}{text}", 3) == (said, calls)
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "one call"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_of_an_unknown_tool_is_text_after_a_known_one_too(name: str, size: int) -> None:
+    text = RULES[name].written_calls([("look", {"at": "Paris"}), ("no_tool", {"at": "Rome"})])
+    assert text is not None
+    released, calls = read(name, text, size)
+    assert calls == [("look", {"at": "Paris"})]
+    assert "no_tool" in released
+    assert "Rome" in released
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_beginning_of_a_call_without_one_is_text(name: str) -> None:
     begin = FORMS[name].begins[0]
