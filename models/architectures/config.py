@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
-Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu"]
+Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu", "gated_erf_gelu"]
 # Activations of a gate, which multiplies a second projection; the others have one projection in.
-GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped")
+GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu")
 
 
 @dataclass(frozen=True, slots=True)

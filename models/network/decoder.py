@@ -482,7 +482,7 @@ class Decoder:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""
         ops = self._ops
         eps = self.config.norm_eps
-        activation = layer.curve or self.config.family.activation
+        activation = self.config.family.activation if layer.curve is None else layer.curve
         assert layer.down is not None
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
             x = residual.x

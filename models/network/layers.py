@@ -50,6 +50,7 @@ from headrace.runtime.ops import (
     BoundedSilu,
     BranchNorms,
     Curve,
+    GatedErfGelu,
     LayerWeights,
     MixerSizes,
     MixerSpec,
@@ -433,9 +434,11 @@ def _head_norms(
 
 
 def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
-    """Return a layer's activation, if it has numbers of its own."""
+    """Return a layer's activation, if it has numbers of its own, or no kernel computes it."""
     if config.family.activation == "xielu":
         return _xielu(parameters, at)
+    if config.family.activation == "gated_erf_gelu":
+        return GatedErfGelu()
     if layer.limit:
         return BoundedSilu(layer.limit)
     if layer.cutoff is not None:

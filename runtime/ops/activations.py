@@ -37,9 +37,13 @@ class SparseGelu(NamedTuple):
     cutoff: float
 
 
-GatedCurve = BoundedSilu | SparseGelu
+class GatedErfGelu(NamedTuple):
+    """A gated GELU without approximation (Spark 2.5)."""
+
+
+GatedCurve = BoundedSilu | SparseGelu | GatedErfGelu
 Curve = Xielu | GatedCurve
-"""An activation with numbers of its own."""
+"""An activation with numbers of its own, or that no kernel computes."""
 
 
 def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -113,6 +117,8 @@ def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compile
     """Return act(gate) * up, (.., F) each."""
     if isinstance(activation, BoundedSilu):
         return (_COMPILED_BOUNDED if compiled else _bounded_gated)(gate, up, *_numbers(activation, up.dtype))
+    if isinstance(activation, GatedErfGelu):
+        return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(gate) * up
     if isinstance(activation, SparseGelu):
         return _sparse_gelu_gated(gate, up, *_numbers(activation, mx.float32))
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)

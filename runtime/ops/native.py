@@ -321,7 +321,9 @@ def experts(
 ) -> mx.array:
     """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
     if m.is_composed:
-        return _experts_in_parts(x, rms_norm(x, norm, eps) if normed is None else normed, m, m.curve or activation)
+        if normed is None:
+            normed = rms_norm(x, norm, eps)
+        return _experts_in_parts(x, normed, m, activation if m.curve is None else m.curve)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1

@@ -211,7 +211,7 @@ def experts(
         shares = mx.ones_like(shares)
     # The experts' feed-forward, then the pairs in their order again, and the sum over each token's experts.
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
-    inner = unit(mx.concatenate(inputs, axis=-1), m.curve or activation, compiled=on_gpu())
+    inner = unit(mx.concatenate(inputs, axis=-1), activation if m.curve is None else m.curve, compiled=on_gpu())
     y = gathered(inner, m.down, indices, token_of_pair)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]  # sorting a permutation gives its inverse

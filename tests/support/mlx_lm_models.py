@@ -132,6 +132,14 @@ _GEMMA3N = {  # as E2B, with a table for fewer tokens than the vocabulary
     "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.9], "altup_num_inputs": 3, "altup_coef_clip": 0.8,
     "altup_correct_scale": True, "altup_active_idx": 0, "laurel_rank": 32, "tie_word_embeddings": True,
 }  # fmt: skip
+_SPARK = {
+    "model_type": "spark2_5", "hidden_act": "gelu", "sliding_window": WINDOW, "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_theta": 5e3, "partial_rotary_factor": 0.5},
+        "full_attention": {"rope_theta": 1e5, "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
 _GEMMA4_MIXTURE = {  # as 26B-A4B: values are keys in full attention, experts beside a dense feed-forward
     **_GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_key_value_heads": 2,
@@ -389,6 +397,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "nemotron-h-moe": _NEMOTRON_MOE,
     "nemotron-h-groups": {**_NEMOTRON_MOE, "n_group": 3, "topk_group": 2, "n_shared_experts": None},
+    "spark2.5": _SPARK,
+    "spark2.5-biased": {
+        **_SPARK, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False, "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "gemma4": _GEMMA4,
     "gemma4-narrow": {
         **_GEMMA4, "use_double_wide_mlp": False, "final_logit_softcapping": None, "num_key_value_heads": 2,
