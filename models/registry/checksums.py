@@ -96,6 +96,7 @@ def files_identity(folder: Path, origin: Mapping[str, object]) -> dict[str, obje
 
 
 def _size_problem(folder: Path, name: str, entry: FileRecord) -> str | None:
+    """Return the problem of a file that is missing or has another size; None if it has none."""
     try:
         size = (folder / name).stat().st_size
     except OSError as error:
@@ -130,5 +131,6 @@ def hash_file(file: Path, progress: ByteProgress, digest: "hashlib._Hash | None"
 
 
 def _below(folder: Path) -> Sequence[str]:
+    """Return the names of all files below a folder, relative to it, but for headrace.json."""
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     return [name for name in files if name != ORIGIN_FILE]

@@ -169,6 +169,7 @@ def _pip_failed(wheel: Wheel, log: str) -> FetchError:
 
 
 def _check(file: Path, size: int, sha256: str, progress: Progress) -> None:
+    """Raise FetchError for a file that is not the pinned one."""
     if file.stat().st_size != size:
         raise FetchError(f"{file.name} has {file.stat().st_size} bytes instead of the pinned {size}")
     if (computed := hash_file(file, ByteProgress(progress, "verifying", size))) != sha256:

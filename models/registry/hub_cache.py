@@ -26,8 +26,6 @@ from headrace.runtime.errors import HeadraceError
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
-
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INDEX = "model.safetensors.index.json"
 
@@ -77,6 +75,7 @@ def _snapshots() -> Iterator[tuple[HubId, Path]]:
 
 
 def _models_in(hub: HubId, folder: Path) -> Iterator[CachedModel]:
+    """Yield the models of a snapshot: one, or an adapter, in files of safetensors, and each of its whole GGUFs."""
     commit = folder.name
     is_adapter = _is_adapter(folder)
     if is_adapter or _is_language_model(folder):
@@ -154,6 +153,7 @@ def delete_cached(files: CachedFiles) -> int:
 
 
 def _folder_of(repo: str) -> Path:
+    """Return a repository's folder, which has `snapshots`, `refs` and `blobs`."""
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
@@ -213,6 +213,7 @@ def remove_leftovers(files: Iterable[Path]) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Return whether nothing has been written to a partial download for a while."""
     try:
         return time.time() - path.stat().st_mtime > _ABANDONED_S
     except FileNotFoundError:

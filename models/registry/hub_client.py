@@ -22,11 +22,12 @@ from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import FetchError
 from headrace.runtime.machine.background import run_in_background
 
-MAX_API_BYTES = 64 << 20
+MAX_API_BYTES = 64 << 20  # of a response of the hub's API
 _DOWNLOAD_CHUNK = 256 << 10  # bytes between two reports of progress
 _SLACK_BYTES = 32 << 20  # allowed beyond the size that the hub states
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")
+# Values of these become names of files and folders in the cache.
 _NAMES_IN_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 _NAMES_IN_JSON = ("sha", "oid", "sha256", "blobId", "xetHash", "treeOid")
 _Result = TypeVar("_Result")
@@ -142,7 +143,7 @@ class Mute:
             raise FetchError("the hub sends more bytes than it states")
 
     def _ignore(self, *_: object, **__: object) -> None:
-        pass
+        """Do nothing, as other methods of tqdm that huggingface_hub calls."""
 
     refresh = close = reset = set_description = set_description_str = _ignore
     set_postfix_str = _ignore

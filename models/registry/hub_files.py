@@ -16,6 +16,7 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError, Unsuppo
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+# The format in a file's name: `Q4_K_M` of qwen3-4b-q4_k_m.gguf and of model.Q4_K_M-00001-of-00002.gguf.
 # No underscore may follow: Q4_0_4_4 and Q4_K_XL are different formats from their prefixes.
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4(?:_moe)?|bf16|f16|fp16|f32)(?=[-.]|$)",
@@ -70,6 +71,7 @@ def quantization_of(file: str) -> str | None:
 
 
 def _stem(file: str) -> str:
+    """Return a GGUF's file name without its folder, the number of its part and `.gguf`."""
     return whole_name(file.rpartition("/")[2])[: -len(".gguf")]
 
 
@@ -102,6 +104,7 @@ def _offered(names: list[str]) -> str | None:
 
 
 def _choose_gguf(names: list[str], repo: str) -> str:
+    """Return the GGUF in the format that comes first in _PREFERRED; the only one in any format."""
     ggufs = [name for name in names if is_gguf(name)]
     whole = sorted(first_parts(ggufs), key=lambda name: len(part_names(name)))  # whole files before split ones
     for wanted in _PREFERRED:

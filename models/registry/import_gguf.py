@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
     from headrace.models.gguf.convert import ConversionPlan, Layout
 
-_SEEN = ".gguf.json"
+_SEEN = ".gguf.json"  # the cache of hashes
 _TEMPLATE = "tokenizer.chat_template"  # its key, and the beginning of those of named ones
 _SOURCE = "local file "  # begins the origin of a conversion, before the file's path
 
@@ -78,11 +78,12 @@ def import_gguf(
         files = install_weights(plan, directory, progress, sha256)
         return {"id": title, "source": f"{_SOURCE}{file}", "sha256": sha256} | files
 
+    # Entries without their file are replaced by one of the same content, or removed if it was at the same path.
     name = stored_name(title, sha256)
     gone = [model for model in store.list() if not is_intact(model)]
     model = store.install(name, build, replace=any(stale.name == name for stale in gone), progress=progress)
     for stale in gone:
-        if copied_file(stale) == str(file) and stale.name != name:  # other content was at this path
+        if copied_file(stale) == str(file) and stale.name != name:
             store.remove(stale.name)
     _remember(file, opened.stamp, store, name=model.name)
     if is_hashed_now:
@@ -260,6 +261,7 @@ def stored_name(title: str, sha256: str) -> str:
 
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
+    """Convert an OSError of the block to a ModelNotFoundError about the file."""
     try:
         yield
     except OSError as error:
@@ -292,10 +294,12 @@ def _row(file: Path, stamp: list[int], store: Store) -> dict[str, object]:
 
 
 def _remember(file: Path, stamp: list[int], store: Store, **facts: str) -> None:
+    """Cache facts of a file with this stamp, beside those that are cached for the same stamp."""
     _save(store, {**_load(store), str(file): {**_row(file, stamp, store), "stamp": stamp, **facts}})
 
 
 def _load(store: Store) -> dict[str, dict[str, object]]:
+    """Return the cached facts by path: {"stamp": [size, time], "sha256": ..., "name": ...}."""
     return {path: row for path, row in read_cache(store.root / _SEEN).items() if isinstance(row, dict)}
 
 

@@ -87,8 +87,10 @@ def _ollama_folders() -> list[Path]:
 
 
 def _ollama_models() -> Iterator[ForeignModel]:
+    """Yield the models of Ollama's stores, those without their files left out."""
     for folder in _ollama_folders():
         for manifest in _files(folder / "manifests", depth=4):
+            # address: host and namespace
             *address, model, tag = manifest.relative_to(folder / "manifests").parts
             layers = _layers(manifest)
             files = _blobs(folder, layers.get(_OLLAMA_MODEL, []))
@@ -133,6 +135,7 @@ def _lm_studio_folders() -> list[Path]:
 
 
 def _lm_studio_models() -> Iterator[ForeignModel]:
+    """Yield the models in LM Studio's folders: checkpoints, and GGUFs, several in one folder by their files' names."""
     for folder in _lm_studio_folders():
         for directory in _folders(folder, depth=2):
             name = "/".join(directory.relative_to(folder).parts)
@@ -150,10 +153,12 @@ def _files(folder: Path, depth: int) -> list[Path]:
 
 
 def _folders(folder: Path, depth: int) -> list[Path]:
+    """Return the folders so many levels below a folder, sorted."""
     return [path for path in _entries(folder, depth) if path.is_dir()]
 
 
 def _entries(folder: Path, depth: int) -> list[Path]:
+    """Return files and folders so many levels below a folder; none that are hidden, or below a hidden folder."""
     level = [folder]
     for _ in range(depth):
         level = [entry for parent in level for entry in _listed(parent)]

@@ -26,7 +26,9 @@ _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # Branches, tags, commit hashes and pull request refs such as refs/pr/1.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+# A name of Ollama's, `qwen3:4b`: model, tag.
 _TAGGED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,60}):([A-Za-z0-9][A-Za-z0-9._-]{0,30})")
+# https://hf.co/org/name, huggingface.co/org/name, hf://org/name: the path.
 _HUB_URL = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|(?:huggingface\.co|hf\.co)|hf:/)/(.*)", re.DOTALL
 )
@@ -38,7 +40,7 @@ _ELSEWHERE = {
     "or take the model from the hub",
     "registry.ollama.ai": "a model that Ollama has pulled runs by its name there, `headrace list` names them",
 }
-# Likewise of addresses that begin with a scheme
+# Likewise of addresses that begin with a scheme.
 _SCHEMES = {
     "file": "pass the path itself, or file:///PATH",
     "lmstudio": "a model in LM Studio's folder runs by its name there, `headrace list` names them",
@@ -46,9 +48,13 @@ _SCHEMES = {
     "ms": _ELSEWHERE["modelscope.cn"],
     "ollama": _ELSEWHERE["ollama.com"],
 }
+# ollama://llama3: scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20})://.*", re.DOTALL)
+# https://www.modelscope.cn:443/models, ollama.com/library: scheme if any, host.
 _ADDRESS = re.compile(r"(https?://)?(?:www\.)?([A-Za-z0-9.-]+)(?::\d+)?(?:[/?#].*)?", re.DOTALL)
+# file:///models/m, file://localhost/models/m, file:/models/m: the path.
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?|(?!//))(/.*)", re.DOTALL)
+# The end of a tag: `-q4_K_M` of 3b-instruct-q4_K_M, `-mxfp4`.
 _TAG_OF_4_BITS = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE)
 INSTRUCT = re.compile(r"-(instruct|chat|it)$", re.IGNORECASE)
 _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
@@ -172,10 +178,12 @@ def _respelled(name: str) -> str | None:
 
 
 def _looks_like_path(text: str) -> bool:
+    """Return whether a text is written as a path, or as a .gguf file's name."""
     return text.startswith(("/", "./", "../", "~")) or text in {".", ".."} or text.lower().endswith(".gguf")
 
 
 def _is_model(path: Path) -> bool:
+    """Return whether a path is a file, or a folder with one model."""
     return path.is_file() or (path / "config.json").is_file() or len(_ggufs(path)) == 1
 
 
@@ -189,6 +197,7 @@ def _ggufs(directory: Path) -> list[Path]:
 
 
 def _local(path: Path) -> LocalDirectory | LocalGGUF:
+    """Return the model at an existing path. Raises ModelNotFoundError, with a path to pass instead, if it is none."""
     path = path.absolute()
     check_name(path)
     if path.is_dir():
@@ -266,6 +275,8 @@ def _hub_url(path: str) -> HubId:
     path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
     if path.partition("/")[0] in {"datasets", "spaces"}:
         raise UsageError(f"{_shorten(path)} is no model", "paste the address of a model's page")
+
+    # Repository, and the path below its page: `tree/REVISION/FOLDER`, `blob/REVISION/FILE`.
     parts = path.split("/")
     if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
         repo = parts[0]

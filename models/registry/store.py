@@ -35,9 +35,10 @@ from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.hardware import run_tool
 
+# A model's name in the store: qwen3-4b, org--name%3AQ4_K_M@main.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
-_LARGEST_ORIGIN = 1 << 20  # bytes
-_OLD = ".old."  # no model name starts with a dot
+_LARGEST_ORIGIN = 1 << 20  # bytes of a headrace.json
+_OLD = ".old."  # begins the name, in .partial, of a model that is being replaced; no model's name starts with a dot
 INCOMPLETE = "no complete model, or one that was deleted from the hub's cache"
 """A name of the store without a model, as for other files that are put there."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -59,6 +60,8 @@ class CachedFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
+    """An entry of the store, its files present."""
+
     name: str
     entry: Path  # its directory in the store
     path: Path  # directory of the weights: `entry`, or a snapshot in the hub cache
@@ -105,15 +108,18 @@ class Store:
         return os.path.lexists(self.root / _checked(name))
 
     def names(self) -> Sequence[str]:
+        """Return the names of all entries, broken ones too, sorted."""
         try:
             return sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
         except FileNotFoundError:
             return []
 
     def list(self) -> list[StoredModel]:
+        """Return all models, by name; no broken ones."""
         return [model for name in self.names() if (model := self._get_or_none(name)) is not None]
 
     def _get_or_none(self, name: str) -> StoredModel | None:
+        """Return `get`, None for a broken entry too."""
         try:
             return self.get(name)
         except CheckpointError:
@@ -202,6 +208,10 @@ class Store:
 
     @contextmanager
     def _locked(self, name: str, progress: Progress, *, wait: bool = True) -> Iterator[None]:
+        """Hold a name's lock during the block.
+
+        wait: for another process that holds it, of which `progress` is told. Otherwise HeadraceError is raised.
+        """
         import filelock  # late: 20 ms
 
         # A singleton counts nested acquisitions: the sweep in an install takes the lock of the install again.
@@ -253,6 +263,7 @@ def _build(staging: Path, build: Build, progress: Progress) -> Mapping[str, obje
 
 
 def _checked(name: str) -> str:
+    """Return a name that cannot leave the store's folder. Raises UsageError for others."""
     if _NAME.fullmatch(name) is None or ".." in name:
         raise UsageError(f"not a model name: {name!a}")
     return name
@@ -269,6 +280,7 @@ def directory_bytes(path: Path) -> int:
 
 
 def _write_origin(directory: Path, facts: Mapping[str, object]) -> None:
+    """Write a headrace.json: the facts that are there already, these, and the time."""
     file = directory / ORIGIN_FILE
     written = json.loads(file.read_bytes()) if file.exists() else {}
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -277,6 +289,7 @@ def _write_origin(directory: Path, facts: Mapping[str, object]) -> None:
 
 
 def _flush(directory: Path) -> None:
+    """Flush all files and folders below a folder to disk."""
     for folder, _, files in os.walk(directory):
         for name in files:
             with (Path(folder) / name).open("rb") as file:
@@ -292,6 +305,7 @@ def _broken(name: str, entry: Path) -> CheckpointError:
 
 
 def _explain(error: OSError, root: Path) -> HeadraceError:
+    """Return the error to raise for one of the store's file system."""
     where = error.filename or root
     if error.errno in _FULL:
         free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
