@@ -26,7 +26,7 @@ MAX_KL = 0.001
 """Nats per token: the largest mean divergence from 16 bits at which "auto" takes 8."""
 _FASTER_WIDTHS: dict[str | None, set[int]] = {"avx512": {2, 4, 8}, "avx2": {2, 4}, "neon": {2, 4}}
 """Bits of weights whose products with bytes are faster than those with 16-bit integers, by instruction set."""
-_TOKENS = 256
+_TOKENS = 256  # of the text, over which the divergence is the mean
 _CHARACTERS = 8 * _TOKENS  # of the text: enough for as many tokens
 _MAX_MODELS = 256  # with a stored divergence; the least recently used goes first
 _VERSION = 1  # of the measurement and of the rounding; a change makes stored values void
@@ -49,6 +49,7 @@ def choose_activations(
     progress: called while the divergence is measured, once for each model.
     The note is None if 8 bits were chosen by an earlier measurement.
     """
+    # Without a measurement where 8 bits are of no use.
     reason = unsupported(network) or _no_gain(network)
     if reason is not None:
         return network, f"activations stay in 16 bits: {reason}"
@@ -56,6 +57,8 @@ def choose_activations(
     ids = tokenizer.encode_prompt(_text())[: min(_TOKENS, context)]
     if max(ids) >= network.vocab_size:
         return network, "activations stay in 16 bits: the tokenizer has ids outside the model's vocabulary"
+
+    # The stored divergence, or a new one.
     key = measurement_key(checkpoint, _VERSION, str(requantize), list(ids))
     file = _cache_folder() / f"{key}.json"
     touch_cache(file, _MAX_MODELS)
@@ -98,6 +101,7 @@ def _measured_kl(fine: Network, coarse: Network, ids: Sequence[int], tick: Calla
 
 
 def _text() -> str:
+    """Return the beginning of the package's text."""
     return (ASSETS / "quality_text.txt").read_text(encoding="utf-8")[:_CHARACTERS]
 
 

@@ -28,8 +28,9 @@ def least_bytes(parts: Sequence[Sequence[Option]]) -> int:
 
 def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
     """Return an option of each part, together of at most `budget` bytes. The budget must be `least_bytes` or more."""
+    # From the smallest option of each part, the step that saves most for its bytes first.
     hulls = [_hull(options) for options in parts]
-    at = [0] * len(hulls)
+    at = [0] * len(hulls)  # of each part, the position in its hull
     left = budget - sum(hull[0].nbytes for hull in hulls)
     assert left >= 0, "the budget is smaller than the smallest choice"
     steps = [_step(hull, 0, number) for number, hull in enumerate(hulls) if len(hull) > 1]
@@ -69,6 +70,7 @@ def _hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _slope(smaller: Option, larger: Option) -> float:
+    """Return the KL that a larger option adds per byte: negative where it saves KL."""
     return (larger.kl - smaller.kl) / (larger.nbytes - smaller.nbytes)
 
 

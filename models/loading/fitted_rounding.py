@@ -66,6 +66,7 @@ def squared_error(matrix: mx.array, groups: Groups, importance: mx.array | None 
 
 
 def _pieces(matrix: mx.array) -> Iterator[mx.array]:
+    """Yield the matrix in groups of rows, of about _PIECE weights."""
     rows = max(1, _PIECE // matrix.shape[1])
     for start in range(0, matrix.shape[0], rows):
         yield matrix[start : start + rows]
@@ -73,6 +74,7 @@ def _pieces(matrix: mx.array) -> Iterator[mx.array]:
 
 def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
     """Return packed codes, scales and biases of rows (N, K)."""
+    # The groups, and how much each weight's error counts, both in float32 (N, groups, G).
     rows, columns = matrix.shape
     # A scale in float32 would take twice the bytes, and mlx-lm writes half precision too.
     dtype = matrix.dtype
@@ -83,6 +85,8 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
     if importance is not None:
         counts = importance / importance.mean() + _LEAST
     counts = counts.reshape(1, columns // groups.group_size, groups.group_size)
+
+    # For each group the span with the least error.
     lowest = weights.min(axis=-1, keepdims=True)  # (rows, groups, 1)
     highest = weights.max(axis=-1, keepdims=True)
     spans: tuple[float, ...] = _SPANS
@@ -95,6 +99,8 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
         best = tried if best is None else _smaller_error(best, tried)
         mx.eval(best)
     assert best is not None
+
+    # The layout of MLX's storage.
     _, codes, scales, biases = best
     packed = mx.array(_packed(np.array(codes.astype(mx.uint8)).reshape(rows, columns), groups.bits))
     mx.eval(packed)
@@ -107,8 +113,11 @@ _Tried = tuple[mx.array, mx.array, mx.array, mx.array]
 
 def _fitted(weights: mx.array, counts: mx.array, low: mx.array, high: mx.array, bits: int, dtype: mx.Dtype) -> _Tried:
     """Round groups (N, groups, G) to codes between low and high, fit scale and bias to them, and round again."""
+    # Codes between the ends of the span.
     max_code = 2**bits - 1
     codes = _codes(weights, (high - low) / max_code, low, max_code)
+
+    # The line through (code, weight) with the least squared error: slope = covariance / variance of the codes.
     total = counts.sum(axis=-1, keepdims=True)
     mean_code = (counts * codes).sum(axis=-1, keepdims=True) / total
     mean = (counts * weights).sum(axis=-1, keepdims=True) / total
@@ -116,6 +125,8 @@ def _fitted(weights: mx.array, counts: mx.array, low: mx.array, high: mx.array, 
     together = (counts * (codes - mean_code) * (weights - mean)).sum(axis=-1, keepdims=True)
     scale = mx.where(spread > 0, together / mx.maximum(spread, 1e-30), 0.0)
     bias = mean - scale * mean_code
+
+    # Codes for this line, as it is stored, and their error.
     scale, bias = (fit.astype(dtype).astype(mx.float32) for fit in (scale, bias))
     codes = _codes(weights, scale, bias, max_code)
     error = (counts * (weights - scale * codes - bias) ** 2).sum(axis=-1, keepdims=True)
@@ -123,11 +134,13 @@ def _fitted(weights: mx.array, counts: mx.array, low: mx.array, high: mx.array, 
 
 
 def _codes(weights: mx.array, scale: mx.array, bias: mx.array, max_code: int) -> mx.array:
+    """Return the nearest codes of weights, for `weight = scale * code + bias`."""
     divisor = mx.where(scale == 0, 1.0, scale)  # a group of equal weights has its bias alone
     return mx.clip(mx.round((weights - bias) / divisor), 0, max_code)
 
 
 def _smaller_error(tried: _Tried, other: _Tried) -> _Tried:
+    """Return, of each group, the one with the smaller error."""
     better = other[0] < tried[0]
     error, codes, scales, biases = (mx.where(better, b, a) for a, b in zip(tried, other, strict=True))
     return error, codes, scales, biases

@@ -42,7 +42,7 @@ class Forced:
         self.network = network
         self.seconds = 0.0  # of scored passes
         self._tick = tick
-        self._kv = network.kv_backend(KVOptions(limit))
+        self._kv = network.kv_backend(KVOptions(limit))  # of one sequence
         self._sizer = ChunkSizer()
         self._context: Sequence[int] = ()
         self._cache: KVCache | None = None
@@ -74,6 +74,7 @@ class Forced:
             self._kv.trim()
 
     def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
+        """Feed tokens in one pass; return the logits of each (T, V)."""
         network = self.network
         cache = self._cache
         count = len(tokens)
@@ -90,6 +91,7 @@ class Forced:
         return logits
 
     def _go_back(self) -> None:
+        """Have the cache hold the context alone: by a rollback, or else by a new prefill."""
         length = len(self._context)
         assert self._cache is not None
         if length and self._cache.reachable(length) == length:

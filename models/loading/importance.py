@@ -17,16 +17,21 @@ _NORMED = ("norm_linear", "norm_glu")  # x, norm, epsilon, weight, ...
 
 
 class _Recorder:
-    """An `Ops` that computes layers one operation at a time and sums up squares of the inputs of each weight."""
+    """An `Ops` that computes layers one operation at a time and sums up squares of the inputs of each weight.
+
+    sums: (columns,) by the weight's identity; the recording decoder keeps the weights.
+    """
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.sums: dict[int, mx.array] = {}
 
     def fuse(self, _layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: object) -> LayersNode | None:
+        """Refuse to fuse: a fused layer's inputs are not seen."""
         return None
 
     def __getattr__(self, name: str) -> Any:
+        """Return an operation, one that has a weight with the recording before it."""
         function = getattr(self._ops, name)
         if name in _PLAIN:
             return self._recorded(function, lambda x, weight, *_: (x, weight))
@@ -35,6 +40,8 @@ class _Recorder:
         return function
 
     def _recorded(self, function: Callable[..., object], read: Callable[..., tuple[mx.array, Weight]]) -> object:
+        """Return an operation that records its input. read: returns input and weight of a call."""
+
         def call(*arguments: object) -> object:
             x, weight = read(*arguments)
             squares = (x.astype(mx.float32).reshape(-1, x.shape[-1]) ** 2).sum(axis=0)
@@ -48,6 +55,7 @@ class _Recorder:
 
 
 def _normed(x: mx.array, norm: mx.array | None, eps: float, weight: Weight, *_: object) -> tuple[mx.array, Weight]:
+    """Return the input of a weight after a norm, and the weight."""
     if norm is None:
         return x, weight
     return reference.rms_norm(x.astype(mx.float32), norm.astype(mx.float32), eps), weight

@@ -29,7 +29,6 @@ _COPIED = (
     "chat_template.jinja", "chat_template.json", "tokenizer.model", "tekken.json", "tiktoken.model",
     "qwen.tiktoken", "added_tokens.json",
 )  # fmt: skip
-
 _NAMED_TEMPLATES = "additional_chat_templates"  # folder
 _JOINED = (".experts.gate_up_proj", ".experts.down_proj")  # stacks as publishers name them
 
@@ -73,9 +72,10 @@ def write_side_files(checkpoint: Checkpoint, section: Mapping[str, object], targ
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
+    """Write the tensors, matrices among them quantized, a file for each shard. progress: gets bytes that are done."""
     kept_names = _unquantized_names(checkpoint)
     done = 0
-    here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
+    here = {stored: name for name, stored in text_part(checkpoint).stored.items()}  # names in MLX by those in the files
     shapes = {name: checkpoint.tensors[stored].shape for stored, name in here.items()}
     total = sum(checkpoint.tensors[name].nbytes for name in kept_names)
     for number, arrays in enumerate(shard_arrays(checkpoint)):
@@ -107,11 +107,13 @@ def _unquantized_names(checkpoint: Checkpoint) -> set[str]:
 
 
 def _is_matrix(array: mx.array, name: str, kind: Quantization) -> bool:
+    """Return whether a tensor is quantized: a matrix, or a stack, of rows with whole groups; no router's."""
     module, _, part = name.rpartition(".")
     return part == "weight" and array.ndim >= 2 and kind.fits(array.shape[-1]) and not weighs_experts(module)
 
 
 def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:
+    """Return the tensors of a quantized matrix by name."""
     module = name.removesuffix(".weight")
     weight = kind.apply(array)
     assert weight.scales is not None

@@ -36,7 +36,7 @@ FORMATS = (
     Groups(*FLOAT_MODES["mxfp4"], "mxfp4"),
     Groups(*FLOAT_MODES["nvfp4"], "nvfp4"),
 )
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")  # begins a module's name: the layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
         )
     if any(layer.experts is not None for layer in config.layers):
         raise UnsupportedModelError(f"{name}: headrace does not choose bits for mixtures of experts", uniform_hint)
+
     text = text_part(checkpoint)
     shapes: dict[str, tuple[int, int]] = {}
     for tensor, info in text.tensors.items():
@@ -118,6 +119,7 @@ def _is_quantizable(info: TensorInfo) -> bool:
 
 def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[Part]:
     """Return the matrices in parts: together those that are multiplied at once. shapes: of all matrices, by module."""
+    # Parts in the network, and the matrices of each. A matrix that is in none is a part by itself.
     products: dict[str, str] = {}  # module -> name of its part
     for index, layer in enumerate(config.layers):
         for tensor in layer_tensors(config, layer):
@@ -132,6 +134,7 @@ def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConf
 
 
 def _layer_of(name: str) -> int | None:
+    """Return the layer of a module; None for one outside of layers."""
     match = _LAYER.match(name)
     if match is None:
         return None
@@ -183,6 +186,8 @@ def write_mixed(
         for module in part.shapes:
             formats[module] = groups
             importance_by_module[module] = importances.get(part.name)
+
+    # Shard after shard.
     text = text_part(checkpoint)
     stored = set(text.stored.values())  # of the text part: others, such as a vision part's, are left out
     total = sum(info.nbytes for info in text.tensors.values())
@@ -203,6 +208,7 @@ def write_mixed(
 
 
 def _tensors(module: str, weight: Weight) -> dict[str, mx.array]:
+    """Return the tensors of a rounded matrix by name."""
     tensors = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
     return {name: array for name, array in tensors.items() if array is not None}
 

@@ -40,7 +40,7 @@ from headrace.runtime.ranks.link import Record
 from headrace.runtime.ranks.split import Split
 
 ANSWER_S = 10.0  # that a follower gets to find the model
-MOST_CONTEXTS = 1e6
+MOST_CONTEXTS = 1e6  # see `_contexts`
 
 
 def load_ranked(
@@ -57,6 +57,7 @@ def load_ranked(
     model: passed to the followers' `find`. Raises what `load_resolved` raises, UsageError for models that cannot be
     divided so, and RankLostError with a follower's error. The context is the longest that fits on every rank.
     """
+    # Refusals before the followers are told.
     if len(split.shares) != leader.size:
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
     requantize = options.get("requantize")
@@ -66,6 +67,8 @@ def load_ranked(
         raise UsageError("tensor parallel rounds activations to 16 bits", "--split pipeline rounds to 8")
     checkpoint = open_checkpoint(resolved.path)
     check_division(checkpoint, own_decoder(checkpoint), split, requantize)
+
+    # The model and the options, as `_load_part` reads them.
     leader.tell(
         {
             "model": model or {},
@@ -80,10 +83,14 @@ def load_ranked(
         }
     )
     leader.answers(ANSWER_S)  # each has found the model
+
+    # All parts at the same time.
     leader.tell({"join": True})
     rank = Rank(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, rank=rank, **options)
     answers = leader.answers(None)
+
+    # The context, and the sequences, that fit on every rank.
     network = loaded.network
     if isinstance(network, TensorDecoder) and network.draft_head is not None:
         network.draft_head = LeaderHead(network.draft_head, leader)
@@ -112,6 +119,7 @@ def serve_rank(follower: Follower, find: Callable[[Record], Path]) -> None:
 
 
 def _serve_model(record: Record, follower: Follower, find: Callable[[Record], Path]) -> Record | None:
+    """Load and run this rank's part of one model; return rank 0's next record, None at its end."""
     directory = find(record["model"])
     follower.link.send({"found": True})
     if follower.take() is None:  # all join at once, since joining holds up everything else

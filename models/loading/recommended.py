@@ -28,6 +28,7 @@ def catalog_sampling(resolved: ResolvedModel) -> dict[str, float]:
 
 
 def _from_catalog(resolved: ResolvedModel, stated: Mapping[str, object]) -> dict[str, float]:
+    """Return the catalog's sampling if the files state none. stated: see `recommended_sampling`."""
     if resolved.stored_as is None or {"temperature", "do_sample"} & stated.keys():
         return {}
     with (ASSETS / "sampling.toml").open("rb") as file:
