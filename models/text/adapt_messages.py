@@ -59,6 +59,7 @@ def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
 
 
 def _with_object(call: Mapping[str, object]) -> dict[str, object]:
+    """Return a call with its arguments as an object; one in another form gets OpenAI's."""
     function = call.get("function")
     inner: Mapping[str, object] = call
     if isinstance(function, Mapping):
@@ -87,12 +88,14 @@ def _pair_results(messages: list[Message]) -> list[Message]:
     A call without a result gets one that says so, unless the conversation ends with it. A result without a call becomes
     text of the user.
     """
+    # Results by the call that they answer, in their order.
     messages = _with_result_ids(messages)
     asked = {call.get("id") for message in messages for call in calls_of(message)}
     results: dict[object, list[Message]] = {}
     for message in messages:
         if message["role"] == "tool" and message.get("tool_call_id") in asked:
             results.setdefault(message.get("tool_call_id"), []).append(message)
+
     paired: list[Message] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
@@ -126,16 +129,19 @@ def _with_result_ids(messages: list[Message]) -> list[Message]:
 
 
 def _missing_result(call: Mapping[str, Any]) -> Message:
+    """Return a result for a call that has none."""
     name = call["function"].get("name")
     return {"role": "tool", "tool_call_id": call.get("id"), "name": name, "content": _NO_RESULT}
 
 
 def _result_as_user(message: Message) -> Message:
+    """Return a result as a message of the user."""
     name = message.get("name") or message.get("tool_call_id") or "the function"
     return {"role": "user", "content": f"Result of {name}:\n{text_of(message)}"}
 
 
 def _adapt_calls(messages: list[Message], rules: TemplateRules, write_calls: CallsWriter) -> list[Message]:
+    """Return messages with calls, and their results, as the template shows them. See `adapt_messages`."""
     if not rules.takes_calls:
         messages = [_with_written_calls(message, write_calls) for message in messages]
         if not rules.takes_results or not rules.takes_tools:
@@ -207,12 +213,14 @@ def short_id(identifier: object) -> str:
 def _split_calls(messages: list[Message], rules: TemplateRules) -> list[Message]:
     """Return messages of which none has more than the template shows: one call, or calls without text."""
     split: list[Message] = []
+    # A template may drop the text beside calls before an answer; `keeps_text_with_calls`.
     last_answer = max((index for index, message in enumerate(messages) if _has_answer(message, rules)), default=-1)
     index = 0
     while index < len(messages):
         message = messages[index]
         takes_text = _takes_text(message, rules) and (rules.keeps_text_with_calls or index > last_answer)
         calls = calls_of(message)
+        # Its results follow it, as `_pair_results` has put them.
         following = messages[index + 1 : index + 1 + len(calls)]
         results = [each for each in following if each["role"] == "tool"]
         index += 1
@@ -258,6 +266,7 @@ def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
 
 
 def _with_argument_texts(message: Message) -> Message:
+    """Return a message whose calls have their arguments as JSON text."""
     calls = calls_of(message)
     if not calls:
         return message
@@ -290,7 +299,7 @@ def _place_systems(messages: list[Message], rules: TemplateRules) -> list[Messag
     moves_later = has_later and not rules.takes_later_system
     moves_first = bool(messages) and messages[0]["role"] == "system" and not _takes_first(messages, rules)
     placed: list[Message] = []
-    waiting: list[str] = []
+    waiting: list[str] = []  # system messages that are to be moved
     for index, message in enumerate(messages):
         if message["role"] == "system" and (moves_first if index == 0 else moves_later):
             waiting.append(text_of(message))
@@ -308,6 +317,7 @@ def _place_systems(messages: list[Message], rules: TemplateRules) -> list[Messag
 
 
 def _takes_first(messages: Sequence[Message], rules: TemplateRules) -> bool:
+    """Return whether the template shows a system message at the beginning of this conversation."""
     if not any(message["role"] == "user" for message in messages):
         return rules.takes_system and rules.takes_system_alone
     # With tools it has one place in all turns, so that the beginning of the prompt stays the same.
@@ -355,6 +365,7 @@ def _speaker(messages: Sequence[Message]) -> str:
 
 
 def _begins(messages: Sequence[Message]) -> bool:
+    """Return whether there is nothing but system messages yet."""
     return all(message["role"] == "system" for message in messages)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.models.checkpoint.json_object import without_nulls
 
+# Fields of a definition that lacks them, and a schema in place of one that allows any value.
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _DEFAULTS = {"description": "", "parameters": _NO_PARAMETERS}
 _ANY = {"type": "string"}

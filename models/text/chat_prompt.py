@@ -51,6 +51,7 @@ class ChatPrompt:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
+        # By tags that the template writes, or control tokens.
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
         sources = ""
@@ -58,6 +59,7 @@ class ChatPrompt:
         if template is not None:
             sources = " ".join(template.sources.values())
             self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
+        # The template's variables for thinking: on and off, a level, and whether a level turns it off.
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
         self._effort = next((name for name in _EFFORTS if re.search(rf"\b{name}\b", sources)), "")
         self._off_level = self.has_levels and re.search(r"""["']none["']""", sources) is not None
@@ -78,8 +80,11 @@ class ChatPrompt:
         UsageError for a level, a budget or a variable that the model does not know, and the errors of
         `Tokenizer.encode_chat`.
         """
+        # Variables of the template.
         given = {} if thinking is None else self._variables(thinking)
         given |= self._checked_variables(variables or {})
+
+        # Messages and tools as the template takes them.
         if self.thinks:
             messages = _with_thinking_fields(messages)
         messages = [self._shielded(message) for message in with_argument_objects(messages)]
@@ -93,6 +98,7 @@ class ChatPrompt:
                 messages = _with_offer(messages, tools, self._write_calls([_EXAMPLE]))
             messages = adapt_messages(messages, rules, self._write_calls)
             given |= rules.tool_variables(definitions)
+
         prompt = self._tokenizer.encode_chat(messages, **given)
         if not begun.text:
             return prompt

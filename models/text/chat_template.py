@@ -21,9 +21,10 @@ _MAX_BYTES = 1 << 20  # of a file; `template_sandbox` accepts far less
 
 Message = Mapping[str, object]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
+# Variables of every template, and those that `template_rules` fills.
 _COMMON_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt", "functions", "datetime"])
 
-_PROBE = "probeone"
+_PROBE = "probeone"  # a message's text
 _PROBE_SECONDS = 0.2  # of processor time: templates take 0.1 ms for a message
 
 # A closed list of texts that count as the template's own, since templates paste the role between the halves of a
@@ -90,6 +91,7 @@ class ChatTemplate:
         return not self._shows_probe(message) and self._shows_probe(_with_parts(message))
 
     def _shows_probe(self, message: Message) -> bool:
+        """Return whether the template shows a message with the text _PROBE."""
         from headrace.models.text.template_sandbox import render_template
 
         given = {**self._special_tokens, "documents": None, "tools": None, "messages": [message]}
@@ -99,6 +101,7 @@ class ChatTemplate:
             return False
 
     def _template(self, tools: object) -> "jinja2.Template":
+        """Return the compiled template for a conversation with these tools, or without any."""
         from headrace.models.text.template_sandbox import compile_template
 
         name = "default"
@@ -142,6 +145,7 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, object]) -> dic
 
 
 def _read_text(file: Path, directory: Path) -> str:
+    """Return a template's source. Raises CheckpointError for one that cannot be read, or is too large."""
     try:
         return read_side_file(file, _MAX_BYTES, directory).decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as error:

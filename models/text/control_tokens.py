@@ -25,7 +25,8 @@ _SECRET_NAMES = 0x100000  # supplementary private use area B, unused in ordinary
 # (`<think>`, `<tool_call>`), unlike Gemma's added tokens for runs of blank lines.
 # Tokens of single bytes (`<0x3C>` is "<") spell text.
 _MARKUP = re.compile(r"(?!<0x[0-9A-F]{2}>)[<\[].+[>\]]", re.DOTALL)
-_OWN_PARTS = re.compile(f"{OWN}+")
+_OWN_PARTS = re.compile(f"{OWN}+")  # of `TemplateText.origin`: runs of the template's own characters
+# Markup within a text: `<|im_end|>`, `[INST]`.
 _MARKUP_IN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
@@ -41,6 +42,7 @@ class ControlTokens:
         self.ids = frozenset(self._ids_of.values())
         self._markup = _Finder(markup or {})
         self._all = _Finder(self._ids_of)
+        # See `shield`: for contents, which may have markup but no tags of thinking.
         self._not_markup = _Finder({*special, OPEN, CLOSE})
         self._shield = os.urandom(16).hex()  # plain letters and digits: a template may write them as ASCII
         # 128 random bits: no text contains a name by chance or by guessing.
@@ -112,6 +114,7 @@ class ControlTokens:
         return RustTokenizer.from_str(json.dumps(document))
 
     def _rename_in_model(self, model: dict[str, Any]) -> None:
+        """Give the control tokens their secret names in a tokenizer.json's model."""
         names = self._secret_of
         vocab = model["vocab"]
         if isinstance(vocab, list):  # Unigram: [[piece, score], ...], the position is the id
@@ -141,6 +144,7 @@ class _Finder:
     """Search for any of many texts. Gemma has 6,000; a regular expression of them compiles for 0.3 s."""
 
     def __init__(self, texts: Collection[str]) -> None:
+        # A search for their first characters, then a look-up of each length from there, the longest first.
         self._texts = frozenset(filter(None, texts))
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         first = "".join(re.escape(character) for character in sorted({text[0] for text in self._texts}))

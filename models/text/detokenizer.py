@@ -24,6 +24,7 @@ from headrace.models.text.tokenizers_library import library_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
+# A token of one byte, `<0xE2>`: its hexadecimal digits.
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
 
@@ -69,6 +70,7 @@ class DetokenizerFactory:
             self._steps = []
 
     def make(self, *, skip_special: bool = True) -> Detokenizer:
+        """Return a detokenizer for one answer. skip_special: special tokens have no text."""
         skipped = self.special if skip_special else frozenset[int]()
         kinds = [step["type"] for step in self._steps]
         if kinds == ["ByteLevel"]:
@@ -108,6 +110,7 @@ class DetokenizerFactory:
 
 
 def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a decoder section in order, those of nested sequences too."""
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _flatten(inner)]
@@ -127,6 +130,11 @@ _BYTE_OF = byte_alphabet()
 
 
 class _ByteLevel:
+    """Detokenizer of byte-level BPE.
+
+    text_of: returns a token's text in the vocabulary. bytes_of: shared cache of the bytes of tokens. skipped: ids.
+    """
+
     def __init__(
         self, text_of: Callable[[int], str | None], bytes_of: dict[int, bytes], skipped: frozenset[int]
     ) -> None:
@@ -164,7 +172,7 @@ class _SentencePieceRules:
     def __init__(self, space: str, drops_first_space: bool, byte_tokens: bool, strip: int) -> None:
         self.space = space  # stands for a space
         self.drops_first_space = drops_first_space  # of the first token, at any position (Metaspace)
-        self.byte_tokens = byte_tokens
+        self.byte_tokens = byte_tokens  # tokens such as <0xE2> are bytes
         self.strip = strip  # spaces removed from the start of the text
 
     def bytes_of(self, token: str) -> bytes:
@@ -198,6 +206,8 @@ class _SentencePieceRules:
 
 
 class _SentencePiece:
+    """Detokenizer of SentencePiece. text_of, skipped: as of `_ByteLevel`."""
+
     def __init__(
         self, text_of: Callable[[int], str | None], rules: _SentencePieceRules, skipped: frozenset[int]
     ) -> None:
@@ -223,6 +233,7 @@ class _SentencePiece:
         return self._strip(self._end_run(cut=cut))
 
     def _end_run(self, *, cut: bool = False) -> str:
+        """Return the text of the byte tokens so far, and begin another run. cut: see `Detokenizer.finish`."""
         data = bytes(self._run)
         self._run.clear()
         try:
@@ -231,6 +242,7 @@ class _SentencePiece:
             return _REPLACEMENT * len(data)
 
     def _strip(self, text: str) -> str:
+        """Return text without the spaces at the answer's beginning that are still to be removed."""
         while self._to_strip and text:
             if text[0] != " ":
                 self._to_strip = 0
@@ -269,9 +281,11 @@ class _Windowed:
         return text
 
     def _new_text(self) -> str:
+        """Return the text of the pending tokens after the context, which may end within a character."""
         before = self._decode(self._context)
         return self._decode(self._context + self._pending)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
+        """Return the text of tokens by the library."""
         with library_errors("the tokenizer failed"):
             return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)

@@ -35,6 +35,7 @@ class TokenReport:
 class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
+    text: all of it, whatever its kind.
     step: without the tokens after a stop string.
     opening, thinking, closing, content: the text by its kind; opening and closing are the tags around thinking, with
         the line ends next to them. Text that may be half a tag comes here later than in `text`.
@@ -72,7 +73,7 @@ _values = attrgetter(*(field.name for field in fields(TextChunk)))
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The end of an answer; the texts and `calls` are the rest that was held back."""
+    """The end of an answer. Its texts and calls are the rest that was held back, as those of a `TextChunk`."""
 
     text: str
     finished: Finished

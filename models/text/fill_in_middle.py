@@ -12,12 +12,14 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.models.text.tokenizer import Tokenizer
 
+# Tokens before the prefix, before the suffix, and after it.
 _FORMS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
+# Tokens before the suffix, and before the prefix after it.
 _SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
 _BESIDE = (  # around the files of a repository
     "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<fim_pad>", "<repo_name>", "<file_sep>", "<reponame>",

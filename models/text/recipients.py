@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MARK = ">>>"
 _TO_USER = f"{MARK}all\n"
+# A tool's name and the brace of its arguments on the next line; a beginning of that text.
 _CALL = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\n\s*\{")
 _MAY_BE_CALL = re.compile(r"[A-Za-z0-9_.:/-]{0,128}(?:\n\s*)?")
 
@@ -45,6 +46,7 @@ class RecipientStream:
         return self._released(self._inner.finish(cut=cut), final=True)
 
     def _released(self, text: str, *, final: bool) -> str:
+        """Return the text that is certain, all of it if `final`; hold back the rest."""
         self._pending += text
         if not self._has_begun and not self._begin(final=final):
             return ""

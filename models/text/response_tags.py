@@ -42,6 +42,7 @@ class ResponseStream:
         return section + content + pending
 
     def _answer(self, text: str) -> str:
+        """Return the certain text of the answer after more of it, and hold back the rest."""
         self._pending += text
         if self._is_tagged is None:
             start = self._pending.lstrip()

@@ -20,7 +20,7 @@ class StopMatcher:
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise UsageError("a stop string cannot be empty")
-        self._pending = ""
+        self._pending = ""  # text that is held back
         self.found: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from headrace.runtime.errors import CheckpointError
 
 # Nine letters and digits, which every template takes. `tools.written.IDS` has the same.
 _ID = "a1b2c3d4e"
-_LONG_ID = "call_0123456789abcdef01234567"
+_LONG_ID = "call_0123456789abcdef01234567"  # as clients write them
 _NAME = "probe_tool"
 _TOOL = {
     "type": "function",
@@ -164,6 +164,7 @@ class TemplateRules:
 
     @cached_property
     def _offer(self) -> Callable[[Sequence[Mapping[str, Any]]], Variables] | None:
+        """The way in which the template takes definitions of tools; None if it writes none."""
         for offer in _OFFERS:
             shown = self._render([_user("one")], offer([_TOOL]))
             if shown is not None and _NAME in shown:
@@ -172,7 +173,7 @@ class TemplateRules:
 
     @cached_property
     def _no_tools(self) -> Variables:
-        """Some templates fail without a variable for tools."""
+        """The template's variables without tools: some templates fail if none is defined."""
         candidates: tuple[Variables, ...] = ({}, {"tools": []}, written_tools([]))
         usable = (variables for variables in candidates if self._render([_user("one")], variables) is not None)
         return next(usable, {})
@@ -211,9 +212,11 @@ class TemplateRules:
         return min(lengths, key=lengths.__getitem__, default="")
 
     def _shows_call(self, arguments: Mapping[str, object] | str, content: str | None) -> bool:
+        """Return whether a call with these arguments is shown, in a message with this content."""
         return self._shows(*self._call_probe(arguments, content))
 
     def _call_probe(self, arguments: Mapping[str, object] | str, content: str | None) -> list[Message]:
+        """Return a conversation with one call."""
         call = {**_call("two"), "content": content}
         call["tool_calls"][0]["function"]["arguments"] = arguments
         return [_user("one"), call, _result("three")]
@@ -261,6 +264,7 @@ class TemplateRules:
         return self._shows_texts_with_calls({"reasoning_content": "x", "thinking": "x"})
 
     def _shows_texts_with_calls(self, thinking: Mapping[str, str]) -> bool:
+        """Return whether the text beside a call is shown, in two messages with these fields of thinking."""
         call = {**self._calls("three"), "content": _WORDS["two"], **thinking}
         later = {**self._calls("six"), "content": _WORDS["five"], **thinking}
         return self._shows(_user("one"), call, _result("four"), later, _result("seven"))
@@ -283,6 +287,7 @@ class TemplateRules:
         return _ID in text and _NAME not in text
 
     def _shows_id(self, identifier: str) -> bool:
+        """Return whether a call with this identifier is shown."""
         call = self._calls("two")
         call["tool_calls"][0]["id"] = identifier
         return self._shows(_user("one"), call, _result("three", identifier))
@@ -306,6 +311,8 @@ class TemplateRules:
         ]
         if self.names_calls_by_ids:
             made = [{**call, "id": named_id(call["function"]["name"], number)} for number, call in enumerate(made)]
+
+        # The conversation with this message, and with one of text alone: they differ from the calls on.
         message = {"role": "assistant", "content": self.content_of_calls, "tool_calls": made}
         if not self.takes_argument_objects:
             for call in made:
@@ -343,6 +350,7 @@ class TemplateRules:
 
     @property
     def _probe_tools(self) -> Variables:
+        """The template's variables for tools in a probe."""
         return self.tool_variables([_TOOL] if self.offers_tools else [])
 
     def _render(
@@ -361,7 +369,7 @@ _NO_THINKING = re.compile(
     r"\s*(?:(?:<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>)?\s*"
     r"(?:</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>))?\s*"
 )
-_LATER_ID = "f5g6h7i8j"
+_LATER_ID = "f5g6h7i8j"  # of a second call
 # No template looks for these, or changes them.
 _WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five", "six", "seven")}
 
@@ -378,18 +386,22 @@ def _difference(first: str, other: str) -> int:
 
 
 def _system(word: str) -> Message:
+    """Return a system message with the text of a word of _WORDS."""
     return {"role": "system", "content": _WORDS[word]}
 
 
 def _user(word: str) -> Message:
+    """Return a user's message. word: see `_system`."""
     return {"role": "user", "content": _WORDS[word]}
 
 
 def _answer(word: str) -> Message:
+    """Return an assistant's message. word: see `_system`; "" for an empty one."""
     return {"role": "assistant", "content": _WORDS.get(word, "")}
 
 
 def _call(*words: str) -> dict[str, Any]:
+    """Return an assistant's message with a call for each word, its only argument."""
     calls = [
         {
             "id": identifier,
@@ -402,10 +414,12 @@ def _call(*words: str) -> dict[str, Any]:
 
 
 def _result(word: str, identifier: str = _ID) -> Message:
+    """Return the result of a call."""
     return {"role": "tool", "tool_call_id": identifier, "name": _NAME, "content": _WORDS[word]}
 
 
 def _words_of(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a message that a template has to show: its content, and the arguments of its calls."""
     content = message["content"] or ""
     words = [content] if content else []
     for call in message.get("tool_calls", ()):

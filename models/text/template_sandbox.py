@@ -71,6 +71,7 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
 _LIST_CHANGES = frozenset(["append", "pop"])
 _MAX_ARGUMENTS = 64  # after `*` in a call
 _LONGEST_TIME = 200  # characters of a form of the time
+# Errors of Python's own types, where a template takes a value for another kind.
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
@@ -116,6 +117,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def _one_line(error: BaseException) -> str:
+    """Return an error's message in one short line of printable characters."""
     if isinstance(error, RecursionError):
         return "it recurses too deeply"
     text = " ".join(str(error).split()) or type(error).__name__
@@ -280,6 +282,7 @@ class _Rewriting(NodeTransformer):
 
 
 def _rounds(items: Iterable[object]) -> Iterator[object]:
+    """Yield the items of a loop, and look at the clock."""
     for item in items:
         count_round()
         yield item
@@ -302,6 +305,7 @@ def _arguments(values: object) -> list[object] | tuple[object, ...]:
     return values
 
 
+# Filters that `_Rewriting` puts around operations.
 _CHECKS: dict[str, Callable[..., Any]] = {
     "-arguments": _arguments,
     "-built": built,
@@ -394,12 +398,14 @@ _OWN_FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def _strftime_now(form: str) -> str:
+    """Return the local time. form: as `strftime` has it."""
     if len(form) > _LONGEST_TIME:
         raise TemplateRefusedError("it asks for the time in an absurdly long form")
     return datetime.now().strftime(form)
 
 
 def _raise_exception(message: object) -> NoReturn:
+    """Refuse a conversation, as templates do."""
     raise jinja2.TemplateError(str(message))
 
 
@@ -457,5 +463,6 @@ class _Namespace(Namespace):
 
 
 def _check_name(name: object) -> None:
+    """Refuse the name of a field that begins with an underscore."""
     if isinstance(name, str) and name.startswith("_"):
         raise TemplateRefusedError(f"it stores an underscored name {name!r}")

@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
 
-OWN = "t"  # of `TemplateText.origin`: written by the template
+# Of `TemplateText.origin`: characters written by the template, and those of messages, tools and variables.
+OWN = "t"
 OUTSIDE = "o"
 
+# Fields of a pattern for `%`: those whose values keep their origin, and all.
 _SIMPLE_FIELD = re.compile(r"%([sd%])")
 _ANY_FIELD = re.compile(r"%.", re.DOTALL)
 
@@ -198,12 +200,14 @@ def concatenate(parts: Iterable[object]) -> str:
 
 
 def _origin(text: str) -> str:
+    """Return the origin of each character of a text."""
     if isinstance(text, TemplateText):
         return text.origin
     return OUTSIDE * len(text)
 
 
 def _inserted(value: object, field: str) -> str:
+    """Return a value as a field of a pattern has it."""
     if field == "%s" and isinstance(value, TemplateText):
         return value
     return field % (value,)

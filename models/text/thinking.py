@@ -50,6 +50,7 @@ class TextByKind:
 
     @property
     def content(self) -> str:
+        """The answer after the thinking."""
         begin = sum(self.kinds[:3])
         return self.text[begin : begin + self.kinds.content]
 
@@ -96,7 +97,8 @@ class ThinkingSplitter:
         """thinks: the section has begun before the text."""
         self.has_section = thinks
         self.is_over = False  # all further text is content
-        self._pending = ""
+        self._pending = ""  # half a tag
+        # For `by_kind`.
         self._is_opened = thinks  # no opening tag to drop
         self._line_ends = ""  # after the thinking so far
         self._has_thinking = False

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 _FAILED = "the tokenizer failed"
+# Half of a character outside of the first 65,536, which no text contains alone.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow regular expressions are slowest
 
@@ -258,6 +259,7 @@ class Tokenizer:
 
     def _find_eos_ids(self, configs: Mapping[str, Mapping[str, object]]) -> frozenset[int]:
         """Return the tokens that end an answer: stated ids, the EOS token, and ends of turns in the template."""
+        # Ids that the files state.
         declared: list[Any] = []
         for config in (configs["generation_config.json"], configs["config.json"]):
             for part in (config, as_mapping(config.get("text_config"))):
@@ -266,6 +268,7 @@ class Tokenizer:
                     declared += ids
                 else:
                     declared.append(ids)
+
         # Ends of turns are found by name only if generation_config.json is silent on end tokens: config.json may state
         # the end of a text alone. In Harmony `<|end|>` ends a channel, such as thinking, and the answer follows.
         silent = configs["generation_config.json"].get("eos_token_id") is None
@@ -283,6 +286,7 @@ class Tokenizer:
 
         Needs `eos_ids`. Raises CheckpointError for a tokenizer that takes very long.
         """
+        # Added tokens: declared ones and ends, and others that look like markup.
         special: dict[str, int] = {}
         markup: dict[str, int] = {}
         ends = self.eos_ids
@@ -293,8 +297,11 @@ class Tokenizer:
                 special[added.content] = index
             elif looks_like_markup(added.content):
                 markup[added.content] = index
+
+        # Tokens that are no added ones.
         written = self._written_between_turns()
         special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
+
         # Markup around every turn of a plain chat is control; the model's own, such as thinking, is not.
         turns = {text: index for text, index in markup.items() if text in written and "think" not in text}
         others = {text: index for text, index in markup.items() if text not in turns and text in self.template_source}

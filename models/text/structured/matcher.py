@@ -29,11 +29,12 @@ class MatcherGrammar:
         self._json = json
 
     def start(self) -> "Matcher":
+        """Return the state of a new answer."""
         return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends, self._json)
 
 
 class Matcher:
-    """State of one sequence."""
+    """State of one sequence. See `Constraint`."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int], json: JsonTokens | None) -> None:
         self._matcher = matcher
@@ -45,6 +46,7 @@ class Matcher:
             self._state = json.start()
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
+        # The row of the next token, then one after each draft token that the grammar allows.
         state = self._state
         rows = [self._mask(state)]
         num_consumed = 0
@@ -84,11 +86,13 @@ class Matcher:
         return self._json.narrow(row, state)
 
     def _after(self, state: JsonState | None, tokens: Sequence[int]) -> JsonState | None:
+        """Return the state of JSON after more tokens."""
         if self._json is None:
             return None
         return self._json.after(state, tokens)
 
     def _check(self) -> None:
+        """Raise EngineError if the matcher is in its error state."""
         if self._matcher.is_error():
             raise EngineError(f"no token can follow: {first_line(self._matcher.get_error())}")
 

@@ -33,6 +33,7 @@ class TokenTrie:
         if not self.ends:
             raise UsageError(f"{_CANNOT}: the tokenizer has no end-of-turn token")
         self.eos_token_id = self.ends[0]
+        # Control tokens: ends, special tokens, and those of thinking.
         thinking = (tokenizer.token_id(text) for text in (OPEN, CLOSE))
         form = tokenizer.thinking_form
         marks = {*self.ends, *tokenizer.detokenizers.special, *(form.ids if form else ()), *thinking}
@@ -75,12 +76,15 @@ class TokenTrie:
         return ids
 
     def _is_text(self, index: int) -> bool:
+        """Return whether a token has text, and is no control token."""
         return index < len(self.tokens) and index not in self.marks
 
     @cached_property
     def _id_of(self) -> dict[bytes, int]:
+        """Ids of tokens with text, by their bytes."""
         return {data: index for index, data in enumerate(self.tokens) if data and index not in self.marks}
 
     @cached_property
     def _longest(self) -> int:
+        """The most bytes of a token with text."""
         return max(map(len, self._id_of), default=0)

@@ -90,7 +90,10 @@ _MAX_REFERENCES = 20  # from schema to schema
 
 
 def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> frozenset[str]:
-    """Return the types that a value of a schema may have. document: the schema that references point into."""
+    """Return the types that a value of a schema may have, all if it tells none.
+
+    document: the schema that references point into. depth: of references and choices so far.
+    """
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return KINDS
     kinds = KINDS

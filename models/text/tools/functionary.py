@@ -15,7 +15,7 @@ from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quo
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
-_LONGEST_HEAD = len(MARK) + 128 + 1
+_LONGEST_HEAD = len(MARK) + 128 + 1  # characters: the mark, a name, the end of its line
 
 
 class Functionary(ToolForm):

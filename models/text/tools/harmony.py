@@ -19,6 +19,8 @@ _RECIPIENT = "functions."
 
 
 class Harmony(ToolForm):
+    """See `ToolForm`."""
+
     begins = (CALL_BEGIN,)
     rule_begin = "<|channel|>"
     head = re.compile(f"{re.escape(CALL_BEGIN + _RECIPIENT)}([^{CALL_MESSAGE}]+){CALL_MESSAGE}")
@@ -30,7 +32,7 @@ class Harmony(ToolForm):
         head, separator, _ = text[1:].partition(CALL_MESSAGE)
         if not separator:
             return no_call(len(text), final=final)
-        start = len(head) + 2
+        start = len(head) + 2  # after both characters
         try:
             value, end = leading_value(text, start)
         except UnfinishedError:
@@ -38,7 +40,7 @@ class Harmony(ToolForm):
                 return None
             if text[start:].strip():
                 return Reading(len(text))
-            value = {}
+            value = {}  # a call without any
             end = len(text)
         except ValueError:
             return Reading(start)

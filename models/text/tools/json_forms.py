@@ -109,6 +109,7 @@ class Granite(ToolForm):
         return json_list_rules(tools, parallel=self.parallel)
 
 
+# The beginning of a fenced answer, up to its JSON.
 _FENCE = re.compile(r"\s*```(?:json|tool_call|tool_code)?\s*(?=[{\[])")
 _CLOSE = "```"
 _OPENINGS = ("```json", "```tool_call", "```tool_code", "```")
@@ -134,6 +135,7 @@ class Generic(ToolForm):
         self._names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:
+        # Where the JSON begins: after a fence, after the comma between two calls, or at once.
         fence = _FENCE.match(text)
         if fence is None and text.lstrip().startswith("`"):
             start = text.strip()

@@ -57,6 +57,7 @@ class Llama(ToolForm):
             self.separator = ""
 
     def read(self, text: str, *, final: bool) -> Reading | None:
+        # Tags before the first call.
         is_tagged = text.startswith(self._begin)
         start = len(self._begin) if is_tagged else 0
         if self._end and text.startswith(self._end, start):  # Llama 4's template writes empty tags before calls
@@ -70,6 +71,8 @@ class Llama(ToolForm):
             return no_call(max(start, 1), final=final)
         if not calls:
             return Reading(max(start, 1))
+
+        # Further calls, up to the closing tag or other text.
         while True:
             rest = text[position:].lstrip()
             if not rest and not final:

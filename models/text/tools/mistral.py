@@ -16,7 +16,7 @@ from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-_NAME = r"\s*([\w.:/-]+)\s*"
+_NAME = r"\s*([\w.:/-]+)\s*"  # of a tool, as a regular expression
 
 
 def _beginning(text: str) -> str:
@@ -41,10 +41,12 @@ class Mistral(ToolForm):
         self.rule_begin = MARKUP[0]
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
+        # The text before a call's arguments: the name, an identifier if the model writes one, and [ARGS] if it is no
+        # text. `_begun` matches each beginning of it.
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")
-        self._lists = MARKUP[1] not in marks.ids
+        self._lists = MARKUP[1] not in marks.ids  # versions before 11
         if self._lists:
             self.markup = _LIST
             self.head = json_head()

@@ -92,7 +92,7 @@ class Nested(ToolForm):
         """Return the value between two tags, and the position after the second, `closing`."""
         kinds = kinds_of(schema, document)
         tag = self._tag.match(text, start)
-        if tag is None:
+        if tag is None:  # no tags in it: a text, a number or a constant
             end = text.find(closing, start)
             if end < 0:
                 raise UnfinishedError
@@ -112,6 +112,7 @@ class Nested(ToolForm):
         return dict(elements), after
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        # The text without half a tag at its end, and the tags that are open there, which `closed` closes.
         whole = without_half(text, self._mark)
         begun = whole.rfind(self._mark)
         if begun >= 0 and self._any_tag.match(whole, begun) is None:  # half a tag

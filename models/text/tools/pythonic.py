@@ -22,9 +22,11 @@ MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
 _OFFER = "<|tool_list_start|>"
 _LONGEST = 1 << 20  # characters of calls that are parsed
 _CONSTANTS = {"true": True, "false": False, "null": None}  # as models write them that think of JSON
+# `[get_weather(`, or a beginning of it: the name, the bracket.
 _LIST_BEGIN = re.compile(r"\s*\[\s*([\w.:/-]*)\s*(\(?)", re.ASCII)
+# One call: its name, and the text between its brackets.
 _CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\((?P<arguments>.*)\)\s*", re.ASCII | re.DOTALL)
-_PARAMETER = re.compile(r"[^\s=(),\"']+")
+_PARAMETER = re.compile(r"[^\s=(),\"']+")  # a parameter's name
 
 
 def fits(tokenizer: Tokenizer) -> bool:
@@ -97,6 +99,7 @@ def leading_calls(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[tup
 
 def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls of a list that a limit cut. tools: by name."""
+    # Cut within a text, within a call, or after one.
     closed = (f'{text}")]', f"{text})]", f"{text}]")
     calls = closed_calls(closed, _read, tools)
     # The limit may cut the head of another call: those before it are whole.
@@ -104,6 +107,7 @@ def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
 
 
 def _read(text: str) -> Reading:
+    """Return the calls of a text that is a list of them. See `cut.Read`."""
     return Reading(len(text), _calls(text))
 
 
@@ -116,6 +120,7 @@ def _end_of_list(text: str, start: int) -> int:
 
 
 def _written(arguments: Mapping[str, object]) -> str:
+    """Return named arguments as Python writes them."""
     return ", ".join(f"{name}={_written_value(value)}" for name, value in arguments.items())
 
 

@@ -20,10 +20,11 @@ class CallDeltas:
     def __init__(self, head: re.Pattern[str]) -> None:
         self._head = head
         self._count = 0  # complete calls
-        self._waiting: list[CallDelta] = []
+        self._waiting: list[CallDelta] = []  # for `take`
         self._number = 0  # calls of the text whose arguments have ended
         self._end = 0  # in the text, of these arguments
         self._sent = 0  # in the text: the end of what was taken
+        # Of the call that is incomplete; None between calls.
         self._name = ""
         self._open: Brackets | None = None
 
@@ -68,17 +69,20 @@ class CallDeltas:
 
 
 class ToolStream:
-    """The calls of one answer, in one form. thinking: the prompt has begun a thinking section.
+    """The calls of one answer, in one form.
 
     marks: by id, the texts of control tokens that `feed` takes.
     """
 
     def __init__(self, form: ToolForm, marks: Marks, *, thinking: bool = False, certain: bool = False) -> None:
-        """certain: a grammar has every beginning of a call become one, so its arguments are given before its end."""
+        """thinking: the prompt has begun a thinking section.
+
+        certain: a grammar has every beginning of a call become one, so its arguments are given before its end.
+        """
         self._form = form
         self._marks = marks
         self.marks: Mapping[int, str] = marks.character_of
-        self._pending = ""
+        self._pending = ""  # text that is held back
         self._begins: Sequence[str] = form.begins
         self._thinks = thinking  # within the section
         self._at_start = True  # only spaces so far, after any thinking
@@ -120,6 +124,7 @@ class ToolStream:
         return not self._thinks and (marked or (self._form.bare and pending.lstrip()[:1] in "{["))
 
     def _take(self, *, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """Take the complete part of the pending text, all of it if `final`: return text, and calls."""
         released: list[str] = []
         calls: list[ToolCall] = []
         while self._pending and self._step(released, calls, final=final):
@@ -129,9 +134,11 @@ class ToolStream:
         return self._marks.visible("".join(released)), tuple(calls)
 
     def _step(self, released: list[str], calls: list[ToolCall], *, final: bool) -> bool:
-        """Take one part of the pending text. Return False if it needs more."""
+        """Take one part of the pending text: add it to `released` or `calls`. Return False if it needs more."""
         if self._thinks:
             return self._think(released, final=final)
+
+        # Thinking may begin before all other text.
         start = self._pending.lstrip()
         if self._at_start:
             if start.startswith(OPEN):
@@ -141,6 +148,8 @@ class ToolStream:
                 return True
             if not final and OPEN.startswith(start):
                 return False
+
+        # Text before a call.
         at, begins = self._next_begin()
         if at is None:
             self._release(released, begins)  # the rest comes with `final`
@@ -151,6 +160,8 @@ class ToolStream:
         if at:
             self._release(released, at)
             return bool(self._pending)
+
+        # A call, or text that only begins like one.
         if self._deltas is not None and not self._deltas.read(self._pending) and not final:
             return False
         reading = self._form.read(self._pending, final=final)
@@ -192,6 +203,7 @@ class ToolStream:
         return length
 
     def _think(self, released: list[str], *, final: bool) -> bool:
+        """Take thinking, up to its end. See `_step`."""
         index = self._pending.find(CLOSE)
         if index >= 0:
             self._release(released, index + len(CLOSE))

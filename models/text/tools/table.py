@@ -17,6 +17,7 @@ from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
 
+# Control tokens of all forms.
 _MARKUP = [
     *json_forms.HERMES_MARKUP,
     *tagged_forms.GLM_TAGS,
@@ -54,7 +55,6 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
 }
 """Name -> texts that the template has to contain, and the form."""
 
-
 # Forms of which a template's own markup is used, since it differs from model to model, if the template writes calls.
 _LEARNED = frozenset(["generic", "glm", "deepseek tagged"])
 
@@ -80,6 +80,7 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
 
     A template without a row in the table is asked to write a call, from which the form is learned.
     """
+    # The form, and the characters that stand for its control tokens.
     name, markup = _form_and_markup(tokenizer)
     source = f"{tokenizer.template_source}\n{_written(tokenizer).call}"
     texts = list(_MARKUP)
@@ -93,6 +94,8 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
         _, make = FORMS[name]
         form = make(marks, use.tools, source)
     form.parallel = use.parallel
+
+    # Texts that depend on the template: after an answer's text, and between calls.
     thinking = tokenizer.thinking_form
     if thinking is not None and thinking.has_tags and form.rule_begin.startswith(thinking.end_of_text):
         form.end_of_text = thinking.end_of_text
@@ -134,10 +137,13 @@ def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenCalls:
+    """The calls that a chat template writes."""
+
     call: str  # one call as the template writes it; "" for none
     markup: Markup | None
 
 
+# By the tokenizer, as long as that exists.
 _written_of: WeakKeyDictionary[Tokenizer, _WrittenCalls] = WeakKeyDictionary()
 
 
@@ -171,6 +177,7 @@ def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | No
 
 
 def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return the form of a Llama with a template that writes calls as Python does."""
     tags = llama.TAGS_3
     if "<|header_start|>" in source:
         tags = llama.TAGS_4
@@ -178,10 +185,12 @@ def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolFo
 
 
 def _mistral(marks: Marks, source: str) -> ToolForm:
+    """Return Mistral's form, with identifiers if the template writes them."""
     return mistral.Mistral(marks, writes_ids=mistral.MARKUP[2] in source)
 
 
 def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return the form of DeepSeek 3.2 or 4: their tags around calls have different names."""
     section = "function_calls"
     if "｜DSML｜tool_calls" in source:
         section = "tool_calls"

@@ -67,6 +67,7 @@ class TaggedRules:
         return [f"call{number}: {call}", *self._parameter_rules(number, tool)]
 
     def _parameter_rules(self, number: int, tool: Tool) -> list[str]:
+        """Return the rule `parameters{number}` of one tool, and those that it refers to."""
         if tool.free:
             name = f"name{number}"
             value = f"value{number}"
@@ -127,7 +128,10 @@ _PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def text_rules(rule: str, after: str, schema: object = None) -> list[str]:
-    """Return the rules of a text up to `after`, which is Lark. A schema's pattern, or its lengths, are kept."""
+    """Return the rules of a text up to `after`, which is Lark. A schema's pattern, or its lengths, are kept.
+
+    `after` is a control token (`<[7]>`), a literal (`"</value>"`), or a literal before a control token.
+    """
     first, mark, rest = after.partition(" <[")
     pattern = _pattern(schema)
     if after.startswith("<["):

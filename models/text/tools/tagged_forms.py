@@ -68,6 +68,7 @@ class QwenCoder(Written):
         self._call_end = marks("</tool_call>")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
+        # The name.
         start = 0
         if text.startswith(self.begins[0]):
             start = len(self.begins[0])
@@ -77,6 +78,8 @@ class QwenCoder(Written):
         head = _FUNCTION.match(text, start)
         if head is None:
             return no_call(max(1, start), final=final)
+
+        # Parameters, and the end of the call.
         position = head.end()
         pairs: list[tuple[str, str]] = []
         while (parameter := _PARAMETER.match(text, position)) is not None:
@@ -86,6 +89,8 @@ class QwenCoder(Written):
         if close is None:
             return no_call(max(1, start), final=final)
         call = tagged_call(head[1].strip(), pairs, self._tools)
+
+        # The closing tag, if the call began with the opening one.
         rest = text[close.end() :].lstrip()
         if start and rest.startswith(self._call_end):
             return Reading(len(text) - len(rest) + len(self._call_end), (call,))

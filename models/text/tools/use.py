@@ -12,9 +12,12 @@ MAX_TOOLS = 256
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """definitions: as the chat template takes them, OpenAI's form. choice: "auto", "none", "required" or a tool's name.
+    """The tools that an answer may use.
 
+    definitions: as the chat template takes them, OpenAI's form.
+    choice: "auto", "none", "required" or a tool's name.
     parallel: an answer may have several calls.
+    tools: by name.
     """
 
     definitions: Sequence[Mapping[str, object]]
@@ -63,6 +66,7 @@ def _nested(definition: object) -> object:
 
 
 def _tool(definition: object) -> Tool:
+    """Return the tool of a definition. Raises ValueError for a malformed one."""
     if not isinstance(definition, Mapping) or definition.get("type", "function") != "function":
         raise ValueError("tools: each must be an object of type function")
     function = definition.get("function")
