@@ -46,6 +46,7 @@ class _Shard:
         self._advise(view, mmap.MADV_DONTNEED)
 
     def _advise(self, view: View, advice: int) -> None:
+        """Tell the system about the pages of a view."""
         offset = view.ctypes.data - self._start
         first = offset - offset % mmap.PAGESIZE
         self.mapped.madvise(advice, first, offset + _span(view) - first)

@@ -76,10 +76,13 @@ def _section(config: dict[str, object]) -> dict[str, object]:
     """Add the keys of a text-only config, of a text part, or of a multimodal whole, in the order of `Architecture`."""
     if not isinstance(config.get("model_type"), str):
         return config
-    stated = architecture_of(config)  # the row of the model_type in the file
+    # The rows of this model_type.
+    stated = architecture_of(config)  # as it is in the file
     if stated.same_as:
         config["model_type"] = stated.same_as
     architecture = architecture_of(config)  # the row that has its layers
+
+    # Keys that follow from others.
     _unnest_rope(config)
     for key, default in architecture.defaults.items():
         if config.get(key) is None:
@@ -97,6 +100,8 @@ def _section(config: dict[str, object]) -> dict[str, object]:
         and isinstance(heads, int)
     ):
         config["head_dim"] = hidden // max(heads, 1)
+
+    # The family's own facts.
     for key, value in stated.constants.items():
         if config.get(key) is None:
             config[key] = deepcopy(value)  # later steps add keys to sections

@@ -103,6 +103,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     text = config.get("text_config")
     architecture = architecture_of(config)
     section = config.get("quantization")
+    # Text-only: at most the module names of its quantization differ.
     if not architecture.nests or (architecture.tensor_names and not isinstance(text, dict)):
         if not architecture.tensor_names or not isinstance(section, dict):
             return config
@@ -110,6 +111,8 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
             **config,
             "quantization": {headrace_name(_renamed(key), config): value for key, value in section.items()},
         }
+
+    # Multimodal: the inner config, with some keys of the outer one.
     inner_config = config  # older Qwen-VL configs are flat
     if isinstance(text, dict):
         inner_config = text

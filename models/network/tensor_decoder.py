@@ -30,7 +30,8 @@ class TensorDecoder(Decoder):
     ) -> None:
         self._group = group
         self._first = part.rank == 0
-        self._peer: kernels.Peer | None = None  # that adds the other parts within the node of all layers
+        # Adds the other parts within the node of all layers. Norms over the heads of all ranks need sums between them.
+        self._peer: kernels.Peer | None = None
         super().__init__(part.config, parameters, ops, dtype, kv)
         self._norms = SharedNorms(part, group, self._layers)
         self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._norms.layers]
@@ -80,6 +81,7 @@ class TensorDecoder(Decoder):
         return [*super()._arrays, *self._norms.arrays]
 
     def _own(self, mixture: Mixture | None) -> Mixture | None:
+        """Return a layer's experts for this rank: those of rank 0 alone add the residual stream."""
         if mixture is None or self._first:
             return mixture
         return replace(mixture, residual=False)
