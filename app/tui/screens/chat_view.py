@@ -112,11 +112,12 @@ class ChatView:
         if events or messages != [entry.message for entry in self.transcript.entries]:
             self._show_messages(messages)
         if conversation.trimming.returned is not None:
-            # A message too long for the context: it comes back before the text typed since.
+            # A message too long for the context: it comes back before the text typed since, which can be continued.
             returned = conversation.trimming.returned
             conversation.trimming.returned = None
             self.prompt.move_cursor((0, 0))
             self.prompt.paste(returned)  # folded, if it is long
+            self.prompt.move_cursor(self.prompt.document.end)
         if not self.queue.send_next(conversation):  # the answer was stopped or failed, or the message cannot be sent
             self.return_queue()
         # What stands around the transcript; only changes are drawn.

@@ -29,6 +29,7 @@ from headrace.runtime.errors import HeadraceError
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types
+_EARLY_S = 0.001  # by which textual's timers may end too early
 _HINT = "↑ ↓ and Enter, or its key · Esc cancels"
 _FOOTER = 1  # line below a dialog's list that shows the keys
 
@@ -156,7 +157,7 @@ class UnaskedChoice(Choose):
 
     def _take_answers(self) -> None:
         """Take answers, unless a key has started the second anew."""
-        if is_open(self) and time.monotonic() >= self._quiet_until:
+        if is_open(self) and time.monotonic() >= self._quiet_until - _EARLY_S:
             self._show_hint(_HINT)
             self.query_one(OptionList).focus()
 
