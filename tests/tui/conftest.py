@@ -1,13 +1,16 @@
-"""Driving the real application over a scripted engine: no process, no model, no clock."""
+"""Driving the real application over a scripted engine: no process, no model, no clock, no picture unless looked at."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import textual.app
 import textual.pilot
+from textual._compositor import Compositor
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
@@ -22,6 +25,7 @@ from headrace.app.tui.screens import chat_screen, chat_state, dialogs
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.transcript.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
+from tests.support.virtual_time import run_in_virtual_time
 
 Scenario = Callable[["Driver"], Awaitable[None]]
 
@@ -45,6 +49,9 @@ def _style_sheets_are_parsed_once() -> Iterator[None]:
         yield
 
 
+_REAL_SLEEPS = 250  # looks of `Driver.until`, after which it also waits in real time: for a file or a process
+
+
 class Driver:
     """An app under test and the few things every scenario does with it."""
 
@@ -55,11 +62,13 @@ class Driver:
 
     async def until(self, condition: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition: for a minute, since other work may keep the machine busy."""
-        for _ in range(3000):
+        for look in range(3000):
             if condition():
                 await self.pilot.pause()
                 return
             await asyncio.sleep(0.02)  # `pause` would have every widget answer, fifty times a second
+            if look > _REAL_SLEEPS:
+                time.sleep(0.02)
         raise AssertionError(f"never happened: {what or condition}\n{self.text()}")
 
     async def idle(self) -> None:
@@ -123,6 +132,24 @@ async def handled(*_limits: float) -> None:
             return
 
 
+def _paint_first_frames(patch: pytest.MonkeyPatch) -> None:
+    """Paint the first frame of each screen alone, and pictures that a test asks for.
+
+    Nobody looks at the other frames, which take a quarter of a test's time.
+    """
+    painted = WeakSet[Compositor]()
+    render = Compositor.render_update
+
+    def render_update(self: Compositor, full: bool = False, **options: Any) -> Any:
+        if full or self not in painted:
+            painted.add(self)
+            return render(self, full, **options)
+        self._dirty_regions.clear()
+        return None
+
+    patch.setattr(Compositor, "render_update", render_update)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, and fast polling. What is there for seconds is there for a test, however busy the machine."""
@@ -142,7 +169,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def play(home: Path) -> Callable[..., None]:
-    """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`."""
+    """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`.
+
+    painted: every change is painted, as on a terminal; else the first and the last frame, and `Driver.text`.
+    """
 
     def run(
         scenario: Scenario,
@@ -151,6 +181,7 @@ def play(home: Path) -> Callable[..., None]:
         size: tuple[int, int] = (120, 40),
         settings: Settings | None = None,
         ready: bool = True,
+        painted: bool = False,
     ) -> None:
         async def main() -> None:
             used = engine if engine is not None else ScriptedEngine()
@@ -162,10 +193,16 @@ def play(home: Path) -> Callable[..., None]:
                     if ready:
                         await driver.idle()
                     await scenario(driver)
+                    await pilot.pause()
+                    if app.is_running:
+                        app.screen._compositor.render_full_update()
                 finally:  # nothing looks at widgets while they are taken away, or that is what a failure would say
                     app.state.close()
             store.close()
 
-        asyncio.run(main())
+        with pytest.MonkeyPatch.context() as patch:
+            if not painted:
+                _paint_first_frames(patch)
+            run_in_virtual_time(main())
 
     return run

@@ -955,7 +955,7 @@ def test_screens_open_and_close_at_any_window_size(play) -> None:
             await it.pilot.pause()
             assert "Hello, world." in it.text()
 
-    play(scenario, size=(1, 1))
+    play(scenario, size=(1, 1), painted=True)
 
 
 def test_page_keys_do_nothing_in_a_list_without_room(play) -> None:
@@ -972,7 +972,7 @@ def test_page_keys_do_nothing_in_a_list_without_room(play) -> None:
         await it.pilot.pause()
         assert "Hello, world." in it.text()
 
-    play(scenario, size=(1, 1))
+    play(scenario, size=(1, 1), painted=True)
 
 
 def test_a_loop_is_shown_while_it_lasts(play) -> None:

@@ -72,7 +72,7 @@ def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...
 
         same()
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_a_change_inside_one_widget_is_drawn_without_the_others(play) -> None:
@@ -85,7 +85,7 @@ def test_a_change_inside_one_widget_is_drawn_without_the_others(play) -> None:
         assert isinstance(update, PlacedLines)
         assert {y for y, _ in drawn(update.render_segments(it.app.console))} == set(range(region.y + 1, region.y + 4))
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_the_mouse_selects_letters_of_the_transcript(play) -> None:
@@ -98,7 +98,7 @@ def test_the_mouse_selects_letters_of_the_transcript(play) -> None:
         await it.pilot.mouse_up(Transcript, offset=(GUTTER + 11, line))
         assert it.app.screen.get_selected_text() == "world"
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_a_key_redraws_the_input_only(play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_key_redraws_the_input_only(play, monkeypatch: pytest.MonkeyPatch) -> 
         assert it.prompt.text == "x"
         assert asked == []
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_a_section_keeps_strips_of_unchanged_lines(play) -> None:
@@ -129,7 +129,7 @@ def test_a_section_keeps_strips_of_unchanged_lines(play) -> None:
         assert all(line is kept for line, kept in zip(section._lines, before, strict=True))
         assert not section._repaint_regions
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeyp
             await it.pilot.pause()
             assert terminal == drawn(compositor.render_full_update().render_segments(console))
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_a_click_on_a_key_presses_it(play) -> None:
@@ -173,7 +173,7 @@ def test_a_click_on_a_key_presses_it(play) -> None:
         await it.pilot.pause()
         assert isinstance(it.app.screen, HelpScreen)
 
-    play(scenario)
+    play(scenario, painted=True)
 
 
 def test_a_removed_key_bar_is_not_redrawn(play) -> None:
@@ -186,4 +186,4 @@ def test_a_removed_key_bar_is_not_redrawn(play) -> None:
         await it.pilot.pause()
         assert not bar.is_attached
 
-    play(scenario)
+    play(scenario, painted=True)

@@ -78,7 +78,7 @@ def test_random_input_crashes_nothing(play, seed: int) -> None:
                 raise
         assert it.app._exception is None
 
-    play(scenario, ScriptedEngine(), size=choose.choice(_SIZES))
+    play(scenario, ScriptedEngine(), size=choose.choice(_SIZES), painted=True)
 
 
 @pytest.mark.sampled

@@ -60,7 +60,7 @@ def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
             await it.until(lambda before=before: widths(it) == before)
             await it.press("f3")
 
-    play(scenario, settings=asked(columns))
+    play(scenario, settings=asked(columns), painted=True)
 
 
 def test_a_window_of_a_few_columns_can_be_written_in(play) -> None:
@@ -74,7 +74,7 @@ def test_a_window_of_a_few_columns_can_be_written_in(play) -> None:
             await it.pilot.resize_terminal(120, 40)
             assert "Hello, world." in it.text()
 
-    play(scenario, size=(1, 6))
+    play(scenario, size=(1, 6), painted=True)
 
 
 def test_f3_reports_a_window_too_narrow_for_the_panel(play) -> None:
@@ -127,7 +127,7 @@ def test_every_f3_changes_the_width_of_the_panel(play) -> None:
             assert all(before != after for before, after in pairwise(seen))
             assert 0 in seen
 
-    play(scenario, size=(90, 40))
+    play(scenario, size=(90, 40), painted=True)
 
 
 @pytest.mark.sampled
