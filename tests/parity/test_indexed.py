@@ -206,6 +206,7 @@ class Counting:
         return reference.prepare(weight, dtype, exact=exact)
 
 
+@pytest.mark.sampled
 def test_a_step_reads_what_it_attends_to(directory: Path) -> None:
     network = load_decoder(directory, reference)
     for past in (3, 11, 12, 13, 14, 15, 16, BLOCK - 1, BLOCK):

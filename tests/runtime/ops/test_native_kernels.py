@@ -317,7 +317,7 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
         growth=draw(st.sampled_from([None, (0.3, 7, 0), (0.1, 8, 1)])),
     )
     length = draw(st.sampled_from([1, 1, 2, 4, 5, 47, 48, 49, 110]))
-    return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 600)), draw(st.sampled_from(_FLOATS))
+    return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 300)), draw(st.sampled_from(_FLOATS))
 
 
 @given(_attentions())
