@@ -1,4 +1,7 @@
-"""Installed versions and origin of headrace and its dependencies, from package metadata alone."""
+"""Installed versions and origin of headrace and its dependencies, from package metadata alone.
+
+Every result document has `versions()`; `doctor` and hints use the rest. Nothing here imports a package it names.
+"""
 
 import json
 import platform

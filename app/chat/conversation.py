@@ -2,6 +2,10 @@
 
 The screen calls actions, calls `poll` up to ten times a second and draws the attributes. An action raises
 HeadraceError and changes nothing if it is not possible; later failures appear in `notice`.
+
+The full screen and the line chat each have one; `/compare` and `/again` (`parallel_answers.py`) take over its engine
+for a while. Its parts store and count (`answer_writer.py`, `session_branch.py`, `unsent_message.py`,
+`context_trimming.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,9 +52,15 @@ DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
 
 
 class Conversation:
-    """branch: the session and its active messages. unsent: the text being typed. trimming: messages left out.
+    """One session and the actions on it.
 
-    notice: one line for the user. damage: of the model's files, repeated with every answer.
+    branch: the session and its active messages.
+    writer: the answer being written.
+    unsent: the text being typed.
+    trimming: messages left out.
+    notice: one line for the user.
+    damage: of the model's files, repeated with every answer.
+    spec: how models are loaded.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Several answers on branches of their own, generated and stored independently: shared by `/compare` and `/again`.
 
-While there are such answers, their `poll` replaces the conversation's.
+While there are such answers, their `poll` replaces the conversation's. `take` or `close` ends them. A subclass decides
+when each answer is submitted; storing, retries and notices are here.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,8 @@
-"""Commands from the chat or the server to its engine process."""
+"""Commands from the chat or the server to its engine process.
+
+`client.EngineClient` sends each by a method of its own, and `process.Server` runs them. `ModelSpec` is one, too: it
+loads a model.
+"""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,9 @@
 Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died.
 `Prefill` comes before its first `Delta`. Texts are as the model generated them: sanitise them before drawing
 (`app.output.sanitise`).
+
+`host.py`, `idle_work.py` and `process.py` send them; the chat, the server's forms, its metrics and telemetry read them.
+A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
 """
 
 from collections.abc import Mapping, Sequence

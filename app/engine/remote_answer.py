@@ -26,6 +26,7 @@ class RemoteAnswer:
 
     def __init__(self, command: Generate, *, is_headrace: bool) -> None:
         """is_headrace: the server is headrace's own, which reports the steps after their text."""
+        # Text and figures so far. `_thinking` and `_content` are emptied into each delta.
         self._id = command.id
         self._own_server = is_headrace
         self._ttft_s: float | None = None
@@ -76,7 +77,7 @@ class RemoteAnswer:
 
     def _delta(self, records: Sequence[StepRecord]) -> Delta:
         """Return the text that has come, with the records of its steps."""
-        first, *others = map(textless, records)
+        first, *others = map(textless, records)  # the text cannot be divided among the steps: the first gets all
         return Delta(self._id, [self._with_text(first), *others], self._ttft_s, has_steps=False)
 
     def _with_text(self, part: P) -> P:

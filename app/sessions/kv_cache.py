@@ -1,4 +1,7 @@
-"""Size and deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text."""
+"""Size and deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text.
+
+Apart from it, since commands that only delete import no mlx.
+"""
 
 from contextlib import suppress
 

@@ -1,4 +1,7 @@
-"""A temporary copy of the sessions, for a chat that cannot write to them."""
+"""A temporary copy of the sessions, for a chat that cannot write to them: a read-only folder or file.
+
+`headrace chat` opens its store here. A disk that becomes full later is another case (`SessionStore.go_unsaved`).
+"""
 
 import os
 import sqlite3

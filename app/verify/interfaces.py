@@ -1,6 +1,7 @@
 """The same requests through `run`, `batch`, the Python API and the server, alone and several at once.
 
 Every command runs as a process of its own. Tokens and their log probabilities are compared with those of `run`.
+Documents of batch and server have tokens as texts, so their ids are looked up among those of `run` (`_id_of`).
 """
 
 import json

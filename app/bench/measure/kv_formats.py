@@ -1,6 +1,7 @@
 """One model with K/V in several formats, measured side by side as models of their own.
 
-They share the weights. Ratios compare every format with the first, paired by round.
+They share the weights. Ratios compare every format with the first, paired by round. `run.py` and `bench`'s command call
+these functions for --kv with several names.
 """
 
 from collections.abc import Sequence

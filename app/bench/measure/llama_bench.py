@@ -1,6 +1,7 @@
 """llama.cpp through its own benchmark, `llama-bench`: one process per measurement.
 
-It reports the seconds of a whole test, so each step of a decode gets the average latency.
+It reports the seconds of a whole test, so each step of a decode gets the average latency. `peers.py` opens it for --vs
+llama.cpp without --llama-python.
 """
 
 import json

@@ -3,6 +3,9 @@
 Requests go through `Engine.generate`, greedily. Each depth has an engine whose prefix stays in the cache and is
 trimmed back after each repetition, where the cache allows it. A test feeds fresh random tokens, so the prefix cache
 finds nothing else.
+
+`OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
+an arrival, a batch, or one sequence.
 """
 
 import random
@@ -28,7 +31,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS = 16  # of a test's short form, which compiles the kernels
 _TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 

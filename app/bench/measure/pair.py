@@ -1,7 +1,8 @@
 """A workload answered with and without speculation: the speed-up, and a check for changed tokens.
 
 One repetition holds both, in alternating order, so that drift affects both. Each is a whole answer; the clock starts
-when every sequence has its first token, so prompts do not count.
+when every sequence has its first token, so prompts do not count. `own.py` calls `measure_pair`; `result.py` makes the
+figures of a `Pair`.
 """
 
 import time

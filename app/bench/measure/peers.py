@@ -1,6 +1,7 @@
 """Other implementations on the same weights (`--vs`), and the child processes that run them.
 
-A peer that cannot be opened becomes a note.
+A peer that cannot be opened becomes a note. A new peer is a function in `OPENERS` that returns a `sample.Backend`, a
+choice of --vs in `app/cli/bench/options.py`, and, if it needs its own interpreter, a program in `children/`.
 """
 
 import hashlib

@@ -5,6 +5,8 @@ tokens are in the KV cache before the clock starts. `tg128 x8`: eight sequences 
 depth with separate tokens. `pp2048 into tg64 x4`: a prompt of 2048 tokens joins four sequences that have decoded 64
 tokens each. `edit`: a workload answered greedily with and without speculation; `edit t1` at temperature 1; `edit t1
 x4` by four sequences.
+
+Saved runs are compared by these names (`Test.name` and the depth), so a name may not change.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from headrace.app.bench.measure.workloads import Workload
 from headrace.runtime.engine.prefill import SMALLEST
 from headrace.runtime.errors import UsageError
 
-MAX_BATCH = 256
+MAX_BATCH = 256  # as of --parallel elsewhere
 TEMPERATURES = (0.0, 1.0)  # of workloads
 Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING = 4  # sequences that an arrival joins without --batch

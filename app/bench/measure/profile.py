@@ -6,7 +6,8 @@ taken, since interruptions only add time. `closure` compares the parts' sum with
 without overlap. The real loop builds the next step while the device works, and the native kernels fuse operations:
 `overlap_ms` is the time saved by both.
 
-Only headrace's own decoder is supported. A norm fused with a projection counts as projection.
+Only headrace's own decoder is supported. A norm fused with a projection counts as projection. An operation that is new
+in `runtime/ops` needs its part in `_KINDS`.
 """
 
 import time
@@ -28,7 +29,8 @@ from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
 
-ROUNDS = 30
+ROUNDS = 30  # of which the lower quartile counts
+# Operations of `Ops` and of a pass, each with the part that its time counts to.
 _KINDS = {
     "linear": "weights",
     "linear_add": "weights",
@@ -99,6 +101,8 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
         "token selection": lambda: sampler(logits),
     }
     apart = network.with_ops(_Apart(network.ops))
+
+    # Each round: every part alone, then a whole step without overlap. The real loop follows at the end.
     times: dict[str, list[float]] = {name: [] for name in (*PARTS, "step", "synchronous")}
     for _ in range(rounds):
         for name, work in works.items():

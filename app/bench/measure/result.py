@@ -1,7 +1,7 @@
 """Figures of one test from its repetitions: an entry of `results` (docs/bench-json.md).
 
 Bandwidth, MBU and roofline cover decode steps only; a prefill is bound by arithmetic. All are computed from shapes,
-not read from a counter.
+not read from a counter. `result` sets each field of `records.Result`, through one function below for each group.
 """
 
 from collections.abc import Callable, Sequence

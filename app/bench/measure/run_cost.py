@@ -2,7 +2,7 @@
 
 A plain step is built while the previous one runs, as in the engine. A step with draft tokens waits for it, and its
 time covers building, running and reading. Rounds are interleaved; figures are medians. With an acceptance rate the
-cost gives the speed-up of any proposer.
+cost gives the speed-up of any proposer (`app.predict.acceptance`). `bench --speculate` measures it after its workloads.
 """
 
 import random
@@ -23,8 +23,8 @@ from headrace.runtime.ops import select
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
 
-ROUNDS = 15
-DEPTH = 256
+ROUNDS = 15  # of each draft length, for its median
+DEPTH = 256  # cached tokens: a short conversation
 _STEPS = 4  # plain steps per round
 
 

@@ -5,6 +5,9 @@ valid at any interrupt.
 
 Without a fixed number a run takes MIN_ROUNDS, then continues until every speed is known to PRECISION or rounds or time
 are used up.
+
+A pair is a backend and a test; `Key` names it in results. `run.py` iterates over `Session.run` and shows each
+`Progress`.
 """
 
 import math

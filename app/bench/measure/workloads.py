@@ -1,4 +1,4 @@
-"""Speculation workloads from assets/workloads.
+"""Speculation workloads from assets/workloads: a file for each, named after it; a new file is a new workload.
 
 The gain depends on predictability, so there are three kinds: *copy* repeats the prompt, *structure* repeats patterns,
 *free* is free text.

@@ -1,7 +1,8 @@
 """One quality run: load the networks, put the text through, build the document (docs/quality-json.md).
 
 All networks take the text side by side in pieces, so only a piece's logits are in memory. A condition is a depth and a
-phase. After Ctrl-C the finished conditions become the document.
+phase. After Ctrl-C the finished conditions become the document. `bench --quality` calls `run`; tests/bench compares
+other programs with the same functions.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""A quality document as table, Markdown, CSV or JSON lines."""
+"""A quality document as table, Markdown, CSV or JSON lines.
+
+`bench --quality` prints it. A new figure of `QualityResult` is a row of `_columns`.
+"""
 
 import json
 from collections.abc import Callable

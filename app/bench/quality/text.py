@@ -15,7 +15,9 @@ from headrace.runtime.errors import UsageError
 
 SHIPPED = ASSETS / "quality_text.txt"
 DEPTHS = (0, 1024, 4096)
+"""Tokens in the cache, unless -d names others."""
 SCORED = 512
+"""Tokens that are scored at each depth, unless -n says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

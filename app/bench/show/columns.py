@@ -3,6 +3,8 @@
 Each table names engine, model and test of a row in its own way; the figures after them are columns of
 `RESULT_COLUMNS`, or of `WORKLOAD_COLUMNS` for workloads with speculation. The HTML report reads them, too. Rows are
 entries of the JSON document, so running, finished and saved runs look alike.
+
+A new figure is a row of one of the two tables, with a heading for each view that shows it. CSV has all fields anyway.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
 Cell = str | Text | float | None
-_BAR = 6
+_BAR = 6  # cells of the bar of MBU
 
 
 @dataclass(frozen=True, slots=True)

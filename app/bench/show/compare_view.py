@@ -1,4 +1,7 @@
-"""A comparison as a terminal table or plain lines. Only significant differences are highlighted."""
+"""A comparison as a terminal table or plain lines. Only significant differences are highlighted.
+
+`headrace bench compare` prints it; `app.bench.compare.documents` makes the comparison and its verdicts.
+"""
 
 from collections.abc import Sequence
 

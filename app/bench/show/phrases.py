@@ -1,4 +1,7 @@
-"""Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence."""
+"""Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence.
+
+Terminal, Markdown, HTML and `bench compare` use them, and `quantize` the intervals: a figure reads the same everywhere.
+"""
 
 from collections.abc import Callable
 
@@ -8,8 +11,8 @@ from headrace.app.answer.sentence import StepFigures, other_cores
 from headrace.app.bench.measure.records import Interval, Named, Profile, Result, RunDocument, Speed
 from headrace.runtime.metrics.units import decimals, format_joules, percent
 
-_BAR = 24
-_BARS_FROM = 76  # columns
+_BAR = 24  # cells
+_BARS_FROM = 76  # columns of a terminal that has room for bars
 CLOSURE = 0.10  # largest gap between the parts' sum and the step that counts as explained
 
 
