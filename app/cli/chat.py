@@ -147,10 +147,10 @@ def _line_chat(
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
     from headrace.app.chat.conversation import Conversation
-    from headrace.app.line_chat.answer_output import PlainOutput
     from headrace.app.line_chat.chat import LineChat
     from headrace.app.line_chat.loop import run_line_chat
     from headrace.app.line_chat.terminal import LineTerminal
+    from headrace.app.output.plain_output import PlainOutput
     from headrace.app.output.progress import drawn_progress
     from headrace.app.output.rendered_markdown import MarkdownOutput
     from headrace.app.output.terminal import can_redraw

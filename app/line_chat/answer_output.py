@@ -1,33 +1,14 @@
-"""Output of a growing answer with its thinking and figures."""
+"""Output of a growing answer with its thinking and figures.
 
-from collections.abc import Callable
+`LineChat` makes an `AnswerPrinter` for each answer and calls `show` at every poll with the last message of the branch.
+"""
 
 from headrace.app.answer.phrases import ENDINGS, summary_phrases
 from headrace.app.line_chat.terminal import LineTerminal
+from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.rendered_markdown import MarkdownOutput
 from headrace.app.output.sanitise import Sanitiser
 from headrace.app.sessions.records import Message
-
-
-class PlainOutput:
-    """Appends text as it comes, and moves no cursor."""
-
-    def __init__(self, append: Callable[[str], None]) -> None:
-        """append: takes text for the terminal."""
-        self._append = append
-        self._at_line_start = True
-
-    def write(self, text: str) -> None:
-        """Add sanitised text."""
-        self._at_line_start = text.endswith("\n")
-        self._append(text)
-
-    def end(self) -> None:
-        """End the line; other output may follow."""
-        if not self._at_line_start:
-            self._append("\n")
-        self._at_line_start = True
-
 
 AnswerOutput = PlainOutput | MarkdownOutput
 
@@ -38,7 +19,7 @@ class AnswerPrinter:
     def __init__(
         self, terminal: LineTerminal, output: AnswerOutput, last: Message | None, *, show_thinking: bool
     ) -> None:
-        """Take the places to print to.
+        """Take the outputs.
 
         terminal: for remarks and figures.
         output: for the answer's text.

@@ -1,4 +1,8 @@
-"""A conversation on lines: streamed answers, notices and questions."""
+"""A conversation on lines: streamed answers, notices and questions.
+
+`loop.py` reads lines and calls actions of the `Conversation` through `LineChat.answer`, which polls it until the answer
+is there. Everything that both chats do is in `app.chat`.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,13 +13,15 @@ from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.context_trimming import ContextChoice
 from headrace.app.chat.conversation import DISK_CHOICES, Conversation, DiskChoice
 from headrace.app.engine.events import LoadProgress, one_line
-from headrace.app.line_chat.answer_output import AnswerOutput, AnswerPrinter, PlainOutput
+from headrace.app.line_chat.answer_output import AnswerOutput, AnswerPrinter
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
+from headrace.app.output.plain_output import PlainOutput
 from headrace.app.sessions.records import Message
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import HeadraceError
 
-_POLL_S = 0.05
+_POLL_S = 0.05  # between two polls: text appears within that time
+# Next steps by the engine's state, after a failure.
 _WAYS_OUT = {
     "failed": "/restart tries again, /model NAME takes another model",
     "dead": "the next message starts it again",
@@ -42,9 +48,7 @@ class LineChat:
         output: makes the output of an answer's text.
         progress: opens a sink for the reports of loading.
         """
-        self.conversation = conversation
-        self.engine = conversation.engine
-        self.store = conversation.store
+        self.conversation = conversation  # /new replaces it, with the same engine and store
         self.terminal = terminal
         self.show_thinking = show_thinking
         self.attached = ""
@@ -64,7 +68,7 @@ class LineChat:
         try:
             self.conversation.close()
         finally:
-            self.engine.close()
+            self.conversation.engine.close()
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class LineChat:
                 remarks.add(remark)
                 printer.remark(remark)
             if conversation.phase == "idle":
-                if interrupted or self.engine.state != "loading":  # the model goes on loading after Ctrl-C
+                if interrupted or conversation.engine.state != "loading":  # the model goes on loading after Ctrl-C
                     return
             elif interrupted:
                 conversation.stop()
@@ -113,11 +117,12 @@ class LineChat:
 
     def _wait_for_model(self) -> bool:
         """Report the progress of a load until it is over; return whether Ctrl-C ended the wait."""
-        if self.engine.state != "loading":
+        conversation = self.conversation
+        if conversation.engine.state != "loading":
             return False
         with self._progress() as progress:
-            while self.engine.state == "loading":
-                for event in self.conversation.poll():
+            while conversation.engine.state == "loading":
+                for event in conversation.poll():
                     if isinstance(event, LoadProgress):
                         progress(event.stage, event.done, event.total)
                 if self.terminal.interrupted():
@@ -145,7 +150,7 @@ class LineChat:
         conversation = self.conversation
         notice = conversation.notice
         if (failure := conversation.failure) is not None:
-            notice = f"{failure}; {_WAYS_OUT[self.engine.state]}"
+            notice = f"{failure}; {_WAYS_OUT[conversation.engine.state]}"
         if notice is not None and notice != self._shown:
             self.terminal.say(notice)
         self._shown = notice
@@ -161,8 +166,8 @@ class LineChat:
             choice = self.terminal.choose(f"The context is full. {question.text}", question.answers)
             if choice is not None:
                 self.answer(lambda: conversation.resolve(cast(ContextChoice, choice)))
-        if self.store.db.full:
-            path = self.store.db.path
+        if conversation.store.db.full:
+            path = conversation.store.db.path
             choice = self.terminal.choose(f"The disk is full: the sessions in {path} cannot be written.", DISK_CHOICES)
             if choice is not None:
                 conversation.resolve_full_disk(cast(DiskChoice, choice))

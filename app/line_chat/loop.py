@@ -1,7 +1,7 @@
 """The loop of the line chat: a prompt, a message or a slash command, until the end of the input.
 
 Slash commands are those of the chat's table that need no screen. An action takes the chat and the command's argument,
-and raises HeadraceError if it is not possible.
+and raises HeadraceError if it is not possible. A command of the table without a row in `ACTIONS` needs the full screen.
 """
 
 import time
@@ -53,8 +53,8 @@ def run_line_chat(chat: LineChat) -> None:
 def _greet(chat: LineChat) -> None:
     say = chat.terminal.say
     say("headrace, line by line: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.")
-    if chat.store.unsaved is not None:
-        say(chat.store.unsaved)
+    if chat.conversation.store.unsaved is not None:
+        say(chat.conversation.store.unsaved)
     session = chat.conversation.session
     if chat.conversation.messages:
         say(f"session {session.id}, {len(chat.conversation.messages)} messages; the last ones:")
@@ -94,7 +94,7 @@ def _model(chat: LineChat, name: str) -> None:
     from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
 
     if not name:
-        card = chat.engine.card
+        card = chat.conversation.engine.card
         chat.terminal.say(f"{card.name if card else 'no model is loaded'}; /model NAME takes another one")
         return
     check_model_name(name)
@@ -152,12 +152,13 @@ def _delete(chat: LineChat, _: str) -> None:
 
 
 def _new(chat: LineChat, _: str) -> None:
-    chat.conversation = chat.conversation.open(new_session(chat.store, chat.conversation.session))
+    conversation = chat.conversation
+    chat.conversation = conversation.open(new_session(conversation.store, conversation.session))
     chat.terminal.say("a new session")
 
 
 def _sessions(chat: LineChat, _: str) -> None:
-    for entry in chat.store.sessions(_LISTED):
+    for entry in chat.conversation.store.sessions(_LISTED):
         title = " ".join(entry.title.split()) or "empty"
         chat.terminal.say(f"{entry.session.id}: {title}, {entry.messages} messages")
     chat.terminal.say("`headrace --plain --resume ID` continues one")
@@ -168,7 +169,7 @@ def _search(chat: LineChat, words: str) -> None:
 
     if not words:
         raise UsageError("/search WORDS")
-    hits = search(chat.store, words)
+    hits = search(chat.conversation.store, words)
     for hit in hits:
         chat.terminal.say(f"{hit.session_id}, {hit.role}: {' '.join(hit.snippet.split())}")
     if not hits:

@@ -1,6 +1,6 @@
 """Lines from and to a terminal that only appends text: prompts, pasted lines, Ctrl-C.
 
-The terminal itself edits the line that is typed.
+The terminal itself edits the line that is typed. `LineChat` and `loop.py` print and ask through it alone.
 """
 
 import select
@@ -18,6 +18,7 @@ from headrace.runtime.errors import UsageError
 PROMPT = "> "
 _MORE = ". "  # prompt of a message's further lines
 _TOGETHER_S = 0.03  # between the lines of one paste
+_LOCAL_MODES = 3  # index of the local modes in termios's list
 _LONGEST = 4095  # bytes of a line; Linux drops the rest without an error
 
 
@@ -26,7 +27,8 @@ class LineTerminal:
 
     def __init__(self, *, hides_typing: bool = False) -> None:
         """hides_typing: text typed outside of `read` is not echoed, since it would stand in redrawn lines."""
-        self._reading = self._interrupted = False
+        self._reading = False  # in `read`: Ctrl-C raises
+        self._interrupted = False  # Ctrl-C came outside of `read`, since the last call of `interrupted`
         self._hides_typing = hides_typing
 
     @contextmanager
@@ -130,5 +132,8 @@ class LineTerminal:
         if not self._hides_typing:
             return
         modes = termios.tcgetattr(sys.stdin)
-        modes[3] = modes[3] | termios.ECHO if shown else modes[3] & ~termios.ECHO
+        if shown:
+            modes[_LOCAL_MODES] |= termios.ECHO
+        else:
+            modes[_LOCAL_MODES] &= ~termios.ECHO
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)

@@ -23,6 +23,7 @@ from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
+from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import RedrawnLine
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.models.checkpoint.quantization import Quantization
@@ -150,14 +151,17 @@ def _context_hint(answerer: Answerer, session: RunSession) -> str:
 
 
 def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bool) -> None:
-    """Consume an answer to its end. echo: print its text. quiet: show no progress.
+    """Consume an answer to its end.
 
-    Of an answer with a schema or a grammar, thinking is left out: standard output has the text that fits.
+    parts: of the answer, as they are generated.
+    echo: print its text. Of an answer with a schema or a grammar, thinking is left out: standard output has the text
+        that fits.
+    quiet: show no progress.
     """
     progress = RedrawnLine(quiet=quiet)
     sanitiser = Sanitiser()
-    last = "\n"
-    tells = sys.stderr.isatty() and not quiet
+    output = PlainOutput(_append)
+    tells_repetition = sys.stderr.isatty() and not quiet  # once
     for part in parts:
         if isinstance(part, PrefillProgress):
             if time.monotonic() - answer.prompt.started > _PATIENCE_S:
@@ -165,14 +169,16 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
             continue
         progress.clear()
         text = part.content if answer.constrained else part.text
-        if text and echo:
-            last = text
-            sys.stdout.write(sanitiser.feed(last))
-            sys.stdout.flush()
-        if tells and answer.repeats:
-            tells = False
-            apart = "" if last.endswith("\n") or not sys.stdout.isatty() else "\n"
-            say(f"{apart}headrace: {REPEATS}; Ctrl-C ends it", err=True)
-    if not last.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        if echo:
+            output.write(sanitiser.feed(text))
+        if tells_repetition and answer.repeats:
+            tells_repetition = False
+            if sys.stdout.isatty():  # the remark gets a line of its own there; a file keeps the answer as it is
+                output.end()
+            say(f"headrace: {REPEATS}; Ctrl-C ends it", err=True)
+    output.end()
+
+
+def _append(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

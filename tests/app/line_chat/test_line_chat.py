@@ -75,7 +75,7 @@ def test_an_answer_is_appended_with_its_figures(store: SessionStore) -> None:
     assert not set(printed) & {"\r", "\x1b", "\b"}
     assert contents(chat) == ["Hi", "Hello, world."]
     chat.close()
-    assert chat.engine.state == "stopped"
+    assert chat.conversation.engine.state == "stopped"
 
 
 def test_model_text_cannot_drive_the_terminal(store: SessionStore) -> None:

@@ -1,0 +1,28 @@
+"""Text of an answer, appended to a stream as it comes: for pipes, dumb terminals and screen readers.
+
+`headrace run` and the line chat print through it. `rendered_markdown.MarkdownOutput` has the same two methods and draws
+lines again.
+"""
+
+from collections.abc import Callable
+
+
+class PlainOutput:
+    """Appends text as it comes, and moves no cursor."""
+
+    def __init__(self, append: Callable[[str], None]) -> None:
+        """append: takes text for the terminal."""
+        self._append = append
+        self._at_line_start = True
+
+    def write(self, text: str) -> None:
+        """Add sanitised text."""
+        if text:  # a sanitiser returns nothing for the second half of CR LF: the line has ended before
+            self._at_line_start = text.endswith("\n")
+            self._append(text)
+
+    def end(self) -> None:
+        """End the line; other output may follow."""
+        if not self._at_line_start:
+            self._append("\n")
+        self._at_line_start = True
