@@ -1,4 +1,4 @@
-"""A Mac stays awake while a long command runs."""
+"""A Mac stays awake while a long command runs: `batch`, `bench`, `pull`, `quantize` and `serve` call `keep_awake`."""
 
 import os
 import sys

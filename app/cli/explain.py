@@ -10,7 +10,7 @@ from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.explanations import FIELDS, Explanation, explanation, explanations
 
-_COLUMNS = 80
+_COLUMNS = 80  # of the wrapped text, also on wider terminals
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""`headrace paths`: locations of settings, sessions, models, caches and logs."""
+"""`headrace paths`: locations of settings, sessions, models, caches and logs, and the documented settings file."""
 
 import click
 

@@ -1,4 +1,7 @@
-"""`headrace quantize`: a quantized copy whose bits are chosen for each projection."""
+"""`headrace quantize`: a quantized copy with bits chosen for each projection; the work is in `app.quantize`.
+
+`headrace pull --quantize` is the other way: all matrices alike, and no measurement.
+"""
 
 from pathlib import Path
 

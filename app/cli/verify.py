@@ -21,7 +21,14 @@ from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class VerifyArguments:
-    """The command's arguments."""
+    """Arguments of `headrace verify`.
+
+    tokens: of each answer.
+    sequences: requests, and the most that run at a time.
+    seed: of prompts and joining times.
+    server: compare the interfaces instead.
+    load: options of loading.
+    """
 
     model: str | None
     tokens: int

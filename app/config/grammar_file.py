@@ -1,4 +1,4 @@
-"""Files with a JSON schema or a grammar, as the command line and the chat name them."""
+"""Files with a JSON schema or a grammar, as the command line and /schema of the chat name them."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
 """Options of loading by their names: K/V format, bits of activations, hosts. Imports neither MLX nor models.
 
 "auto" is the best K/V format that fits in memory, 8 bits if their measured divergence is small, and the split that is
-predicted as fastest.
+predicted as fastest. Commands, settings and the engine's process share these names; `app.hosts.load` turns them into
+objects when a model is loaded.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.runtime.errors import UsageError
 
 PACKED = frozenset({"q8", "k8v4", "q4"})
+"""K/V formats with less than 16 bits a value."""
 KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx
 ACTIVATION_NAMES = ("16", "8", "auto")
 SPLIT_NAMES = ("tensor", "pipeline", "auto")

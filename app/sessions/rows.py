@@ -1,7 +1,8 @@
 """Records from rows of the sessions file, also of a damaged one.
 
 An invalid value is left out, or shown as far as it is readable, and the record names its column in `damaged`. Nothing
-here raises, and nothing is written back.
+here raises, and nothing is written back. `store.py` makes every record here; a new column is one more argument in
+`session_of` or `message_of`, read by a method of `_Row` that suits its type.
 """
 
 import json

@@ -23,15 +23,21 @@ def write_back(memory: Database, file: Database, since: float, last_id: int) -> 
 
 
 def _write_session(memory: Database, file: Database, session_id: str, last_id: int) -> None:
+    """Write one session. Messages up to `last_id` keep their ids, later ones get new ones, and `ids` maps them."""
+    # The session, without references to messages, which may not be there yet.
     (session,) = memory.rows("SELECT * FROM sessions WHERE id = ?", session_id)
     file.run("INSERT OR IGNORE INTO sessions (id, title, created_at, updated_at) VALUES (?, '', 0, 0)", session_id)
     _update(file, "sessions", session_id, {name: session[name] for name in _SESSION})
+
+    # Messages that were deleted in memory.
     messages = memory.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
     there = {row["id"] for row in file.rows("SELECT id FROM messages WHERE session_id = ?", session_id)}
     ids_in_memory = {row["id"] for row in messages}
     deleted = [id for id in there - ids_in_memory if id <= last_id]
     for gone in sorted(deleted, reverse=True):  # children before their parents
         file.run("DELETE FROM messages WHERE id = ?", gone)
+
+    # Changed and new messages, parents first.
     ids: dict[int | None, int | None] = {None: None}
     for message in messages:
         values = {**{name: message[name] for name in _MESSAGE}, "content": message["whole"]}
@@ -45,6 +51,7 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
         ids[message["id"]] = file.run(
             f"INSERT INTO messages ({', '.join(columns)}) VALUES ({marks})", *columns.values()
         )
+
     active = {name: ids.get(session[name]) for name in ("active_leaf", "prompt_from")}
     _update(file, "sessions", session_id, active)
 

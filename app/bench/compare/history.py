@@ -1,4 +1,8 @@
-"""Saved benchmark runs: an SQLite file in the data folder, one row per run."""
+"""Saved benchmark runs: an SQLite file in the data folder, one row per run.
+
+`bench --save` adds one; `bench history` and `bench compare` read them. A row is the whole JSON document, so a new
+figure needs no new column.
+"""
 
 import json
 import sqlite3

@@ -2,7 +2,7 @@
 
 Colours are drawn as placeholders and replaced by CSS variables, so one drawing serves light and dark pages. Text stays
 text, and each drawing has a description. Each function takes entries of a benchmark document and returns SVG, or None
-without data.
+without data. `report.py` places them, and its style sheet has the variables of `_VARIABLES`.
 """
 
 import io
@@ -237,6 +237,7 @@ def _inline(svg: str, in_words: str) -> str:
         svg = svg.replace(placeholder, variable)
     # Not every browser allows variables in attributes, all do in styles; matplotlib writes styles for all but text.
     svg = re.sub(r'(fill|stroke)="(var\([^)]*\))"', r'style="\1: \2"', svg)
+    # `font: 11px 'DejaVu Sans', sans-serif` and `font-family: ...`
     svg = re.sub(r"font(?:-family)?: ?[^;\"]*'?(?:DejaVu Sans|sans-serif)[^;\"]*", "font-family: inherit", svg)
     mark = f"c{zlib.crc32(svg.encode()):08x}-"
     return re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{mark}", svg)

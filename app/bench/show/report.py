@@ -1,4 +1,7 @@
-"""`--report`: a run as one self-contained HTML page with plots, without scripts or fetched parts."""
+"""`--report`: a run as one self-contained HTML page with plots, without scripts or fetched parts.
+
+Plots are in `charts.py`, the table's columns in `columns.py` (those with an `html` heading). All text is escaped.
+"""
 
 from collections.abc import Sequence
 from html import escape
