@@ -65,7 +65,7 @@ def summary_tokens(limit: int | None) -> int:
 
 def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:
     """Return the messages that ask for a summary of everything before the last user message."""
-    request = _SUMMARISE.format(words=tokens * 2 // 5)  # a word of English is 1.3 tokens or so; models write too much
+    request = _SUMMARISE.format(words=tokens * 2 // 5)  # two and a half tokens a word, with room to spare
     last = max(i for i, message in enumerate(branch) if message.role == "user")
     messages = prompt_messages(session, branch[:last])
     if messages and messages[-1]["role"] == "user":

@@ -23,7 +23,7 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-_LONGEST_NAME = 40  # characters, as far as menus show it
+_LONGEST_NAME = 40  # characters
 _KEYS = ("system", *(name for name in OPTIONS if name != "logit_bias"))  # its token ids are of one model
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from headrace.runtime.errors import UsageError
 
-# Bounds in bytes on a server's documents: the prompt of `explain` is the longest line.
+# Bounds in bytes on a server's lines and documents.
 _LONGEST_LINE = 16 << 20
 _LONGEST_BODY = 4 << 20
 

@@ -6,8 +6,7 @@ have ended. A thread reads the socket: it takes a Cancel during a generation, an
 the socket.
 
 Three classes: `Inbox` receives, `Server` runs, `EventSender` sends. A new command needs its class in `commands.py`, a
-case in `Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of `ChatEngine`
-(`client.py`).
+case in `Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of the client (`client.py`).
 """
 
 import faulthandler

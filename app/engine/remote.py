@@ -29,7 +29,7 @@ from headrace.runtime.errors import EngineError
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0  # without a byte from the server
 _OWN = "headrace"  # owner of the models of our own server
-_CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: of headrace and llama.cpp, of vLLM
+_CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: headrace's, and vLLM's
 # Options that other servers do not know: some refuse unknown fields.
 _OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
 _LOOK_S = 0.05  # between two looks of a waiting answer at the state

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _CODE_THEME = "ansi_dark"  # without a background
 _WIDEST = 120  # cells of a line; longer ones are hard to read
-_GROWING = 2  # last blocks that later text may change: a line of `---` makes a heading of the block before
+_GROWING = 2  # last blocks that later text may change, such as a paragraph that `---` makes a heading
 _PAUSE = 4.0  # times a drawing took, until the next one: long code takes long
 
 

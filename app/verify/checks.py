@@ -104,7 +104,7 @@ class Verification:
         tick: Tick = lambda: None,
         here: LoadedModel | None = None,
     ) -> None:
-        # Prompts of two chunks cross the edge of a block of K/V, which is enough.
+        # Entries of a cache: two chunks and an answer hold each request below.
         limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
         if plan.tokens > limit // 2:
             raise UsageError(f"--tokens {plan.tokens}: too many for a context of {limit} tokens")
