@@ -63,7 +63,10 @@ class LayerKV:
         return visible(entries, self.window)
 
     def read_by_all(self, entries: int, rows: int) -> int:
-        """Return the number of positions that successive queries read, the first at the last of `entries` positions."""
+        """Return the number of positions that successive queries read, the first at the last of `entries` positions.
+
+        A position that several of them see is read once: 3 rows from entry 100 on read 102 without a window.
+        """
         all_entries = entries - 1 + rows  # in the cache at the last query
         if self.unread:
             return self.visible(all_entries)
@@ -72,7 +75,10 @@ class LayerKV:
         return min(all_entries, self.visible(entries) + rows - 1)
 
     def visible_by_all(self, entries: int, rows: int) -> int:
-        """Return the sum of `visible` over successive queries, the first at the last of `entries` positions."""
+        """Return the sum of `visible` over successive queries, the first at the last of `entries` positions.
+
+        Unlike in `read_by_all`, a position counts for each query that sees it, as its FLOPs do.
+        """
         if self.chosen is not None:
             return self._visible_of_chosen(entries, rows, self.chosen)
         if self.unread:
@@ -283,9 +289,15 @@ def visible(entries: int, window: int | None) -> int:
 
 
 def visible_by_all(entries: int, rows: int, window: int | None) -> int:
-    """Return the sum of `visible` over successive queries: the first of `entries` positions, each next of one more."""
-    growing = rows if window is None else max(0, min(rows, window - entries))  # queries that see all positions
-    return growing * entries + growing * (growing - 1) // 2 + (rows - growing) * (window or 0)
+    """Return the sum of `visible` over successive queries: the first of `entries` positions, each next of one more.
+
+    3 rows from entry 5 on: 5 + 6 + 7 = 18 without a window, 5 + 6 + 6 = 17 with a window of 6.
+    """
+    growing = rows  # queries that see all positions, each one more than the one before
+    if window is not None:
+        growing = max(0, min(rows, window - entries))
+    sum_of_growing = growing * entries + growing * (growing - 1) // 2
+    return sum_of_growing + (rows - growing) * (window or 0)
 
 
 @dataclass(frozen=True, slots=True)

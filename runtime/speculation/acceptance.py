@@ -24,7 +24,8 @@ MTP_PRIOR = (0.75, 0.65, 0.55, 0.5, 0.45)
 class Acceptance:
     """Acceptance rate by match length, starting from `priors`; longer matches use the last one.
 
-    stored: `rates` of an earlier run, which count as much as the priors. weight: draft tokens that these count for.
+    stored: `rates` of an earlier run, which replace the priors.
+    weight: draft tokens that a prior counts for.
     """
 
     def __init__(self, priors: Sequence[float], stored: Sequence[float] = (), weight: float = _PRIOR_WEIGHT) -> None:
@@ -35,13 +36,12 @@ class Acceptance:
 
     def record(self, length: int, accepted: bool) -> None:
         """Count a verified draft token at this match length."""
-        at = min(length, len(self._verified) - 1)
-        # Halving both keeps the rate, and lets newer tokens count more.
-        self._accepted[at] += accepted
-        self._verified[at] += 1
-        if self._verified[at] > _HALF_LIFE:
-            self._accepted[at] /= 2
-            self._verified[at] /= 2
+        index = min(length, len(self._verified) - 1)
+        self._accepted[index] += accepted
+        self._verified[index] += 1
+        if self._verified[index] > _HALF_LIFE:  # halving both keeps the rate, and lets newer tokens count more
+            self._accepted[index] /= 2
+            self._verified[index] /= 2
 
     def record_draft(self, output: Sequence[int], draft_tokens: Sequence[int]) -> int:
         """Count a draft's tokens by index, up to the first that was not accepted; return the number accepted."""
@@ -53,8 +53,8 @@ class Acceptance:
 
     def chance(self, length: int) -> float:
         """Return the chance that a draft token at this match length is accepted."""
-        at = min(length, len(self._verified) - 1)
-        return self._accepted[at] / self._verified[at]
+        index = min(length, len(self._verified) - 1)
+        return self._accepted[index] / self._verified[index]
 
     @property
     def rates(self) -> list[float]:
@@ -63,5 +63,5 @@ class Acceptance:
 
     def relax(self) -> None:
         """Move all rates a little towards their priors: draft tokens that do not pay are tried again at some time."""
-        for at, prior in enumerate(self._priors):
-            self._accepted[at] += _RELAX * (prior * self._verified[at] - self._accepted[at])
+        for index, prior in enumerate(self._priors):
+            self._accepted[index] += _RELAX * (prior * self._verified[index] - self._accepted[index])

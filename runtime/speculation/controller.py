@@ -49,16 +49,22 @@ def size_class(context: int) -> int:
 class _Curve:
     """r(B, K, L) for one B and one class of L, interpolated and extrapolated from the measured K.
 
+    sequences: B.
     known: draft tokens -> r, and the number of passes measured.
+    candidates: numbers of rows that passes may have.
+
+    `ratios` has r for each K: measured, else scaled from an estimate. A change of either goes through `_set_ratios`.
     """
 
     def __init__(self, sequences: int, known: Mapping[int, tuple[float, int]], candidates: Sequence[int]) -> None:
         self._sequences = sequences
         counts = [rows - sequences for rows in candidates if 0 < rows - sequences <= MAX_DRAFT_PER_PASS]
+        # r by draft tokens, before any measurement.
         self._prior = {count: _WAIT + _rows_cost(sequences + count) / _rows_cost(sequences) for count in counts}
-        self._plain = RunningMedian(_PLAIN)
+        self._plain = RunningMedian(_PLAIN)  # seconds of a pass without draft tokens
         self.age = 0  # passes with draft tokens since the newest without
         self.reset()
+        # The estimates of this run: stored ratios, which count for a few passes, and the prior scaled by them.
         known = {count: known[count] for count in counts if count in known}
         self._expected = _scaled(self._prior, {count: ratio for count, (ratio, _) in known.items()})
         self._weights = {count: min(passes, _MAX_STORED) for count, (_, passes) in known.items()}
@@ -66,17 +72,19 @@ class _Curve:
 
     def reset(self) -> None:
         """Drop all measurements of passes with draft tokens, stored ones included."""
-        self._expected = self._prior
+        self._expected = self._prior  # r of numbers that are not measured
         self._weights = dict[int, int]()  # draft tokens -> passes that the stored ratio counts for
         self._set_ratios(self._prior)
-        self.passes = dict.fromkeys(self._prior, 0)
-        self.refused = 0
+        self.passes = dict.fromkeys(self._prior, 0)  # measured, by draft tokens
+        self.refused = 0  # likely drafts that were refused because of their cost
 
     @property
     def plain_s(self) -> float | None:
+        """Seconds of a pass without draft tokens; None before the first."""
         return self._plain.median
 
     def record_plain(self, seconds: float) -> None:
+        """Record a pass without draft tokens that was queued ahead."""
         self._plain.add(max(seconds, _TICK))
         self.age = 0
 
@@ -93,12 +101,14 @@ class _Curve:
             return
         before = self.ratios[count]
         passes = self.passes[count] + self._weights.get(count, 0)
-        # The more passes were measured, the less an outlier may differ from r.
+        # The more passes were measured, the less an outlier may differ from r, and the less a new one counts.
         far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes))
+        weight = max(_MIN_WEIGHT, 1 / (2 + passes))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
-        self.ratios[count] = max(1.0, before + max(_MIN_WEIGHT, 1 / (2 + passes)) * (measured - before))
+        self.ratios[count] = max(1.0, before + weight * (measured - before))
         self.passes[count] += 1
-        self._set_ratios(_scaled(self._expected, {at: self.ratios[at] for at, seen in self.passes.items() if seen}))
+        known = {each: self.ratios[each] for each, passes in self.passes.items() if passes}
+        self._set_ratios(_scaled(self._expected, known))
 
     def _set_ratios(self, ratios: Mapping[int, float]) -> None:
         """Set r, and the least mean acceptance chance at which a pass pays; above 1 none does."""
@@ -119,11 +129,12 @@ def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dic
         return dict(expected)
     scaled = {**expected, **measured}
     for count in expected.keys() - measured.keys():
-        sides = {
-            max((at for at in measured if at < count), default=min(measured)),
-            min((at for at in measured if at > count), default=max(measured)),
-        }
-        excess = sum((measured[at] - 1) / max(expected[at] - 1, _WAIT) for at in sides) / len(sides)
+        # The nearest measured numbers below and above; past the ends there is one.
+        below = max((each for each in measured if each < count), default=min(measured))
+        above = min((each for each in measured if each > count), default=max(measured))
+        neighbours = {below, above}
+        factors = [(measured[each] - 1) / max(expected[each] - 1, _WAIT) for each in neighbours]
+        excess = sum(factors) / len(factors)
         scaled[count] = 1 + (expected[count] - 1) * excess
     return scaled
 
@@ -131,8 +142,10 @@ def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dic
 class Controller:
     """Draft token counts for one engine's passes.
 
-    stored: `measured` of an earlier engine of the same kind. rows: numbers of rows that passes may have. context, of
-    methods: mean cache entries of the sequences.
+    stored: `measured` of an earlier engine of the same kind.
+    rows: numbers of rows that passes may have.
+
+    In all methods, sequences is their number in the pass, and context their mean cache entries.
     """
 
     def __init__(self, stored: Costs | None = None, rows: Sequence[int] = ROWS) -> None:
@@ -226,7 +239,8 @@ class Controller:
     def excess(self, sequences: int, count: int, *, context: int = 0) -> float:
         """Return the cost of `count` draft tokens in a pass, relative to a pass without."""
         ratios = self._curve(sequences, context).ratios
-        return ratios[min((at for at in ratios if at >= count), default=max(ratios))] - 1
+        nearest = min((each for each in ratios if each >= count), default=max(ratios))
+        return ratios[nearest] - 1
 
     @property
     def measured(self) -> Costs:

@@ -96,11 +96,15 @@ class StepTexts:
         return Content.assemble(*(piece for step in steps for piece in self._pieces(step, safe)))
 
     def _pieces(self, index: int, safe: Sanitiser) -> Iterator[Piece]:
-        """Yield the texts of a step: accepted and rejected draft tokens, then the token that the model chose."""
-        position = index - self._first
+        """Yield the texts of a step: accepted and rejected draft tokens, then the token that the model chose.
+
+        index: of the step in the answer.
+        safe: sanitises the line's text from piece to piece, as a sequence may be cut by tokens.
+        """
+        position = index - self._first  # of its record among those kept; negative if it is no longer kept
         pieces, accepted, rejected = self._texts[index]
         marked = position == self._cursor
-        mark = " bold reverse" * marked
+        mark = " bold reverse" if marked else ""
         if marked and not any(pieces):
             pieces = (_NO_TEXT,)
             accepted = 0
