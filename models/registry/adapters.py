@@ -38,7 +38,7 @@ def name_with(base: str, adapter: str) -> str:
 
 
 def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Path:
-    """Return an adapter, from the hub if it is a repository's name; or its GGUF file.
+    """Return the adapter that a text names: a folder, a repository of the hub, or a GGUF file, which stays a path.
 
     Raises ModelNotFoundError, FetchError, UsageError, and what `open_adapter` raises.
     """
@@ -57,8 +57,11 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
             )
         from headrace.models.registry.fetch_hub import fetch_adapter  # late: imports huggingface_hub
 
-        folder = fetch_adapter(hub, progress, fetch=fetch)
-    return folder if folder.is_file() else open_adapter(folder)
+        fetched = fetch_adapter(hub, progress, fetch=fetch)
+        if fetched.is_file():
+            return fetched
+        folder = fetched
+    return open_adapter(folder)
 
 
 def converted(adapter: Path, base: StoredModel | None) -> Adapter:

@@ -14,6 +14,10 @@ from headrace.models.registry.checksums import Files, content_problems, recorded
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import CheckpointError
 
+# Of macOS's setpriority(2): PRIO_DARWIN_THREAD, and PRIO_DARWIN_BG.
+_DARWIN_THREAD = 3
+_DARWIN_BACKGROUND = 0x1000
+
 
 class BackgroundCheck:
     """The integrity check of one model. `problems` starts with the cached results and grows as files are read."""
@@ -24,12 +28,13 @@ class BackgroundCheck:
         known = {name: recall_checked(model.path / name, entry) for name, entry in recorded.items()}
         self._unread = {name: entry for name, entry in recorded.items() if known[name] is None}
         self.problems = [problem for problem in known.values() if problem]
-        self._clear = threading.Event()
+        self._clear = threading.Event()  # not set during a pause
         self._clear.set()
         self._thread: threading.Thread | None = None
 
     @property
     def unread_bytes(self) -> int:
+        """Bytes of the files without a cached result."""
         return sum(entry["bytes"] for entry in self._unread.values())
 
     @property
@@ -69,6 +74,7 @@ class BackgroundCheck:
             self._thread.join(seconds)
 
     def _wait_its_turn(self, _stage: str, _done: int, _total: int | None) -> None:
+        """Wait during a pause. It is the hashing's progress report, which comes after each chunk."""
         self._clear.wait()
 
     def _run(self, on_damage: Callable[[CheckpointError], None]) -> None:
@@ -92,6 +98,3 @@ def _lower_priority() -> None:
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         else:
             os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
-
-
-_DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DARWIN_BG of macOS's setpriority(2)

