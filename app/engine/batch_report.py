@@ -1,4 +1,7 @@
-"""Reports of a batch of several answers: a `BatchStatus` twice a second, and one after the last answer."""
+"""Reports of a batch of several answers: a `BatchStatus` twice a second, and one after the last answer.
+
+`EngineHost` calls `started`, `add` and `step`. A server reports single answers, too (`always`).
+"""
 
 import time
 from collections.abc import Mapping
@@ -32,6 +35,7 @@ class BatchReport:
         self._several = self._several or running > 1 or self._always
 
     def add(self, tokens: int) -> None:
+        """Count the tokens of a step."""
         self._tokens += tokens
 
     def step(self, batch: int, states: Mapping[int, State], send: Send) -> None:

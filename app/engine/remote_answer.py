@@ -18,7 +18,7 @@ from headrace.models.text.thinking import CLOSING, OPENING
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
-P = TypeVar("P", TextChunk, Completed)
+AnyPart = TypeVar("AnyPart", TextChunk, Completed)
 
 
 class RemoteAnswer:
@@ -28,15 +28,15 @@ class RemoteAnswer:
         """is_headrace: the server is headrace's own, which reports the steps after their text."""
         # Text and figures so far. `_thinking` and `_content` are emptied into each delta.
         self._id = command.id
-        self._own_server = is_headrace
+        self._is_headrace = is_headrace
         self._ttft_s: float | None = None
         self._last = command.submitted  # when the latest text came
         self._latencies: list[float] = []
-        self._pieces = 0
-        self._thinking = ""  # text without its steps so far
+        self._pieces = 0  # of text, each of which counts as a step
+        self._thinking = ""
         self._content = ""
-        self._has_thinking = False
-        self._has_content = False
+        self._has_thinking = False  # its opening tag was sent
+        self._has_content = False  # content was sent: no thinking comes after it
         self._usage: Mapping[str, Any] = {}
         self._cut = False  # by a limit
         self._done: Done | None = None  # of headrace's own server
@@ -47,14 +47,14 @@ class RemoteAnswer:
             raise ServerError(str(error.get("message", error))[:500], str(error.get("code") or ""))
         self._usage = chunk.get("usage") or self._usage
         if extension := chunk.get("headrace"):
-            return self._own(extension)
+            return self._reported(extension)
         for choice in chunk["choices"]:
             self._cut = self._cut or choice.get("finish_reason") == "length"
             delta = choice.get("delta") or {}
             self._thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
             self._content += delta.get("content") or ""
         has_text = self._thinking or self._content
-        return [self._delta([self._record()])] if has_text and not self._own_server else []
+        return [self._delta([self._record()])] if has_text and not self._is_headrace else []
 
     def end(self) -> list[Event]:
         """Return the end of the answer, after the last chunk."""
@@ -64,7 +64,7 @@ class RemoteAnswer:
         rest = Completed("", done.end)
         return [Delta(self._id, [self._with_text(rest)], self._ttft_s, has_steps=False), done]
 
-    def _own(self, extension: Mapping[str, Any]) -> list[Event]:
+    def _reported(self, extension: Mapping[str, Any]) -> list[Event]:
         """Return the event that headrace's own server reports."""
         event = event_of(str(extension["event"]), {**extension["data"], "id": self._id})
         if isinstance(event, Done):
@@ -80,7 +80,7 @@ class RemoteAnswer:
         first, *others = map(textless, records)  # the text cannot be divided among the steps: the first gets all
         return Delta(self._id, [self._with_text(first), *others], self._ttft_s, has_steps=False)
 
-    def _with_text(self, part: P) -> P:
+    def _with_text(self, part: AnyPart) -> AnyPart:
         """Return the part with the text that has come, and tags around thinking. Thinking after content is content."""
         thinking = self._thinking
         content = self._content

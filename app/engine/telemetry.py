@@ -1,7 +1,7 @@
 """The engine's events as named JSON documents, without any text, and back: a server's report on its decode loop.
 
 `/v1/telemetry` and the `headrace` objects of streams are written by `document`; `headrace top` and a chat with
---connect read them by `event_of`. Each case of one has its case in the other, and a row in docs/server.md.
+--connect read them by `event_of`. Each case of one has its case in the other.
 """
 
 from dataclasses import asdict

@@ -29,7 +29,7 @@ from headrace.app.answer.usage import timings
 from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.form import named
+from headrace.app.server.form import named_event
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.text.tools.use import ToolUse
@@ -196,7 +196,7 @@ def _function(tool: Body) -> dict[str, object]:
 class MessageForm:
     """One answer as a message."""
 
-    keep_alive = named("ping", {"type": "ping"})
+    keep_alive = named_event("ping", {"type": "ping"})
 
     def __init__(self, call: Call, model: str) -> None:
         """model: the name of the one that answers."""
@@ -222,16 +222,16 @@ class MessageForm:
         if isinstance(event, Done):
             delta, usage = self._end()
             end = {"type": "message_delta", "delta": delta, "usage": usage}
-            pieces += [self._close(), named("message_delta", end)]
+            pieces += [self._close(), named_event("message_delta", end)]
         return b"".join(pieces)
 
     def end(self) -> bytes:
         """Return the end of the stream."""
-        return named("message_stop", {"type": "message_stop"})
+        return named_event("message_stop", {"type": "message_stop"})
 
     def failed(self, error: ApiError) -> bytes:
         """Return the error as an event."""
-        return named("error", error.anthropic())
+        return named_event("error", error.anthropic())
 
     def document(self) -> dict[str, object]:
         """Return the message."""
@@ -260,7 +260,7 @@ class MessageForm:
             **self._own,
         }
         document = {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
-        return named("message_start", document)
+        return named_event("message_start", document)
 
     def _part(self, part: Part) -> bytes:
         """Return the events of a part, in a block of its kind."""
@@ -281,17 +281,19 @@ class MessageForm:
         self._blocks.append(kind)
         self._open = True
         index = len(self._blocks) - 1
-        return named("content_block_start", {"type": "content_block_start", "index": index, "content_block": block})
+        return named_event(
+            "content_block_start", {"type": "content_block_start", "index": index, "content_block": block}
+        )
 
     def _delta(self, delta: Mapping[str, object]) -> bytes:
         index = len(self._blocks) - 1
-        return named("content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta})
+        return named_event("content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta})
 
     def _close(self) -> bytes:
         if not self._open:
             return b""
         self._open = False
-        return named("content_block_stop", {"type": "content_block_stop", "index": len(self._blocks) - 1})
+        return named_event("content_block_stop", {"type": "content_block_stop", "index": len(self._blocks) - 1})
 
     def _end(self) -> tuple[dict[str, object], dict[str, object]]:
         """Return the end of the message and its usage."""

@@ -39,12 +39,12 @@ class Form(Protocol):
         ...
 
 
-def data(documents: Iterable[object]) -> bytes:
-    """Return server-sent events without names."""
+def data_events(documents: Iterable[object]) -> bytes:
+    """Return server-sent events without names, one for each document."""
     return b"".join(b"data: " + json_bytes(document) + b"\n\n" for document in documents)
 
 
-def named(name: str, document: Mapping[str, object]) -> bytes:
+def named_event(name: str, document: Mapping[str, object]) -> bytes:
     """Return one server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + json_bytes(document) + b"\n\n"
 

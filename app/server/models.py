@@ -1,7 +1,7 @@
 """`/v1/models`: the models of a server, in the fields that clients of OpenAI, Anthropic, vLLM and llama.cpp read.
 
-`served_models.py` finds a requested name with `named` and `is_served`; `application.py` makes the documents. A chat
-with --connect and `headrace launch` read `owned_by`, `status` and `context_length`.
+`served_models.py` finds a requested name with `model_named` and `is_served`; `application.py` makes the documents. A
+chat with --connect and `headrace launch` read `owned_by`, `status` and `context_length`.
 """
 
 import json
@@ -55,7 +55,7 @@ def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
     chosen = []
     for name in only:
         base, adapter = split_adapter(name)
-        model = named(base, models) or _local(base)
+        model = model_named(base, models) or _local(base)
         if model is not None and adapter is not None:
             model = replace(model, name=name_with(model.name, adapter), stored_as=f"{model.stored_as}+{adapter}")
         if model is not None:
@@ -63,7 +63,7 @@ def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
     return chosen
 
 
-def named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:
+def model_named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:
     """Return the model of a name, in any case of letters, also by its name in the store; None without one."""
     wanted = name.lower()
     return next((model for model in models if wanted in (model.name.lower(), model.stored_as.lower())), None)

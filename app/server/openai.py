@@ -17,7 +17,7 @@ from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.engine.telemetry import document
 from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.form import COMMENT, data
+from headrace.app.server.form import COMMENT, data_events
 from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 
 
@@ -47,7 +47,7 @@ class OpenAIForm(ABC):
         """Return the chunks of an event, figures after its text."""
         text = b""
         if isinstance(event, Delta | Done):
-            text = data(self._chunks(choice, event))
+            text = data_events(self._chunks(choice, event))
         return text + self._figures(event)
 
     @abstractmethod
@@ -65,19 +65,19 @@ class OpenAIForm(ABC):
         if self._call.steps and (figures := document(event)) is not None:
             extra |= {"event": figures[0], "data": figures[1]}
         if extra:
-            return data([{**self._head(self.chunk), "choices": [], "headrace": extra}])
+            return data_events([{**self._head(self.chunk), "choices": [], "headrace": extra}])
         return b""
 
     def end(self) -> bytes:
         """Return the chunk with the usage, if asked for, and the end mark."""
         usage = b""
         if self._call.include_usage:
-            usage = data([{**self._head(self.chunk), "choices": [], "usage": self._usage()}])
+            usage = data_events([{**self._head(self.chunk), "choices": [], "usage": self._usage()}])
         return usage + b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> bytes:
         """Return the error as an object of the stream, and the end mark."""
-        return data([error.openai()]) + b"data: [DONE]\n\n"
+        return data_events([error.openai()]) + b"data: [DONE]\n\n"
 
     def document(self) -> dict[str, object]:
         """Return the whole answer."""
@@ -109,7 +109,7 @@ class ChatForm(OpenAIForm):
     def begin(self) -> bytes:
         """Return a first chunk per choice, with its role."""
         first = {"delta": {"role": "assistant", "content": ""}}
-        return data(self._chunk(index, first) for index in range(len(self._answers)))
+        return data_events(self._chunk(index, first) for index in range(len(self._answers)))
 
     def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
         answer = self._answers[choice]

@@ -40,7 +40,7 @@ from headrace.app.answer.usage import openai_usage
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.form import COMMENT, named
+from headrace.app.server.form import COMMENT, named_event
 from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 from headrace.runtime.config.value_types import OneOf, Text, read_value, shown
 from headrace.runtime.engine.request import Finished
@@ -373,7 +373,7 @@ class ResponseForm:
     def _event(self, name: str, **fields: object) -> bytes:
         document = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
-        return named(name, document)
+        return named_event(name, document)
 
 
 def _usage(end: Finished) -> dict[str, object]:

@@ -18,7 +18,7 @@ from headrace.app.config.load_options import ModelSpec, kv_choice
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, is_served, named
+from headrace.app.server.models import InstalledModel, is_served, model_named
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import loaded_weight_bytes, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -103,7 +103,7 @@ class ServedModels:
         if is_served(name, card, self._aliases - {"*"}):
             return self.first
         assert name is not None
-        model = named(name, await asyncio.to_thread(self._installed))
+        model = model_named(name, await asyncio.to_thread(self._installed))
         self.first.check_stopping()
         if model is not None and model.name == card.name:
             return self.first

@@ -11,7 +11,7 @@ from headrace.app.engine.events import Event, Ready
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.telemetry import document
 from headrace.app.server.engine import ServedEngine
-from headrace.app.server.form import COMMENT, named
+from headrace.app.server.form import COMMENT, named_event
 
 MAX_BEHIND = 256  # events of a reader that is too slow; older ones are dropped
 
@@ -63,4 +63,4 @@ def _put(queue: "asyncio.Queue[bytes | None]", piece: bytes | None) -> None:
 
 def _piece(event: Event) -> bytes:
     figures = document(event)
-    return named(*figures) if figures is not None else b""
+    return named_event(*figures) if figures is not None else b""

@@ -95,7 +95,7 @@ def agreement(results: Sequence[Result], peer: str) -> list[Agreement]:
 
 
 def _alone(entry: Result) -> tuple[str, str, int, int]:
-    """Return the test's identity without its batch size."""
+    """Return a key that a batch shares with the same test of one sequence."""
     return entry.engine, entry.model, entry.generated_tokens, entry.depth
 
 

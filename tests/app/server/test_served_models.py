@@ -13,7 +13,7 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, named
+from headrace.app.server.models import InstalledModel, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -165,8 +165,8 @@ def test_a_wait_for_memory_ends_with_the_server(log: list[str]) -> None:
 @pytest.mark.parametrize("name", ["Org/Tiny", "ORG--TINY", "org/tiny"])
 def test_a_model_is_found_in_any_case_of_letters(name: str) -> None:
     model = InstalledModel("org/Tiny", "org--Tiny", 1000, GB)
-    assert named(name, [model]) is model
-    assert named("org/other", [model]) is None
+    assert model_named(name, [model]) is model
+    assert model_named("org/other", [model]) is None
 
 
 def test_needed_memory_is_that_of_weights_kv_and_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
