@@ -46,6 +46,9 @@ _NONE = mx.zeros((0,))  # data of a weight that is read later
 _waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", default=None)
 
 
+# -- the library: availability, threads, figures -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Availability of the kernels. `fallbacks` counts reference calls by reason."""
@@ -113,6 +116,9 @@ def streaming_read(size: int, threads: int, streams: int) -> "kernels.StreamingR
 def exact() -> bool:
     """Return whether HEADRACE_EXACT asks for float32 throughout."""
     return environment.exact()
+
+
+# -- before use: weights and K/V formats ---------------------------------------------------------------------------
 
 
 def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
@@ -204,6 +210,9 @@ def packed_format(kv: KVFormat, _head_dim: int) -> KVFormat:
 def grow(buffer: mx.array, capacity: int) -> mx.array:
     """Return a K/V buffer with room for `capacity` entries, copied now, its rows aligned to cache lines."""
     return kernels.grow(buffer, capacity)
+
+
+# -- rows of tokens: products, norms, activations, experts ---------------------------------------------------------
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
@@ -358,6 +367,9 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, experts: int) -
     return kernels.expert_linear(mx.contiguous(x), indices, matrix, experts)
 
 
+# -- attention, K/V blocks, recurrent layers -----------------------------------------------------------------------
+
+
 def attend(
     qkv: Projections,
     keys: mx.array,
@@ -481,6 +493,9 @@ def _attention(qkv: Projections, spec: AttentionSpec) -> "kernels.AttentionPlan 
         fallbacks[f"attention: {qkv[0].dtype}"] += 1
         return None
     return plan
+
+
+# -- token selection, and whole layers -----------------------------------------------------------------------------
 
 
 def greedy(logits: mx.array) -> mx.array:
