@@ -45,14 +45,15 @@ class AnswerText:
         self._has_stops = len(stops) > 0
         self._splitter = ThinkingSplitter(thinks=thinks)
         self._has_kinds = has_kinds
-        self._counts_section = has_kinds or thinks
+        self._counts_section = has_kinds or thinks  # else a section is content like any other
         self._count = 0  # tokens of the answer
         self._section_count = 0  # those before the end of the thinking section
 
     def step(self, step: Step) -> TextChunk:
         """Return a step with the text that it completes."""
-        pieces = list[str]()
-        calls = list[ToolCall]()
+        # Token after token: its text, calls, the thinking section or the content, stop strings in the content.
+        pieces: list[str] = []
+        calls: list[ToolCall] = []
         section = ""
         content = ""
         for used, token in enumerate(step.tokens, 1):
@@ -73,6 +74,7 @@ class AnswerText:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
                 step = _truncated(step, used)
                 break
+
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
         text = "".join(pieces)
         return TextChunk(
@@ -110,11 +112,13 @@ class AnswerText:
         return Completed(text, finished, *self._by_kind(section, content, text), calls, self._call_deltas())
 
     def _by_kind(self, section: str, content: str, text: str) -> tuple[str, str, str, str]:
+        """Return opening, thinking, closing and content. See `TextChunk`."""
         if self._has_kinds:
             return self._splitter.by_kind(section, content)
         return ("", "", "", text)
 
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
+        """Return the log probabilities of a step's tokens, with the tokens' texts."""
         reports = []
         for token, logprobs in zip(step.tokens, step.logprobs or (), strict=False):
             text = self._tokenizer.token_text(token)
@@ -134,6 +138,7 @@ class AnswerText:
         return None
 
     def _call_deltas(self) -> tuple[CallDelta, ...]:
+        """Return the arguments of incomplete calls since the last time."""
         if self._tools is not None:
             return self._tools.take_deltas()
         return ()

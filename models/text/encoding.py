@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_TEXT = 8_000_000  # characters of a prompt, or of any text that a template makes
-_LONGEST_S = 1.5  # of any call
+_LONGEST_S = 1.5  # that any call may take
 _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2e-6 to 2e-6
 _LOOK_S = 0.05  # between looks at the limit
 _MOST_COMPOSED = 4  # characters that become one in the composed form of Unicode (NFC)
@@ -37,9 +37,11 @@ class EncodingStoppedError(HeadraceError):
 
 
 def _never() -> bool:
+    """Return False: outside of `encoding_ends`, nothing ends a call."""
     return False
 
 
+# The arguments of `encoding_ends`.
 _stop: ContextVar[Callable[[], bool]] = ContextVar("stop", default=_never)
 _most_tokens: ContextVar[int | None] = ContextVar("most_tokens", default=None)
 
@@ -61,6 +63,7 @@ def encoding_ends(stop: Callable[[], bool], most_tokens: int | None = None) -> I
 
 def limited(call: Callable[[], T], characters: int) -> T:
     """Return the result of a call for a text of so many characters. Raises CheckpointError beyond the time limit."""
+    # One call at a time: first those without a waiter.
     deadline = _Deadline(characters)
     for earlier in tuple(_unfinished):
         _wait(earlier, deadline)
@@ -108,10 +111,12 @@ class _Deadline:
 
     @property
     def is_over(self) -> bool:
+        """True after the limit."""
         return time.process_time() > self._processor and time.monotonic() > self._wall
 
 
 def _wait(thread: Thread, deadline: _Deadline) -> None:
+    """Wait for a call. Raises EncodingStoppedError if it is to end, CheckpointError if it takes too long."""
     while True:
         thread.join(_LOOK_S)
         if not thread.is_alive():
@@ -131,6 +136,7 @@ class Encoder:
         """Raises CheckpointError for a tokenizer that makes texts far longer."""
         self.rust = rust
         with library_errors("the tokenizer cannot be used"):
+            # Characters of a text that the library may make _MOST_NORMALIZED of.
             self._longest = int(_MOST_NORMALIZED / text_growth(_state(rust.normalizer), _state(rust.pre_tokenizer)))
             text_growth(decoder := _state(rust.decoder))
             if any("Regex" in part for part in parts_of(decoder)):
@@ -155,14 +161,16 @@ class Encoder:
         strips = any(token.lstrip or token.rstrip for token in self.rust.get_added_tokens_decoder().values())
         if not takes_bytes or removes or strips or normalizers - {"NFC"}:
             return 0
-        longest = max(map(len, self.rust.get_vocab()))  # a character of it is a byte
+        longest = max(map(len, self.rust.get_vocab()))  # a character of a token is a byte
         return longest * (_MOST_COMPOSED if normalizers else 1)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, nothing added. Raises ContextLimitError for a text that takes too much memory."""
         max_tokens = _most_tokens.get()
-        if max_tokens is not None and len(text) > max_tokens and (fewest := self.fewest_tokens(len(text))) > max_tokens:
-            raise ContextLimitError(f"the prompt has at least {fewest} tokens, the context limit is {max_tokens}")
+        if max_tokens is not None and len(text) > max_tokens:
+            fewest = self.fewest_tokens(len(text))
+            if fewest > max_tokens:
+                raise ContextLimitError(f"the prompt has at least {fewest} tokens, the context limit is {max_tokens}")
         with panics_hidden():  # in this thread, which may give up the call
             return limited(lambda: self.encode_here(text), len(text))
 

@@ -20,7 +20,8 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
     from headrace.models.text.sentencepiece_model import read_sentencepiece
 
     try:
-        if (file := directory / "tekken.json").is_file():
+        file = directory / "tekken.json"
+        if file.is_file():
             usual = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
             return read_tekken(file), usual | without_nulls(config)
         models = [directory / "tokenizer.model", *sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model"]
@@ -30,7 +31,7 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
                 f"no tokenizer.json in {directory}",
                 hint="nor a tokenizer.model, a tekken.json or a tiktoken file: fetch the whole repository",
             )
-        if is_tiktoken(file):
+        if is_tiktoken(file):  # a tokenizer.model may be one, too
             ends: dict[str, object] = {}
             if config.get("tokenizer_class") == "QWenTokenizer":
                 ends["eos_token"] = "<|im_end|>"

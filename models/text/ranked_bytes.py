@@ -28,10 +28,13 @@ _TEKKEN_SPECIALS = (
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip  # of versions that do not list them
 
+# Parts of word patterns: a character before a word, English endings such as 's, all that is no word or number; letters
+# that are capitals, and those that are not, each without Chinese ones.
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = (rf"[\p{{L{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for case in ("u}\\p{Lt", "l"))
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 # tokenizer_class of tokenizer_config.json: its word pattern.
 _PATTERNS = {
     "QWenTokenizer": rf"{_ENDINGS}|{_WORD}\p{{L}}+|\p{{N}}|{_REST}",
@@ -44,6 +47,7 @@ _QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}
 
 def read_tekken(file: Path) -> Tokenizer:
     """Return the tokenizer of a tekken.json: control tokens, then byte strings. CheckpointError for a broken file."""
+    # The file's facts.
     content = read_json_object(file)
     config = content.get("config")
     entries = content.get("vocab")
@@ -54,6 +58,8 @@ def read_tekken(file: Path) -> Tokenizer:
     controls = config.get("default_num_special_tokens")
     if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
         raise CheckpointError(f"{file.name}: config states no pattern or no sizes")
+
+    # Control tokens by rank, then byte strings: their ranks begin after the control tokens'.
     listed = content.get("special_tokens")
     if not isinstance(listed, list) or not listed:
         listed = [{"rank": i, "token_str": t} for i, t in enumerate(_TEKKEN_SPECIALS)]
@@ -84,6 +90,8 @@ def read_tiktoken(file: Path, config: Mapping[str, object]) -> Tokenizer:
         if not rank.strip().isdigit():
             raise CheckpointError(f"{file.name} is no tiktoken vocabulary")
         ranks[_decoded(token.decode("ascii", "replace"), file)] = int(rank)
+
+    # Control tokens, after the byte strings. Those of a Qwen are listed here.
     added = config.get("added_tokens_decoder")
     named = dict(added) if isinstance(added, Mapping) else {}
     specials: dict[str, int] = {}
@@ -114,6 +122,11 @@ def is_tiktoken(file: Path) -> bool:
 
 
 def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int], file: Path) -> Tokenizer:
+    """Return byte-level BPE that merges by rank.
+
+    ranks: ids of byte strings, in the order of merges. pattern: of words. specials: ids of control tokens.
+    """
+    # The vocabulary, byte strings spelled in byte-level BPE's alphabet.
     spelled = {byte: char for char, byte in byte_alphabet().items()}
     text_of = {token: token.decode("latin-1").translate(spelled) for token in ranks}
     ids = {text_of[token]: index for token, index in ranks.items()}
@@ -123,6 +136,8 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
         raise CheckpointError(f"{file.name}: two tokens have the same text or number")
     if not all(bytes([byte]) in ranks for byte in range(256)):
         raise CheckpointError(f"{file.name}: some bytes are no tokens")
+
+    # Each way in which two tokens make a third one.
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [
@@ -131,6 +146,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
             if token[:cut] in ranks and token[cut:] in ranks
         ]
         merges += [(text_of[a], text_of[b]) for _, a, b in sorted(pairs)]
+
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     try:
         words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -151,6 +167,7 @@ def _check_ids(ids: Iterable[int], file: Path) -> None:
 
 
 def _decoded(text: Any, file: Path) -> bytes:
+    """Return the bytes of a token in base64. Raises CheckpointError."""
     try:
         token = base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
@@ -161,12 +178,14 @@ def _decoded(text: Any, file: Path) -> bytes:
 
 
 def _text(value: object, file: Path) -> str:
+    """Return the text of a control token. Raises CheckpointError for anything else."""
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST:
         raise CheckpointError(f"{file.name}: {value!r:.40} is no control token")
     return value
 
 
 def _lines(file: Path) -> list[bytes]:
+    """Return the lines of a tiktoken file: `TOKEN RANK`, the token in base64."""
     try:
         return [line for line in read_side_file(file, _LARGEST).splitlines() if line]
     except ValueError as error:

@@ -20,10 +20,12 @@ from headrace.models.text.vocabulary import (
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+# Kinds of vocabulary, as the file numbers them.
 _UNIGRAM = 1
 _BPE = 2
 _LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
-_FIELD, _MOST_FIELDS = b"\n", 1 << 20  # first byte of a piece and of its text; limit, as pieces expand when parsed
+_FIELD = b"\n"  # first byte of a piece, and of its text
+_MOST_FIELDS = 1 << 20  # a limit, as pieces expand when they are parsed
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
@@ -39,6 +41,8 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
         raise UnsupportedModelError(
             f"{file.name} needs the sentencepiece package", hint="pip install 'headrace[tokenizers]'"
         ) from error
+
+    # The file, and refusals.
     model = sentencepiece_model_pb2.ModelProto()
     try:
         content = read_side_file(file, _LARGEST)
@@ -58,6 +62,8 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
         raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
     if trainer.treat_whitespace_as_suffix:
         raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary with spaces after its words")
+
+    # The tokenizer.
     scores = [piece.score for piece in model.pieces]
     unknown = next(iter(vocabulary.ids_of(UNKNOWN)), None)
     prefix = normalizer.add_dummy_prefix
@@ -71,12 +77,15 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
     _normalize(tokenizer, normalizer)
     add_tokens(tokenizer, vocabulary)
     _add(tokenizer, added, file)
+
+    # The configuration: the roles of tokens.
     roles = {"bos_token": trainer.bos_id, "eos_token": trainer.eos_id, "unk_token": trainer.unk_id}
     named = {role: vocabulary.tokens[i] for role, i in roles.items() if 0 <= i < len(vocabulary.tokens)}
     return tokenizer, {**named, "add_bos_token": "bos_token" in named}
 
 
 def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, prefix: bool) -> Tokenizer:
+    """Return the tokenizer of a unigram vocabulary. unknown, prefix: see `sentencepiece_bpe`."""
     # The library finds a byte's token by its name in a text, too: at these costs it never pays to spell a word with it.
     last = 8 * (min(scores) - 20)
     of_bytes = set(vocabulary.ids_of(BYTE))

@@ -30,31 +30,47 @@ _PAIRS = (
     ("◁think▷", "◁/think▷"),  # Kimi
 )
 _NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
+# Harmony and Muse.
 _CHANNEL = "<|channel|>"
 _MESSAGE = "<|message|>"
 _END = "<|end|>"
 _START = "<|start|>"
 _END_OF_MESSAGE = "<|eom|>"
-_THINKER, _USER = "self", "user"  # recipients
+# Muse's recipients.
+_THINKER = "self"
+_USER = "user"
+# Kimi K3: control tokens, and names of tags.
 _TAGS = ("<|open|>", "<|close|>", "<|sep|>")
-_THOUGHT, _RESPONSE, _WHOLE = "think", "response", "message"  # names of tags
-CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
+_THOUGHT = "think"
+_RESPONSE = "response"
+_WHOLE = "message"
+# Around the recipient of a tool call, for `models.text.tools`: no text has lone surrogates.
+CALL_BEGIN = "\udffe"
+CALL_MESSAGE = "\udfff"
 _TO = "to="
+# `to=functions.get_weather` in the head of a message: the recipient.
 _RECIPIENT = re.compile(r"to=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingForm:
-    """Control tokens of a family by role, and the form of its answers."""
+    """Control tokens of a family by role, and the form of its answers.
 
-    ids: dict[int, str]  # "open" and "close", or the texts of the tokens around messages
+    ids: "open" and "close" by id, or the texts of the tokens around messages.
+    opening, closing: before and after thinking; `closing` goes on to the head of the answer, if that has one.
+    name: text after the opening token, up to its line break.
+    has_recipients: messages have recipients instead of channels.
+    end_of_text: between the text of an answer and its calls, where tags are around both.
+    end_of_answer: after `end_of_text` in an answer without calls.
+    """
+
+    ids: dict[int, str]
     opening: str
     closing: str
-    name: str = ""  # text after the opening token, up to its line break
-
-    has_recipients: bool = False  # messages have recipients instead of channels
-    end_of_text: str = ""  # between the text of an answer and its calls, where tags are around both
-    end_of_answer: str = ""  # after `end_of_text` in an answer without calls
+    name: str = ""
+    has_recipients: bool = False
+    end_of_text: str = ""
+    end_of_answer: str = ""
 
     @property
     def has_tags(self) -> bool:
@@ -102,6 +118,7 @@ class ThinkingForm:
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
     """Return the form of a vocabulary, None if thinking is text. id_of: id of a control token, or None."""
+    # Messages with channels, or with recipients.
     harmony = {index: text for text in (_CHANNEL, _MESSAGE, _END, _START) if (index := id_of(text)) is not None}
     if len(harmony) == 4:
         final = f"{_END}{_START}assistant{_CHANNEL}final{_MESSAGE}"
@@ -110,6 +127,8 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
     if len(recipients) == 3 and len(harmony) == 2:
         answer = f"{_END_OF_MESSAGE}{_START}assistant to={_USER}{_MESSAGE}"
         return ThinkingForm(recipients, f" to={_THINKER}{_MESSAGE}", answer, has_recipients=True)
+
+    # Tags around thinking and answer.
     tags = {index: text for text in _TAGS if (index := id_of(text)) is not None}
     if len(tags) == 3:
         begin, end, after_name = _TAGS
@@ -118,6 +137,8 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
         end_of_text = f"{end}{_RESPONSE}{after_name}"
         end_of_answer = f"{end}{_WHOLE}{after_name}"
         return ThinkingForm(tags, opening, closing, end_of_text=end_of_text, end_of_answer=end_of_answer)
+
+    # One token opens, one closes.
     for opening, closing in _PAIRS:
         first = id_of(opening)
         last = id_of(closing)
@@ -146,7 +167,7 @@ class ThinkingStream:
         self._thinks = thinks
         self._blank: str | None = None  # spaces of a section without its opening so far
         self._begun = False  # an answer begins within the head of a message, where its recipient may stand
-        self._start = ""
+        self._start = ""  # text of an answer that may be its recipient
 
     def _begin_header(self, text: str) -> str:
         """Hold the beginning of an answer while it may be a recipient; return it if it is not."""
@@ -269,6 +290,7 @@ class TaggedStream(ThinkingStream):
         text = self._inner.add(token_id)
         if self._has_calls:
             return text
+        # Text, or a part of a tag's name; the control token that begins a tag.
         if mark is None:
             if self._header is None:
                 return text
@@ -278,6 +300,8 @@ class TaggedStream(ThinkingStream):
             self._begin = mark
             self._header = ""
             return ""
+
+        # The one that ends it.
         name = self._header or ""
         self._header = None
         is_opening = self._begin == _TAGS[0]

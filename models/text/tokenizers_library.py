@@ -37,18 +37,19 @@ _SUSPECT = [
     re.compile(text)
     for text in (
         rb'"(?:WordPiece|WordLevel)"',
-        rb'"continuing_subword_prefix"\s*:\s*"[^"]',
-        rb"\\u00[2-7]",
-        rb":\s*\d{8}",
-        rb'"content"\s*:\s*"[^"]{100}',
+        rb'"continuing_subword_prefix"\s*:\s*"[^"]',  # a prefix that is not empty
+        rb"\\u00[2-7]",  # ASCII, as in one of the other texts
+        rb":\s*\d{8}",  # an id that may be out of range
+        rb'"content"\s*:\s*"[^"]{100}',  # a long added token
     )
 ]
 _SUSPECT_STEP = re.compile(rb'"(?:Precompiled|FixedLength|Strip)"')
 _MOST_GROWTH = 64  # growth of a text by all replacements; 36 in models in common use
 _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
-_LARGEST_PART = 1 << 20
+_LARGEST_PART = 1 << 20  # parts of a normalizer, a pre-tokenizer or a decoder
 _MOST_ADDED = 1 << 20  # bytes of all added tokens, from which the library builds a search table
-_MANY_ADDED = 20_000
+_MANY_ADDED = 20_000  # added tokens; from that many on, their bytes are counted
+# A panic's message on stderr: `thread '<unnamed>' panicked at src/file.rs:1:2: ...`, to the end.
 _PANIC = re.compile(rb"(?:^|(?<=\n))\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _stderr_lock = threading.Lock()
 LARGEST_ID = 1 << 24  # the library allocates all ids up to the largest
@@ -121,6 +122,7 @@ class _Steps(msgspec.Struct):
 
 
 def _check_steps(document: Mapping[str, Any]) -> None:
+    """Check all parts of a tokenizer.json that change texts. Raises ValueError, as `_check_part`."""
     for name in _Steps.__struct_fields__:
         for part in parts_of(document.get(name)):
             _check_part(part)
@@ -154,7 +156,8 @@ def parts_of(part: object) -> Iterator[Mapping[str, Any]]:
     seen = 0
     while waiting:
         part = waiting.pop()
-        if (seen := seen + 1) > _LARGEST_PART:
+        seen += 1
+        if seen > _LARGEST_PART:
             raise ValueError("it has too many parts")
         if isinstance(part, Mapping):
             yield part
@@ -164,8 +167,10 @@ def parts_of(part: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_part(part: Mapping[str, Any]) -> None:
+    """Raise ValueError for a part of which the library would panic later."""
     kind = part.get("type")
-    if (charsmap := part.get("precompiled_charsmap")) is not None:
+    charsmap = part.get("precompiled_charsmap")
+    if charsmap is not None:
         try:
             data = base64.b64decode(charsmap, validate=True)
         except (TypeError, binascii.Error):
@@ -193,12 +198,15 @@ def text_growth(*steps: object) -> float:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
+    """Return the most characters that one part makes of one."""
     if part.get("type") == "ByteLevel":
         return 2.0  # spelling bytes out takes up to two characters each
     if part.get("type") == "Replace":
         replaced = part["pattern"].get("String")
         content = part["content"]
-        return max(1.0, len(content) / len(replaced)) if replaced else 1.0 + len(content)  # nothing: between all
+        if not replaced:  # a regular expression, or no text, which stands between all characters
+            return 1.0 + len(content)
+        return max(1.0, len(content) / len(replaced))
     if charsmap := part.get("precompiled_charsmap"):
         data = base64.b64decode(charsmap)
         texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
@@ -218,6 +226,11 @@ def check_charsmap(data: bytes) -> None:
     """Check a double-array trie (darts-clone) and the texts that its values point into, for out-of-range links.
 
     The library follows links without a bounds check. Raises ValueError.
+
+    The map is the trie's size in bytes, its units of 32 bits, and texts that end in zero bytes. The unit's place, the
+    number in its bits 10 to 31 (256 times that if bit 9 is set) and a byte give, by exclusive or, the place of the
+    child for this byte; the child has the byte in its low 8 bits. Bit 8 says that the unit has a value: the place of a
+    text, in the child for the byte 0.
     """
     import numpy as np
 
@@ -232,6 +245,7 @@ def check_charsmap(data: bytes) -> None:
     labels = units & 0x800000FF
     seen = np.zeros(len(units), bool)
     nodes = np.array([0])
+    # The trie level by level: in each round, all nodes that are as far from the root.
     while len(nodes):
         seen[nodes] = True
         places = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): target of each byte, 0 is the value
@@ -245,8 +259,10 @@ def check_charsmap(data: bytes) -> None:
 
 
 def _begins_character(data: bytes, at: int) -> bool:
+    """Return whether a character of UTF-8 begins at a position, or the text ends there."""
     return at == len(data) or data[at] & 0xC0 != 0x80
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

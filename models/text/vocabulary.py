@@ -14,6 +14,7 @@ from tokenizers.models import BPE
 
 from headrace.runtime.errors import CheckpointError
 
+# Kinds of tokens.
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
@@ -26,8 +27,8 @@ _HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _ID_BITS = 21  # of a token's id and of its rank by score
 _MAX_CHARACTERS = 1 << 23  # of all tokens together, for each of which 100 bytes are needed; Gemma's have 1.4 million
 
-
 Places = npt.NDArray[np.int64]
+"""Positions in a text, or in an array."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class Vocabulary:
     kinds: list[int]
 
     def ids(self) -> dict[str, int]:
+        """Return the tokens' ids by text."""
         return {token: index for index, token in enumerate(self.tokens)}
 
     def ids_of(self, *kinds: int) -> list[int]:
+        """Return the ids of the tokens of some kinds, in order."""
         return [index for index, kind in enumerate(self.kinds) if kind in kinds]
 
 
@@ -88,9 +91,12 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[list[str], list[str]]:
     """Return every split of a token into two others, best token first, for tokens that plain text may contain.
 
-    The left parts and the right parts are two lists: half a million pairs would keep the garbage collection busy.
+    All tokens stand one after another in one text, and its parts are looked up by their hashes: a vocabulary of 256,000
+    tokens has more than a million splits. The left parts and the right parts are two lists: half a million pairs would
+    keep the garbage collection busy.
     Raises CheckpointError for a vocabulary beyond any in use.
     """
+    # The tokens that may be merged, their places in the text of all, and their hashes in order.
     tokens = vocabulary.tokens
     barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
     ids = np.array([index for index in range(len(tokens)) if index not in barred], np.int64)
@@ -114,7 +120,7 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[li
         at = np.minimum(at, len(sorted_hashes) - 1)
         return np.where(sorted_hashes[at] == wanted, by_hash[at], -1)
 
-    # Every place within a token where it can be cut in two
+    # Every place within a token where it can be cut in two, and the tokens that both parts are, if they are any.
     whole = np.repeat(np.arange(len(ids)), lengths)
     cuts = np.arange(len(whole))
     is_inside = cuts != starts[whole]
@@ -124,7 +130,8 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[li
     left = np.full(len(cuts), -1)
     left[right >= 0] = find(starts[whole][right >= 0], cuts[right >= 0])
     is_merge = left >= 0
-    # One number for each merge, which sorts faster than three: rank by score, left, right
+
+    # One number for each merge, which sorts faster than three: rank by score, left, right.
     rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1][whole[is_merge]]
     keys = (rank << 2 * _ID_BITS) | (ids[left[is_merge]] << _ID_BITS) | ids[right[is_merge]]
     order = np.argsort(keys)
@@ -138,7 +145,11 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[li
 
 
 class _HashedText:
-    """Hashes of parts of a text: sums of characters times powers of a base, modulo 2^64."""
+    """Hashes of parts of a text: sums of characters times powers of a base, modulo 2^64.
+
+    A part's sum is the difference of two sums from the text's beginning. Its powers are those of its place, which the
+    inverse of the base takes away: the same characters have the same hash everywhere.
+    """
 
     def __init__(self, text: str) -> None:
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
@@ -148,10 +159,12 @@ class _HashedText:
         np.cumsum((codes + np.uint64(1)) * powers, out=self._sums[1:])
 
     def hashes(self, starts: Places, ends: Places) -> npt.NDArray[np.uint64]:
+        """Return the hash of each part."""
         return (self._sums[ends] - self._sums[starts]) * self._inverses[starts]
 
 
 def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
+    """Return the powers 0, 1, ... of a base, modulo 2^64."""
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
     return np.cumprod(factors)
