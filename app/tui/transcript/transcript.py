@@ -103,14 +103,14 @@ class Transcript(Widget, can_focus=True):
 
     def show(self, messages: Sequence[Message], message_states: Sequence[MessageState]) -> None:
         """Bring the entries up to date; code in a growing answer has no colours until `highlight_code`."""
-        keep = 0
+        keep = 0  # leading entries of the same messages, which stay
         while keep < min(len(messages), len(self.entries)) and self.entries[keep].message.id == messages[keep].id:
             keep += 1
-        first = len(self.entries) if keep == len(self.entries) else keep
+        first = keep  # the first entry whose rows are made again
         for index in range(keep):
             if self.entries[index].update(messages[index], message_states[index]):
                 first = min(first, index)
-        if len(messages) != len(self.entries):
+        if len(messages) != len(self.entries):  # another answer begins: nothing is known of its speed
             self._room = 0
             self._laid_out = sys.maxsize
         del self.entries[keep:]
@@ -119,7 +119,7 @@ class Transcript(Widget, can_focus=True):
             self.selected = None
             if self.entries:
                 self.selected = len(self.entries) - 1
-        self._lay_out(min(first, keep if keep < len(messages) else first))
+        self._lay_out(first)
 
     def extend_last_line(self, message: Message) -> bool:
         """Draw a few plain words appended to the answer, if they fit below; `show` draws everything else."""
