@@ -32,11 +32,11 @@ SECONDS_PER_MESSAGE = 0.02
 SECONDS_PER_TOOL = 0.03
 MAX_INT_BITS = 4096
 MAX_COMPARED = 1_000_000_000  # pairs of characters that one search may compare, about a second
-_ROUNDS_PER_LOOK = 64
+_ROUNDS_PER_LOOK = 64  # at the clock
 _LARGE = 10_000  # characters of a value whose reading takes longer than a look at the clock
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a large padding width, or one taken from an argument
-_WIDTH = re.compile(r"\d+")
+_WIDTH = re.compile(r"\d+")  # in a pattern: `%8s`, `{:>8}`
 _SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"])
 T = TypeVar("T")
 
@@ -124,6 +124,7 @@ def built(value: T, per_item: int = PER_ITEM) -> T:
 
 
 def charge(characters: int) -> None:
+    """Add to the sum of all values. Refuse the template beyond its limit."""
     _budget.total += characters
     if _budget.total > _budget.max_total:
         raise TemplateRefusedError(f"it works through more than {_budget.max_total} characters")
@@ -160,30 +161,27 @@ def changed() -> None:
 
 
 def _check_time() -> None:
+    """Refuse a template that has run too long."""
     if time.thread_time() > _budget.deadline:
         raise TemplateRefusedError(f"it runs for more than {_budget.seconds:.0f} seconds")
 
 
 def check_operator(operator: str, left: object, right: object) -> None:
-    """Refuse an operator with a result far larger than its operands, or slow to compute."""
-    if operator == "+" and isinstance(left, (str, list, tuple)):
-        check_size(size_of(left) + size_of(right))
-    elif operator == "*" and isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-    elif operator == "*":
-        if isinstance(left, int):
+    """Refuse an operator with a result far larger than its operands, or slow to compute.
+
+    The operands have been checked, each as it was built, and `built` checks the result. So a sum, and a product of
+    integers, may be computed first: they are at most as large as both operands together.
+    """
+    if operator == "*":
+        if isinstance(left, int) and not isinstance(right, int):
             check_size(size_of(right) * left)
-        elif isinstance(right, int):
+        elif isinstance(right, int) and not isinstance(left, int):
             check_size(size_of(left) * right)
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
+        if left.bit_length() * abs(right) > MAX_INT_BITS:
+            raise TemplateRefusedError("it computes an integer of absurd size")
     elif operator == "%" and isinstance(left, str):
         check_format(left, right)
-
-
-def _check_bits(bits: int) -> None:
-    if bits > MAX_INT_BITS:
-        raise TemplateRefusedError("it computes an integer of absurd size")
 
 
 def check_method(name: str, *arguments: object) -> None:
@@ -209,6 +207,7 @@ def check_format(pattern: Any, *values: object) -> None:
 
 
 def _check_replace(text: object, old: object = None, new: object = None, *_count: object) -> None:
+    """Refuse a replacement of short texts by longer ones that gives a large text."""
     if isinstance(old, str) and isinstance(new, str):
         text = str(text)
         check_size(len(text) + text.count(old) * len(new))
