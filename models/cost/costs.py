@@ -1,4 +1,8 @@
-"""Step cost and memory use of a checkpoint, before it is loaded."""
+"""Step cost and memory use of a checkpoint, before it is loaded.
+
+`loading.load` and `loading.ranked` check with these whether a model fits; predictions and benchmarks show them. The
+figures of a loaded network are `StepCost`s of its own, which `tests/models/cost/test_costs.py` compares with these.
+"""
 
 from math import prod
 

@@ -1,4 +1,7 @@
-"""GGUF files that are no language model by themselves, by name: adapters, vision parts, embedding models and others."""
+"""GGUF files that are no language model by themselves, by name: adapters, vision parts, embedding models and others.
+
+`gguf.convert` refuses them by these names, before it looks for an architecture.
+"""
 
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.container import Container

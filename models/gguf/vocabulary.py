@@ -1,4 +1,8 @@
-"""Vocabulary of a GGUF file: token texts, their kinds, and the ids of special tokens."""
+"""Vocabulary of a GGUF file: token texts, their kinds, and the ids of special tokens.
+
+`gguf.tokenizer` makes tokenizer.json of it, `gguf.config` the ids in
+generation_config.json.
+"""
 
 from dataclasses import dataclass
 

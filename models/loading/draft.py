@@ -1,4 +1,7 @@
-"""Loading a draft model for speculative decoding, and its checks against the target model."""
+"""Loading a draft model for speculative decoding, and its checks against the target model.
+
+For `--draft`: `app.cli.load_for_answers`, the engine and benchmarks call `load_draft` after the model is loaded.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Key of a measurement that is kept on disk for the weights that it was made with."""
+"""Key of a measurement that is kept on disk for the weights that it was made with.
+
+`activation_choice` and `app.quantize.sensitivity` keep their figures under it.
+"""
 
 import hashlib
 import json

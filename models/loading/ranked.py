@@ -1,4 +1,8 @@
-"""Loading a model on several ranks: rank 0 tells the others what to load, and each reads its part."""
+"""Loading a model on several ranks: rank 0 tells the others what to load, and each reads its part.
+
+`app.hosts.load` calls `load_ranked` on rank 0, `app.hosts.rank` `serve_rank` on the others. The record that rank 0
+sends is written in the one and read in `_serve_model` and `_load_part`: a key added to one belongs in the other.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +72,7 @@ def load_ranked(
     checkpoint = open_checkpoint(resolved.path)
     check_division(checkpoint, own_decoder(checkpoint), split, requantize)
 
-    # The model and the options, as `_load_part` reads them.
+    # The model and the options, as `_serve_model` and `_load_part` read them.
     leader.tell(
         {
             "model": model or {},

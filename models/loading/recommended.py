@@ -1,4 +1,7 @@
-"""Recommended sampling of a model: its generation_config.json's, else the catalog's."""
+"""Recommended sampling of a model: its generation_config.json's, else the catalog's.
+
+`load_resolved` gives it to the loaded model; settings of the user take precedence.
+"""
 
 import tomllib
 from collections.abc import Mapping

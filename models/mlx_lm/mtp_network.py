@@ -1,4 +1,8 @@
-"""The network of a multi-token prediction head, and its place in the network that it belongs to."""
+"""The network of a multi-token prediction head, and its place in the network that it belongs to.
+
+`loading.load` and `loading.rank_part` add it to a network of mlx-lm's classes; `network.head_decoder` does the same for
+headrace's own decoder.
+"""
 
 import mlx.core as mx
 

@@ -1,4 +1,8 @@
-"""Tokenizers from formats other than tokenizer.json, built in memory at each start."""
+"""Tokenizers from formats other than tokenizer.json, built in memory at each start.
+
+`Tokenizer.load` calls it for a directory without a tokenizer.json: `ranked_bytes` and `sentencepiece_model` read the
+files.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

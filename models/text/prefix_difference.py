@@ -1,4 +1,7 @@
-"""The first token in which a prompt differs from an earlier sequence: the reason why its cached K/V end there."""
+"""The first token in which a prompt differs from an earlier sequence: the reason why its cached K/V end there.
+
+Answers report it, and the decode view shows it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,7 @@
-"""A model's vocabulary as llguidance's token trie: the bytes of every token, and the tokens of forced text."""
+"""A model's vocabulary as llguidance's token trie: the bytes of every token, and the tokens of forced text.
+
+`Grammars` has one for each model. llguidance reads the attributes and calls the object: their names are its own.
+"""
 
 from functools import cached_property
 from typing import TYPE_CHECKING

@@ -1,4 +1,8 @@
-"""Tool calls, and the values of their arguments as JSON text."""
+"""Tool calls, and the values of their arguments as JSON text.
+
+All forms return these: `Reading` is their answer to `stream.ToolStream`, and `typed_value` decides which texts of a
+tagged form are JSON.
+"""
 
 import ast
 import json

@@ -1,4 +1,7 @@
-"""Calls at the end of an answer that a limit cut: the last one has a part of its arguments' JSON text."""
+"""Calls at the end of an answer that a limit cut: the last one has a part of its arguments' JSON text.
+
+`ToolForm.cut_calls` of the forms call these, after `stream.ToolStream.finish`.
+"""
 
 import json
 import re

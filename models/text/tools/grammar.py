@@ -1,4 +1,7 @@
-"""Grammars of tool calls: forced ones, and optional ones from the moment that their markup begins."""
+"""Grammars of tool calls: forced ones, and optional ones from the moment that their markup begins.
+
+`Grammars.call_rules` calls `call_rules`; the rules of one family are in its form (`ToolForm.rules`).
+"""
 
 import re
 from collections.abc import Callable

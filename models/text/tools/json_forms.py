@@ -1,4 +1,7 @@
-"""Calls as JSON: in tags, as a list, or as the whole answer."""
+"""Calls as JSON: in tags, as a list, or as the whole answer.
+
+Rows of `table.FORMS` make them. `tests/models/text/tools/test_forms.py` reads each form in pieces of any size.
+"""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""JSON values at the beginning of a text that may still be growing."""
+"""JSON values at the beginning of a text that may still be growing.
+
+The forms whose arguments are JSON read with these, `stream.CallDeltas` and `cut` with `Brackets` alone.
+"""
 
 import json
 

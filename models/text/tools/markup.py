@@ -1,4 +1,8 @@
-"""Markup of tool calls: the texts around names, keys and values."""
+"""Markup of tool calls: the texts around names, keys and values.
+
+Forms with fixed markup state one (`tagged_forms.GLM`), `written.learn` finds one in a template. `write` is for
+templates that show no calls; it has to write the texts that the form reads.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

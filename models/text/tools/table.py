@@ -1,4 +1,8 @@
-"""The form of each model's tool calls, by the markup in its chat template. The first that fits counts."""
+"""The form of each model's tool calls, by the markup in its chat template. The first that fits counts.
+
+`form_of` is for requests with tools, `write_calls` for earlier calls in a prompt. A new family is a row of FORMS,
+before any row whose texts its templates have too, and a case in `tests/models/text/tools/test_forms.py`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

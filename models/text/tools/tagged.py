@@ -1,4 +1,7 @@
-"""Parameters of a call as tagged plain text: the arguments they make, and the rules of their values."""
+"""Parameters of a call as tagged plain text: the arguments they make, and the rules of their values.
+
+Forms with tagged values use both; `tagged_forms` and `written` have the markup.
+"""
 
 import json
 import re

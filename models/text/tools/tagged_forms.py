@@ -1,4 +1,7 @@
-"""Calls as tagged keys and values, in markup that is known without asking the template."""
+"""Calls as tagged keys and values, in markup that is known without asking the template.
+
+Rows of `table.FORMS` make them. Those of `Written` in a template's own markup need no class here.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

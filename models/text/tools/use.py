@@ -1,4 +1,7 @@
-"""The tools of a request, and the choice between them."""
+"""The tools of a request, and the choice between them.
+
+The server and the CLI make a `ToolUse` of each request; template, form and grammar read it.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
