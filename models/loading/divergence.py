@@ -18,24 +18,28 @@ from numpy.typing import NDArray
 from headrace.runtime.ops.read_values import read_ints
 
 Row = NDArray[np.float32]
+"""Logits, or logarithms of probabilities, of one token (V,)."""
 
 _LARGE = 8.0  # for a |c| this large the plain form is exact enough, and exp(-c) may overflow
 
 
 @dataclass(slots=True)
 class Divergence:
-    """Figures of each scored token, in order of the text."""
+    """Figures of each scored token, in order of the text.
+
+    kl: KL(reference || other), nats.
+    agrees: 1.0 if both have the same most likely token, else 0.0.
+    reference_nll: -log p of the text's next token.
+    nll: -log q of it.
+    """
 
     kl: list[float] = field(default_factory=list)
-    """KL(reference || other), nats."""
     agrees: list[float] = field(default_factory=list)
-    """1.0 if both have the same most likely token, else 0.0."""
     reference_nll: list[float] = field(default_factory=list)
-    """-log p of the text's next token."""
     nll: list[float] = field(default_factory=list)
-    """-log q of it."""
 
     def __iadd__(self, more: "Divergence") -> "Divergence":
+        """Add the figures of the tokens that follow."""
         self.kl += more.kl
         self.agrees += more.agrees
         self.reference_nll += more.reference_nll
@@ -62,6 +66,7 @@ def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Diver
 
 
 def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
+    """Return KL(p || q) of one row. difference: logits of p less those of q; see the module."""
     p = np.exp(log_p)
     c = difference - p.dot(difference)
     if np.abs(c).max() < _LARGE:
@@ -70,6 +75,7 @@ def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
 
 
 def _log_softmax(logits: Row) -> Row:
+    """Return the logarithms of a row's probabilities."""
     shifted: Row = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
 
 import mlx.core as mx
 
@@ -48,19 +48,39 @@ if TYPE_CHECKING:
     from headrace.models.network.decoder import Decoder
     from headrace.models.network.mtp import HeadTensors
 
-
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
 ActivationsChoice = int | Literal["auto"]
 """Bits of prompts' activations, 16 or 8. "auto": 8 if they are faster and the measured divergence is small."""
-_Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
+
+
+class Sized(NamedTuple):
+    """A network before its weights are read.
+
+    make: reads the weights.
+    weights: their bytes.
+    kv: of its layers.
+    """
+
+    make: Callable[[], Network]
+    weights: int
+    kv: Sequence[LayerKV]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run on the thread that loaded it."""
+    """A model ready to run on the thread that loaded it.
+
+    name: for people.
+    kind: of the decoder that runs it.
+    context_limit: tokens for which it was loaded.
+    generation_defaults: recommended sampling, as generation_config.json has it.
+    notes: messages for the user about the loaded weights.
+    kv: K/V storage format; None: mlx-lm's default.
+    ranks: a line per rank for the user, if several machines share it.
+    """
 
     name: str
     checkpoint: Checkpoint
@@ -69,9 +89,9 @@ class LoadedModel:
     tokenizer: Tokenizer
     context_limit: int
     generation_defaults: dict[str, object]
-    notes: list[str] = field(default_factory=list)  # messages for the user about the loaded weights
-    kv: KVFormat | None = None  # K/V storage format; None: mlx-lm's default
-    ranks: tuple[str, ...] = ()  # a line per rank for the user, if several machines share it
+    notes: list[str] = field(default_factory=list)
+    kv: KVFormat | None = None
+    ranks: tuple[str, ...] = ()
 
     @property
     def activations(self) -> int:
@@ -122,18 +142,13 @@ def load_model(
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
     requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
-    adapter: low-rank changes of the weights. progress: called while "auto" activations are measured, once for each
-    model.
+    requantize: quantize the matrices of a plain checkpoint so.
+    rank: load this rank's part of the model.
+    adapter: low-rank changes of the weights.
+    progress: called while "auto" activations are measured, once for each model.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
-    if adapter is not None:
-        if rank is not None:
-            raise UnsupportedModelError(
-                f"{name} cannot have an adapter: headrace applies it on one machine",
-                "merge the adapter into its base, and load the result",
-            )
-        checkpoint = replace(checkpoint, adapter=adapter)
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(
@@ -142,33 +157,30 @@ def load_model(
         )
     if requantize is not None and checkpoint.quantization is not None:
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
-    limit = wanted = context or longest
+    if adapter is not None:
+        checkpoint = _adapted(checkpoint, adapter, name, rank)
+
+    # The K/V format, and the context that fits into memory.
+    wanted = context or longest
+    limit = wanted
     shape = shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
     sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
-    stored, (make, weights, layers) = stored_network(sized, kv, limit, working, rank)
+    stored, fitting = stored_network(sized, kv, limit, working, rank)
     if not force:
-        limit = fitting_context(weights, layers, working, limit, asked=context is not None)
-    # Both read megabytes from disk and release the interpreter lock, so they overlap.
-    with (
-        run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer,
-        memory_errors(weights),
-        convert_read_errors(),
-        memory.reading_weights(),
-    ):
-        network = make()
-        mx.eval(network.arrays)
-        mx.synchronize()
-    tokenizer = read_tokenizer()
+        limit = fitting_context(fitting.weights, fitting.kv, working, limit, asked=context is not None)
+
+    network, tokenizer = _read(checkpoint, fitting)
     note = None
     if activations != "auto":
         network = with_activations(network, activations)
     elif rank is not None:
         note = "activations stay in 16 bits: several machines share the model"
     else:
-        with memory_errors(weights):
+        with memory_errors(fitting.weights):
             network, note = choose_activations(network, tokenizer, checkpoint, requantize, longest, progress)
+
     notes = _notes(name, checkpoint, native=config is not None and ops.select() is ops.native)
     if kv == "auto":
         notes += _kv_note(stored, wanted, limit)
@@ -187,6 +199,30 @@ def load_model(
     )
 
 
+def _adapted(checkpoint: Checkpoint, adapter: Adapter, name: str, rank: "Rank | None") -> Checkpoint:
+    """Return a checkpoint with an adapter. Raises UnsupportedModelError if several machines share the model."""
+    if rank is not None:
+        raise UnsupportedModelError(
+            f"{name} cannot have an adapter: headrace applies it on one machine",
+            "merge the adapter into its base, and load the result",
+        )
+    return replace(checkpoint, adapter=adapter)
+
+
+def _read(checkpoint: Checkpoint, sized: Sized) -> tuple[Network, Tokenizer]:
+    """Read weights and tokenizer: both take megabytes from disk and release the interpreter lock, so they overlap."""
+    with (
+        run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer,
+        memory_errors(sized.weights),
+        convert_read_errors(),
+        memory.reading_weights(),
+    ):
+        network = sized.make()
+        mx.eval(network.arrays)
+        mx.synchronize()
+    return network, read_tokenizer()
+
+
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
     """Return notes on converted, requantized and ignored weights. native: the model runs on the native kernels."""
     notes: list[str] = []
@@ -200,7 +236,8 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
         notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits")
     if _lacks_corrections(checkpoint):
         notes.append(f"{name} lacks its routers' corrections, which its conversion dropped: other experts are chosen")
-    if (ignored := text_part(checkpoint).describe_ignored()) is not None:
+    ignored = text_part(checkpoint).describe_ignored()
+    if ignored is not None:
         notes.append(f"{name}: {ignored}")
     return notes
 
@@ -222,6 +259,7 @@ def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
+    """Load a model's tokenizer, and compile its chat template."""
     tokenizer = Tokenizer.load(directory)
     if tokenizer.chat_template is not None:
         tokenizer.chat_template.compile()
@@ -235,10 +273,11 @@ def sized_network(
     shape: StepShape,
     rank: "Rank | None",
     wanted: KVFormat | None,
-) -> _Sized:
-    """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
+) -> Sized:
+    """Return a checkpoint's network without reading weights.
 
     mlx-lm's classes are instantiated for their sizes; their arrays stay unevaluated.
+    config: of headrace's own decoder; None for mlx-lm's classes. wanted: K/V format. Others: see `load_model`.
     """
     device = mx.default_device().type
     chosen = ops.select()
@@ -250,18 +289,9 @@ def sized_network(
     if rank is not None:
         return rank.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
-        from headrace.models.mlx_lm.mtp_network import add_head
-        from headrace.models.mlx_lm.network import MlxLmNetwork
+        return _sized_class(checkpoint, device, requantize, wanted, kernels)
 
-        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
-        weights = sum(array.nbytes for array in network.arrays)
-        if (head := _head(checkpoint)) is None:
-            return network.use_kernels, weights, network.cost.kv
-        return (
-            lambda: add_head(network.use_kernels(), head, device, kernels, requantize),
-            weights + head.nbytes,
-            network.cost.kv,
-        )
+    # headrace's own decoder, perhaps with a head.
     if requantize is None:
         weights = loaded_weight_bytes(checkpoint, shape)
     else:
@@ -269,18 +299,46 @@ def sized_network(
     if checkpoint.adapter is not None:
         weights += checkpoint.adapter.nbytes
     kv = stored_kv(config, ops.select(), dtype, wanted)
-    if architecture_named(config.architecture).head is None or (head := _head(checkpoint)) is None:
-        return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
+    layers = kv_layers(config, kv)
+    head = None
+    if architecture_named(config.architecture).head is not None:
+        head = _head(checkpoint)
+    if head is None:
+        return Sized(lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, layers)
 
     def with_head() -> Network:
         from headrace.models.network.head_decoder import add_own_head
 
         return add_own_head(_decoder(checkpoint, config, dtype, requantize, kv), head, requantize)
 
-    return with_head, weights + head.nbytes, kv_layers(config, kv)
+    return Sized(with_head, weights + head.nbytes, layers)
+
+
+def _sized_class(
+    checkpoint: Checkpoint,
+    device: mx.DeviceType,
+    requantize: Quantization | None,
+    wanted: KVFormat | None,
+    kernels: ops.Ops | None,
+) -> Sized:
+    """Return the network of one of mlx-lm's classes, perhaps with a head. See `sized_network`."""
+    from headrace.models.mlx_lm.mtp_network import add_head
+    from headrace.models.mlx_lm.network import MlxLmNetwork
+
+    network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
+    weights = sum(array.nbytes for array in network.arrays)
+    head = _head(checkpoint)
+    if head is None:
+        return Sized(network.use_kernels, weights, network.cost.kv)
+
+    def with_head() -> Network:
+        return add_head(network.use_kernels(), head, device, kernels, requantize)
+
+    return Sized(with_head, weights + head.nbytes, network.cost.kv)
 
 
 def _head(checkpoint: Checkpoint) -> "HeadTensors | None":
+    """Return the tensors of a checkpoint's multi-token prediction head; None if it has none."""
     from headrace.models.network.mtp import head_tensors
 
     return head_tensors(checkpoint)
@@ -289,6 +347,7 @@ def _head(checkpoint: Checkpoint) -> "HeadTensors | None":
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
 ) -> "Decoder":
+    """Return headrace's own decoder, with its weights."""
     from headrace.models.network.long_rope_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 
@@ -299,9 +358,12 @@ def _decoder(
 
 
 def stored_network(
-    sized: Callable[[KVFormat | None], _Sized], kv: KVChoice, limit: int, working: int, rank: "Rank | None"
-) -> tuple[KVFormat | None, _Sized]:
-    """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its `sized`."""
+    sized: Callable[[KVFormat | None], Sized], kv: KVChoice, limit: int, working: int, rank: "Rank | None"
+) -> tuple[KVFormat | None, Sized]:
+    """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its network.
+
+    sized: returns the network with a format. working: bytes beside weights and K/V.
+    """
     if kv != "auto":
         return kv, sized(kv)
     chosen, fitting = _fitting_kv(sized, limit, working)
@@ -313,12 +375,12 @@ def stored_network(
     return common, fitting
 
 
-def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:
+def _fitting_kv(sized: Callable[[KVFormat], Sized], wanted: int, working: int) -> tuple[KVFormat, Sized]:
     """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
     chosen = FORMATS[0]
     fitting = sized(FORMATS[0])
     for kind in FORMATS[1:]:
-        if _fitting_tokens(*fitting[1:], working, wanted, memory.budget()) >= wanted:
+        if _fitting_tokens(fitting.weights, fitting.kv, working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
             chosen, fitting = kind, sized(kind)  # both or neither

@@ -1,6 +1,10 @@
-"""The decoder of one rank among several: sizes from headers, then the network. Refusals name the architecture."""
+"""The decoder of one rank among several: sizes from headers, then the network. Refusals name the architecture.
 
-from collections.abc import Callable, Mapping, Sequence
+`load.sized_network` calls `Rank.sized` where there are several ranks, and `app.hosts.split_choice` asks
+`check_division` before a model is given to them.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +15,7 @@ from headrace.models.architectures.families import architecture_named, architect
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
+from headrace.models.loading.load import Sized
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.head_decoder import HeadDecoder, TensorHead, head_config, head_parameters
@@ -23,7 +28,6 @@ from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensor_part import TensorPart, tensor_part
 from headrace.models.network.weight_arrays import weight_arrays
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import KVFormat
@@ -53,8 +57,8 @@ class Rank:
         dtype: mx.Dtype,
         requantize: Quantization | None,
         wanted: KVFormat | None,
-    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
-        """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
+    ) -> Sized:
+        """Return this rank's part of the network, without reading weights. See `sized_network`.
 
         Raises UsageError for models that cannot be divided.
         """
@@ -80,11 +84,9 @@ class Rank:
                 mx.eval(array)
             return made
 
-        return make, weights, kv_layers(part.config, kv)
+        return Sized(make, weights, kv_layers(part.config, kv))
 
-    def _classes(
-        self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None
-    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
+    def _classes(self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None) -> Sized:
         """Do the same for mlx-lm's classes."""
         from headrace.models.mlx_lm.mtp_network import add_head
         from headrace.models.mlx_lm.ranked import RankedMlxLm  # late: imports mlx-lm
@@ -108,12 +110,17 @@ class Rank:
         weights = sum(array.nbytes for array in network.arrays)
         if head is not None:
             weights += head.nbytes
-        return make, weights, network.cost.kv
+        return Sized(make, weights, network.cost.kv)
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A rank's part of a multi-token prediction head. part: None for all of it."""
+    """A rank's part of a multi-token prediction head.
+
+    tensors: of the whole head, in the checkpoint.
+    parameters: those that this rank reads.
+    part: its part in tensor parallelism; None for all of the head.
+    """
 
     tensors: HeadTensors
     parameters: Parameters
@@ -172,6 +179,7 @@ def check_division(
 def _divided(
     checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
 ) -> TensorPart | Stage:
+    """Return one rank's part of a decoder. Raises UsageError for models that cannot be divided."""
     if long_rope(config) is not None or config.altup is not None:
         named = checkpoint.config.get("model_type")
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")

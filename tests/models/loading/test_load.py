@@ -14,7 +14,7 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, load_model, stored_network
+from headrace.models.loading.load import LEAST_CONTEXT, Sized, load_model, stored_network
 from headrace.models.loading.recommended import generation_defaults
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
@@ -231,9 +231,9 @@ def test_auto_is_one_format_on_every_rank() -> None:
             assert number == 0
             return 1
 
-    sized: Any = lambda kind: (kind, 0, ())  # noqa: E731
+    sized: Any = lambda kind: Sized(kind, 0, ())  # noqa: E731
     rank: Any = Smaller()
-    assert stored_network(sized, "auto", 64, 0, rank) == (Q8, (Q8, 0, ()))
+    assert stored_network(sized, "auto", 64, 0, rank) == (Q8, Sized(Q8, 0, ()))
     assert stored_network(sized, K8V4, 64, 0, rank)[0] is K8V4
 
 
