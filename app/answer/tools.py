@@ -21,7 +21,10 @@ _INPUT = "input"  # the parameter of a custom tool
 
 
 def tool_fields(body: Body) -> dict[str, Any]:
-    """Return the fields of a `Call` about tools: functions, custom tools and namespaces. Raises UsageError."""
+    """Return the fields of a `Call` about tools: `tools`, `custom` and `namespaces`. Raises UsageError.
+
+    Each tool becomes a function in the form of chat completions, with a name of its own for the model.
+    """
     tools: list[dict[str, Any]] = []
     custom = set[str]()
     namespaces: dict[str, tuple[str, str]] = {}

@@ -71,6 +71,7 @@ _SPECULATION = {
     None: "unknown: the model's architecture is not supported",
 }
 _HEAD = ", with a multi-token prediction head"
+# Text of `verify` for a model without checksums.
 _UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
 T = TypeVar("T")
 
@@ -275,6 +276,7 @@ def rm(name: str, yes: bool) -> None:
     """Remove NAME, a model or an adapter, and its files in the hub's cache. Exit code 1 if declined."""
     from headrace.models.registry.hub_cache import cached_bytes, cached_models, delete_cached
 
+    # Find the entry, its files in the hub's cache, and the bytes of both.
     store = Store()
     adapter = next((cached for cached in cached_models() if cached.is_adapter and cached.name == name), None)
     if adapter is not None:
@@ -289,6 +291,7 @@ def rm(name: str, yes: bool) -> None:
         files = _unshared_files(store, entry)
         stored = directory_bytes(store.root / entry)
     cached = 0 if files is None else cached_bytes(files)
+
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
@@ -296,6 +299,7 @@ def rm(name: str, yes: bool) -> None:
         if cached:
             size += f", {format_bytes(cached)} of it in the hub cache that other programs may use"
         confirm(f"Remove {entry} ({size})?")
+
     freed = 0
     # The store's entry goes first: without its files in the cache it would be broken.
     if adapter is None:

@@ -124,9 +124,10 @@ class RemoteEngine:
             self.card = None
         return True
 
-    # -- threads ---------------------------------------------------------------------------------------------------
+    # -- threads: they put events into the queue, and change no state but `_model`, `_own` and `_running` -------------
 
     def _connect(self, number: int) -> None:
+        """Find the model of a start, loaded if need be, and put its Ready or Failed."""
         self._events.put((number, LoadProgress(f"connecting to {self._address.url}", 0, None)))
         try:
             models = self._address.get("/v1/models", _CONNECT_S)["data"]
@@ -154,6 +155,7 @@ class RemoteEngine:
             connection.close()
 
     def _answer(self, number: int, command: Generate) -> None:
+        """Put the events of one answer. number: of the start that it belongs to."""
         while self.state == "loading" and number == self._current:  # `poll` notes the end of loading
             time.sleep(_LOOK_S)
         if number != self._current or command.id not in self._open:
@@ -180,6 +182,7 @@ class RemoteEngine:
             connection.close()
 
     def _body(self, command: Generate) -> dict[str, object]:
+        """Return the request. Raises ServerError for options that another server cannot honour and that must hold."""
         options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
         options |= {"headrace": {"steps": True}} if self._own else {}
         if not self._own and command.options.grammar_source() is not None:  # never dropped: the answer would not fit

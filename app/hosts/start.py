@@ -73,13 +73,15 @@ class Ranks:
         examine: for `doctor`: ranks run no model, and nothing is refused. Raises HeadraceError.
         """
         env, files = self._environment()
-        threads = self._threads()
+        threads = self._threads()  # of ranks on this machine
         with listen(self.hosts.hosts[0].address) as probe:
             address = None  # ranks that are only examined connect to nothing
             if not examine:
                 address = list(self._listener.getsockname()[:2])
             order = {"versions": own_versions(), "model": model, "key": self._key.hex(), "address": address}
             order |= {"probe": list(probe.getsockname()[:2]), "files": files}
+
+            # All ranks start at once; then their reports are taken one after the other, within START_S in all.
             for host in self.hosts.hosts[1:]:
                 process = RankProcess(host, [*env, *threads] if host.local else env)
                 self.processes.append(process)
@@ -103,6 +105,7 @@ class Ranks:
 
     def _measure(self, probe: socket.socket, *, examine: bool) -> None:
         """Measure the link to every rank that has no error. Raises HeadraceError that names one without a link."""
+        # Ranks that have not connected to the probe yet.
         waiting = {p.host.rank: p for p in self.processes if measurable(self.reports[p.host.rank], self.reports[0])}
         until = time.monotonic() + _CONNECT_S
         with closing(Reception(probe, self._key)) as reception:

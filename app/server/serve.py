@@ -69,16 +69,19 @@ def serve(
     on_event: takes LoadProgress, Ready and the like of all models.
     Raises HeadraceError if the model cannot be loaded at the start.
     """
+    # `models` is defined below. Only listeners use it, which are called later.
     ids = itertools.count(1)
     telemetry: dict[ServedEngine, Telemetry] = {}
     metrics = Metrics(lambda: models.engines)
 
     def announce(engine: ServedEngine, event: Event) -> None:
-        is_start = engine is models.first and engine.card is None  # a failure then ends the server, with its message
+        """Pass an event on, but for the failure that ends the server."""
+        is_start = engine is models.first and engine.card is None  # `serve` then raises the failure
         if not (is_start and isinstance(event, Failed)):
             on_event(event)
 
     def make(client: EngineClient, spec: ModelSpec, name: str | None = None) -> ServedEngine:
+        """Return an engine with its listeners. name: as requests give it; None: the model's own."""
         engine = ServedEngine(
             client,
             spec,
@@ -92,6 +95,7 @@ def serve(
         return engine
 
     def make_other(model: InstalledModel) -> ServedEngine:
+        """Return the engine of another model, with the options of the start, but without its draft and its hosts."""
         context = spec.context
         if context is not None and model.context is not None:
             context = min(context, model.context)

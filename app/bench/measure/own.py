@@ -94,6 +94,8 @@ class OwnEngine:
             return measure_arrival(self._engine_for(test.batch + 1), test, self._prompts(test), self._tokens)
         if test.batch > 1:
             return self._together(test)
+
+        # One sequence: bring the cache to the test's depth, then feed fresh tokens and decode.
         engine = self._engine(test.depth)
         before = self._base[: test.depth]
         if before:
@@ -106,6 +108,8 @@ class OwnEngine:
         energy = meter.use()
         if summary.prefill_tokens != len(fed) - 1:
             raise EngineError(f"{test.label}: the cache lost its {test.depth} tokens")
+
+        # Memory of other models, and of the prefixes that stay for other depths, is not the test's.
         others = self._other_bytes + sum(size for depth, size in self._caches.items() if depth != test.depth)
         if test.depth:  # without, no prefix stays in the cache
             self._caches[test.depth] = steps[-1].kv_allocated_bytes
@@ -142,6 +146,8 @@ class OwnEngine:
                         steps.append(event.record)
         assert meter is not None, "a decode test has at least two tokens"
         energy = meter.use()
+
+        # End all, so that the engine is empty for the next repetition.
         for sequence in sequences:
             engine.cancel(sequence)
         while engine.has_work:
@@ -253,6 +259,7 @@ def measure_arrival(
     prompts: one for each decoding sequence.
     tokens: returns so many fresh token ids.
     """
+    # The prompt alone.
     began = time.perf_counter()
     alone = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
     while engine.has_work:
@@ -260,9 +267,13 @@ def measure_arrival(
             if isinstance(event, Step):
                 alone_s = time.perf_counter() - began
     assert alone.state == "finished"
+
+    # The others, until each has decoded enough.
     running = [engine.submit(Request(prompt, speculate="off")) for prompt in prompts]
     _steps(engine, running, test, until=lambda counts: min(counts.values()) > 0)
     before = _steps(engine, running, test, until=lambda counts: min(counts.values()) >= test.generate)
+
+    # All together, until the joining prompt has its first token.
     began = time.perf_counter()
     joining = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
     meanwhile = _steps(engine, [*running, joining], test, until=lambda counts: counts[joining] > 0)
