@@ -1,7 +1,10 @@
 """Rotary periods of every supported scaling scheme, one array per kind of layer.
 
 A period is in positions per radian: pair i of a head turns by position / period[i]. Scaling schemes change only the
-periods and, for YaRN, the amplitude.
+periods and, for YaRN and LongRoPE, the amplitude.
+
+A new scheme is a case in `make_rope` or `_scaled`, a row of `_ROPE_NEEDS` in `checkpoint.config_types`, and a test in
+`tests/models/network/test_rope.py`.
 """
 
 import math
@@ -50,6 +53,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
 def _scaled(
     kind: str, base: list[float], theta: float, dims: int, context_length: int, scaling: Mapping[str, Any]
 ) -> tuple[list[float], float]:
+    """Return the periods of a kind that turns whole heads, and the amplitude. base: the periods without scaling."""
     if kind == "linear":  # position interpolation, arXiv:2306.15595
         return [period * float(scaling["factor"]) for period in base], 1.0
     if kind == "llama3":

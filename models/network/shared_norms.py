@@ -1,5 +1,8 @@
 """Norms over the heads of all ranks in tensor parallelism, by a sum of squares. A rank has the weights of its heads.
 
+`TensorDecoder` takes these norms out of its layers, and runs its passes through `around`, which puts them back at the
+places where the layers would have had them: after the projections into attention, and after mixers.
+
 Dimensions: B sequences, T new tokens, H and Hkv heads of this rank, D head size.
 """
 
@@ -17,7 +20,10 @@ from headrace.runtime.ranks.group import Group
 
 
 class SharedNorms:
-    """Norms of queries, keys and Mamba heads that span ranks. layers: the given ones, without them."""
+    """Norms of queries, keys and Mamba heads that span ranks.
+
+    layers: the given ones, without them.
+    """
 
     def __init__(self, part: TensorPart, group: Group, layers: Sequence[LayerWeights]) -> None:
         self._part = part
@@ -39,6 +45,7 @@ class SharedNorms:
 
     @property
     def arrays(self) -> list[mx.array]:
+        """Weights of the norms; empty if none spans ranks."""
         return [*(norm for norms in self._heads.values() for norm in norms), *self._inner.values()]
 
     def around(self, kv: KVPass) -> KVPass:
@@ -51,16 +58,20 @@ class SharedNorms:
         """Normalize the queries and keys of projections (B, T, (H + 2 Hkv) * D), if they have such norms."""
         if index not in self._heads:
             return projected
+        # The rank's queries and keys, the values after them.
         rows = stacked(projected)
         part = self._part
         layer = self._part.whole.layers[index]
         kv_heads, dim = part.whole.heads_of(layer)
         queries, keys = self._heads[index]
         parts = mx.split(rows, [queries.size, queries.size + keys.size], axis=-1)
+
+        # Squares of all ranks. K/V heads that several ranks have count once.
         sums = [_squares(parts[0]), _squares(parts[1]) / self._sharing(kv_heads)]
         both = self._group.all_sum(mx.concatenate(sums, axis=-1))  # (B, T, 2)
         means = both / mx.array([part.whole.heads * dim, kv_heads * dim], mx.float32)
         scales = mx.rsqrt(means + part.whole.norm_eps)
+
         normed = [
             (x.astype(mx.float32) * scales[..., i : i + 1]).astype(rows.dtype) * norm
             for i, (x, norm) in enumerate(zip(parts, self._heads[index], strict=False))
@@ -102,4 +113,5 @@ class _NormedPass:
 
 
 def _squares(x: mx.array) -> mx.array:
+    """Return the sum of squares of each row (B, T, N) -> (B, T, 1)."""
     return mx.square(x.astype(mx.float32)).sum(axis=-1, keepdims=True)

@@ -3,6 +3,9 @@
 A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, three if experts
 and a dense feed-forward have norms of their own, and one more for norms over the heads of all ranks. The residual
 stream has the same bits on every rank.
+
+`loading.rank_part` makes it. Rank 0's engine runs passes as with any network, the others run `follow` for each pass.
+Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them.
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
@@ -42,9 +45,12 @@ class TensorDecoder(Decoder):
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what it evaluates."""
+        # The tokens come in `embed`, from rank 0.
         num_tokens = sum(row.count for row in kv.rows)
         x = self.layers(self.embed(mx.zeros((1, num_tokens), mx.uint32)), kv)  # (1, N, E)
         kv.advance()
+
+        # The rows of which rank 0 computes logits.
         end = 0
         chosen = list[int]()  # rows with logits
         for row in kv.rows:
@@ -113,6 +119,7 @@ class TensorDecoder(Decoder):
     ) -> Residual:
         """See `Decoder`: this rank's products, then the sum of all ranks'. Rank 0 has x in its part."""
         ops = self._ops
+        # This rank's part of the sum.
         (result, weight), *others = products
         if self._first and post_norm is None:  # else a norm of the sum comes before x
             partial = ops.linear_add(result, weight, x)
@@ -122,6 +129,8 @@ class TensorDecoder(Decoder):
             partial = ops.linear_add(product.x, product.weight, partial)
         if routed is not None:
             partial = partial + routed
+
+        # The sum, which has x from rank 0 unless its norm comes first.
         total = self._group.all_sum(partial)
         if post_norm is not None:
             total = x + ops.rms_norm(total, post_norm, self.config.norm_eps)
@@ -140,6 +149,8 @@ class TensorDecoder(Decoder):
         assert layer.mixture is not None
         if dense is not None:
             dense = gated(ops, residual, layer, dense, eps)
+
+        # Both outputs in one sum, or the experts' alone.
         if branches is None or dense is None:
             partial = experts_output(ops, residual, layer, self.config)
             if dense is not None:
@@ -150,6 +161,8 @@ class TensorDecoder(Decoder):
             if layer.mlp_post_norm is not None:
                 total = x + ops.rms_norm(total, layer.mlp_post_norm, eps)
             return scaled(total, epilogue)
+
+        # Each output has a norm of its own, so two sums, which go together (2B, T, E).
         assert layer.mlp_post_norm is not None
         expert_output = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
         parts = mx.concatenate([ops.linear(dense.x, dense.weight), expert_output])

@@ -3,6 +3,9 @@
 Attention is divided by query heads with the K/V heads that they read, feed-forwards and each expert by inner size,
 recurrent mixers by heads or channels, embedding and head by vocabulary. Routers, norms and the other small tensors
 are whole on every rank.
+
+The tables of `network.tensors` say of each tensor by which unit its rows or columns are divided (`Tensor.rows_by`,
+`columns_by`, `row_segments`): a new tensor there is divided here without further code. `TensorDecoder` runs the part.
 """
 
 import re
@@ -319,8 +322,10 @@ def _joined(parts: list[Any], axis: int) -> Any:
 
 
 def _scaled(heads: range, by: int) -> range:
+    """Return the range of rows or columns of some heads. by: rows or columns of one."""
     return range(heads.start * by, heads.stop * by)
 
 
 def _moved(heads: range, by: int) -> range:
+    """Return a range further on."""
     return range(heads.start + by, heads.stop + by)
