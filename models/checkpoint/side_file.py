@@ -39,6 +39,14 @@ def check_inside(root: Path, file: Path) -> None:
         raise CheckpointError(f"{file.name} is a link out of the model directory")
 
 
+def has_side_file(file: Path) -> bool:
+    """Return whether a model's directory has this name. `read_side_file` refuses a folder, a pipe or a broken link.
+
+    A hub cache whose blobs were deleted has broken links. Without their files a model would behave in another way.
+    """
+    return os.path.lexists(file)
+
+
 def read_side_file(file: Path, max_bytes: int, root: Path | None = None) -> bytes:
     """Return the content of `file` in the model's directory, `root` or the file's own.
 

@@ -4,8 +4,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from headrace.runtime.errors import CheckpointError
+
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)  # "-00001-of-00003" before ".gguf"
 _MOST_PARTS = 1024  # names are listed for each
+_TOGETHER = "fetch it, and put all parts into one folder"
 
 
 def is_gguf(name: str) -> bool:
@@ -24,6 +27,15 @@ def part_names(name: str) -> list[str]:
 def parts_of(path: Path) -> list[Path]:
     """Return the paths of the set that `path` belongs to, in order."""
     return [path.with_name(name) for name in part_names(path.name)]
+
+
+def present_parts(path: Path) -> list[Path]:
+    """Return the paths of the set that `path` belongs to. Raises CheckpointError if only some of them exist."""
+    parts = parts_of(path)
+    missing = [part.name for part in parts if not part.exists()]
+    if 0 < len(missing) < len(parts):
+        raise CheckpointError(f"{whole_name(path.name)} has {len(parts)} parts, and {missing[0]} is missing", _TOGETHER)
+    return parts
 
 
 def whole_name(name: str) -> str:

@@ -13,6 +13,7 @@ from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_BYTES,
     MAX_TOKENIZER_PARTS,
     check_parts,
+    has_side_file,
     read_side_file,
 )
 from headrace.runtime.errors import CheckpointError
@@ -23,7 +24,7 @@ _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*tiktoken*")  # see mode
 def check_sound(directory: Path) -> None:
     """Raise CheckpointError for the first missing, truncated or unreadable file."""
     open_checkpoint(directory)
-    if not (directory / "tokenizer.json").exists() and any(any(directory.glob(name)) for name in _OTHER_TOKENIZERS):
+    if not has_side_file(directory / "tokenizer.json") and any(any(directory.glob(name)) for name in _OTHER_TOKENIZERS):
         return
     try:
         content = read_side_file(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
@@ -46,11 +47,15 @@ def convert_read_errors() -> Iterator[None]:
 
 @contextmanager
 def report_store_damage(stored_as: str | None, directory: Path) -> Iterator[None]:
-    """Name the store entry in a CheckpointError of this block, if `directory` is damaged."""
+    """Name the store entry in a CheckpointError of this block, if `directory` is damaged.
+
+    stored_as: None for a folder outside of the store, whose errors get a hint if they have none.
+    """
     try:
         yield
     except CheckpointError as error:
         if stored_as is None:
+            error.hint = error.hint or f"fetch or convert the whole folder {directory.name} anew"
             raise
         try:
             check_sound(directory)

@@ -5,6 +5,7 @@ number by then; values are read through `metadata.Metadata`, and weights by `con
 """
 
 import mmap
+import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.models.checkpoint.split_files import parts_of
-from headrace.models.gguf.header import MAX_HEADER_BYTES, HeaderCutError, TensorEntry, Value, read_header
+from headrace.models.checkpoint.split_files import present_parts
+from headrace.models.gguf.header import ANEW, MAX_HEADER_BYTES, HeaderCutError, TensorEntry, Value, read_header
 from headrace.runtime.errors import CheckpointError
 
 
@@ -63,12 +64,7 @@ def open_container(path: Path) -> Container:
 
     Raises CheckpointError for a broken or missing file, UnsupportedModelError for an unsupported one.
     """
-    paths = parts_of(path)
-    missing = [each.name for each in paths if not each.exists()]
-    if missing and path.exists():
-        raise CheckpointError(
-            f"{path.name} is one of {len(paths)} parts, and {missing[0]} is missing; put all of them into one folder"
-        )
+    paths = present_parts(path)
     return _joined(paths, map(_read, paths))
 
 
@@ -123,9 +119,12 @@ def forget(tensor: RawTensor) -> None:
 def _read(path: Path) -> _Content:
     """Map a file; return its metadata and tensors. Raises CheckpointError."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
+            raise CheckpointError(f"{path.name}: not a regular file", "pass a .gguf file on a disk")
+        if status.st_size == 0:  # cannot be mapped
+            raise CheckpointError(f"{path.name}: too short to be a GGUF file", ANEW)
         with path.open("rb") as file:
-            if path.stat().st_size == 0:  # cannot be mapped
-                raise CheckpointError(f"{path.name}: too short to be a GGUF file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror})") from error

@@ -76,6 +76,7 @@ _INSTEAD = {
 # Numbers that llama.cpp had for ARM and has no more, and that of bitnet.cpp
 _OTHER_TYPES = {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S of bitnet.cpp"}
 _IK_TYPES = range(97, 400)  # ik_llama.cpp's
+ANEW = "download the file again, or take another one of this model"
 _TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
 
@@ -383,5 +384,5 @@ class _HeaderReader:
         self.position += length
 
     def fail(self, reason: str, hint: str | None = None) -> NoReturn:
-        """Raise CheckpointError."""
-        raise CheckpointError(f"{self.file_name}: {reason}", hint)
+        """Raise CheckpointError. Without a hint of its own, it says to fetch the file anew."""
+        raise CheckpointError(f"{self.file_name}: {reason}", hint or ANEW)

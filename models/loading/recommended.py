@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import has_side_file
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import CheckpointError
@@ -45,7 +46,7 @@ def generation_defaults(directory: Path) -> dict[str, object]:
     Raises CheckpointError if the file is not a JSON object or a number is out of range.
     """
     file = directory / "generation_config.json"
-    if not file.is_file():
+    if not has_side_file(file):
         return {}
     recommended = read_json_object(file)
     for name, value in recommended.items():

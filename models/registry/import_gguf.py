@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
-from headrace.models.checkpoint.split_files import parts_of, whole_name
+from headrace.models.checkpoint.split_files import parts_of, present_parts, whole_name
 from headrace.models.registry.checked_files import note_checked
 from headrace.models.registry.checksums import ByteProgress, checksums, hash_file, recorded_files
 from headrace.models.registry.progress import Progress, silent
@@ -283,7 +283,7 @@ def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> s
 
 def _stamp(file: Path) -> list[int]:
     """Return size and modification time, of all parts together."""
-    stats = [part.stat() for part in parts_of(file)]
+    stats = [part.stat() for part in present_parts(file)]
     return [sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)]
 
 

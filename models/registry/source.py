@@ -10,6 +10,7 @@ An existing path takes precedence. Text that can only be a path (it starts with 
 `.gguf` below an existing folder or none) must exist. Catalog names and hub ids are not checked for existence.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,8 @@ def parse_source(text: str) -> Source:
     if (url := _HUB_URL.fullmatch(text)) is not None:
         return _hub_url(url[1])
     _refuse_other_hosts(text)
+    if _looks_like_path(text) and os.path.lexists(path):
+        raise ModelNotFoundError(f"{_shorten(text)} is a link to a file that does not exist")
     if _looks_like_path(text) and not _in_a_repository(text):
         raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
     if "/" in text.rstrip("/"):
@@ -210,7 +213,9 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
             base = open_adapter(path).base
             wanted = f", made for {base}" if base else ""
             raise ModelNotFoundError(f"{path} is an adapter{wanted}", f"pass it after its base: BASE+{path}")
-        hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}" if ggufs else None
+        hint = "pass the folder with config.json and the weights, or a .gguf file"
+        if ggufs:
+            hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}"
         raise ModelNotFoundError(f"{path} has no config.json, so it is not a model directory", hint)
     if path.suffix.lower() == ".gguf" or _begins_as_gguf(path):
         return LocalGGUF(path)

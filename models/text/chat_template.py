@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.side_file import read_side_file
+from headrace.models.checkpoint.side_file import has_side_file, read_side_file
 from headrace.models.text.template_text import TemplateText
 from headrace.runtime.errors import CheckpointError, UsageError
 
@@ -121,14 +121,14 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, object]) -> dic
     `chat_template` of tokenizer_config.json, a string or a list of {name, template}.
     """
     sources: dict[str, str] = {}
-    if (file := directory / "chat_template.jinja").is_file():
+    if has_side_file(file := directory / "chat_template.jinja"):
         sources["default"] = _read_text(file, directory)
     for file in sorted(directory.glob("additional_chat_templates/*.jinja")):
         sources[file.stem] = _read_text(file, directory)
     if sources:
         return sources
     declared = tokenizer_config.get("chat_template")
-    if (file := directory / "chat_template.json").is_file():
+    if has_side_file(file := directory / "chat_template.json"):
         if "chat_template" not in (content := read_json_object(file)):
             raise CheckpointError(f"{file.name} is not a chat template file")
         declared = content["chat_template"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.json_object import read_json_object, without_nulls
+from headrace.models.checkpoint.side_file import has_side_file
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _added(directory: Path, config: Mapping[str, object]) -> dict[int, Mapping[s
     if isinstance(stated, Mapping):
         return {int(i): entry for i, entry in stated.items() if str(i).isdigit() and isinstance(entry, Mapping)}
     file = directory / "added_tokens.json"
-    if not file.is_file():
+    if not has_side_file(file):
         return {}
     document = read_json_object(file)
     return {index: {"content": text, "special": True} for text, index in document.items() if type(index) is int}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import has_side_file
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
@@ -38,7 +39,7 @@ _PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow
 
 def _read_object(file: Path) -> dict[str, object]:
     """Return the object in a JSON file; {} without the file."""
-    if not file.is_file():
+    if not has_side_file(file):
         return {}
     return read_json_object(file)
 
@@ -73,7 +74,7 @@ class Tokenizer:
         names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
         configs = {name: _read_object(directory / name) for name in names}
         file = directory / "tokenizer.json"
-        if file.is_file():
+        if has_side_file(file):
             rust = load_tokenizer(file)
         else:
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])

@@ -1,6 +1,7 @@
 """Broken and hostile GGUF files: each gives one `CheckpointError`, without a crash, a hang or a large allocation."""
 
 import contextlib
+import os
 import shutil
 import struct
 import sys
@@ -23,6 +24,8 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
+from headrace.models.registry.resolve import resolve
+from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.fuzz.mutate import changed
 from tests.models.gguf.build import VARIANTS, write_gguf
@@ -141,6 +144,13 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "no architecture": (raw_gguf([]), "lacks general.architecture"),
     "architecture type": (raw_gguf([pair(b"general.architecture", U8, b"\1")]), "should be a text"),
 }
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "pipe.gguf"
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        resolve(str(file), store=Store(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -13,6 +13,7 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading import load
+from headrace.models.loading.recommended import generation_defaults
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError
 from tests.support.tiny import write_model
@@ -85,24 +86,33 @@ def test_links_of_a_hub_snapshot_lead_to_its_blobs(tmp_path: Path) -> None:
     assert Tokenizer.load(snapshot).encode("a")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", MORE])
-@pytest.mark.parametrize("put", [pipe, endless, huge, folder, loop])
-def test_broken_side_files_are_one_line_or_ignored(directory: Path, name: str, put: Callable[[Path], None]) -> None:
+def to_nothing(file: Path) -> None:
+    """As in a hub cache whose blobs were deleted."""
+    file.symlink_to("gone")
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("put", [pipe, endless, huge, folder, loop, to_nothing])
+def test_broken_side_files_are_one_line(directory: Path, name: str, put: Callable[[Path], None]) -> None:
     file = directory / name
     file.unlink(missing_ok=True)
     put(file)
     tracemalloc.start()
     try:
-        if name == "chat_template.jinja" and put is not huge:
-            assert Tokenizer.load(directory).chat_template is None
-        else:
-            with pytest.raises(CheckpointError, match=r"^\S+ (cannot|is a link)|tokenizer.json") as caught:
-                Tokenizer.load(directory)
-            assert "\n" not in str(caught.value)
+        with pytest.raises(CheckpointError, match=rf"^{Path(name).name} (cannot|is a link)") as caught:
+            Tokenizer.load(directory)
+        assert "\n" not in str(caught.value)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 50e6
+
+
+@pytest.mark.parametrize("put", [pipe, folder, to_nothing])
+def test_a_broken_file_of_recommended_sampling_is_refused(directory: Path, put: Callable[[Path], None]) -> None:
+    put(directory / "generation_config.json")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+        generation_defaults(directory)
 
 
 @pytest.mark.sampled

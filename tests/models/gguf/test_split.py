@@ -1,6 +1,7 @@
 """Split GGUF models, as the gguf package's writer makes them, are read as they lie."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -49,9 +50,12 @@ def test_missing_foreign_and_renamed_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not part 2 of 3"):
         open_container(parts[0])
     parts[1].unlink()
+    store = Store(tmp_path / "store")
     for part in (parts[0], parts[2]):
-        with pytest.raises(CheckpointError, match="00002-of-00003"):
-            open_container(part)
+        for refuse in (open_container, partial(import_gguf, store=store)):
+            with pytest.raises(CheckpointError, match=r"3 parts, and m-00002-of-00003\.gguf is missing") as caught:
+                refuse(part)
+            assert "one folder" in str(caught.value.hint)
 
 
 def test_all_parts_of_a_repositorys_file_are_fetched() -> None:

@@ -129,6 +129,14 @@ def test_a_file_is_a_gguf_by_its_first_bytes(tmp_path: Path, name: str) -> None:
         parse_source("blobs/other")
 
 
+def test_a_link_to_nothing_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "gone.gguf").symlink_to("nowhere.gguf")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    for name in ("gone.gguf", "./loop.gguf"):
+        with pytest.raises(ModelNotFoundError, match="is a link to a file that does not exist"):
+            parse_source(name)
+
+
 def test_a_projector_next_to_the_model_is_not_the_model(tmp_path: Path) -> None:
     """LM Studio keeps both in one folder."""
     for name in ("gemma-3-4b-it-Q4_K_M.gguf", "mmproj-model-f16.gguf"):
