@@ -1,6 +1,7 @@
 """Driving the real application over a scripted engine: no process, no model, no clock, no picture unless looked at."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -167,8 +168,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of a store without sessions; a copy is made sooner than a store."""
+    path = tmp_path_factory.mktemp("store") / "sessions.db"
+    SessionStore(path).close()
+    return path
+
+
 @pytest.fixture
-def play(home: Path) -> Callable[..., None]:
+def play(home: Path, empty_store: Path) -> Callable[..., None]:
     """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`.
 
     painted: every change is painted, as on a terminal; else the first and the last frame, and `Driver.text`.
@@ -185,7 +194,10 @@ def play(home: Path) -> Callable[..., None]:
     ) -> None:
         async def main() -> None:
             used = engine if engine is not None else ScriptedEngine()
-            store = SessionStore(home / "sessions.db")
+            path = home / "sessions.db"
+            if not path.exists():
+                shutil.copy(empty_store, path)
+            store = SessionStore(path)
             app = HeadraceApp(used, store, settings=settings)
             async with app.run_test(size=size, notifications=True) as pilot:
                 driver = Driver(app, pilot, used)
