@@ -36,7 +36,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
 # One case in so many, at least one, of a test marked as sampled runs with the whole suite. `sampled(24)` is for cases
 # that take long or are hundreds.
-CASES_SAMPLE = 6
+CASES_SAMPLE = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,7 +84,7 @@ def sample_cases(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]
     for index, (name, cases) in enumerate(tests.items()):
         marker = cases[0].get_closest_marker("sampled")
         share = marker.args[0] if marker is not None and marker.args else CASES_SAMPLE
-        # Shuffled, alike in all processes: every sixth case of a product of parameters may have one value of each.
+        # Shuffled, alike in all processes: every eighth case of a product of parameters may have one value of each.
         shuffled = random.Random(name).sample(cases, len(cases))
         first = (number + index) % min(share, len(cases))
         chosen += shuffled[first::share]

@@ -349,9 +349,10 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_fetches_it(hub: HubServ
     hub.add("org/name", MODEL)
     hub.stall = threading.Event()
     script = (
-        "from headrace.models.registry.fetch_hub import fetch_hub; from headrace.models.registry.source import HubId\n"
+        "import os; from headrace.models.registry.fetch_hub import fetch_hub\n"
+        "from headrace.models.registry.source import HubId\n"
         "try: fetch_hub(HubId('org/name'))\n"
-        "except KeyboardInterrupt: print('interrupted', flush=True)"
+        "except KeyboardInterrupt: print('interrupted', flush=True); os._exit(0)"  # at once, as the command does
     )
     environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HOME": str(tmp_path / "cache")}

@@ -87,9 +87,9 @@ def test_all_branches_of_a_chat_stay_cached(network: Decoder) -> None:
 @pytest.mark.sampled
 def test_cached_blocks_take_at_most_one_full_sequence(network: Decoder) -> None:
     chat = Engine(network, context_limit=LIMIT, keep_prefix=True)
-    for number in range(12):
+    for number in range(8):
         list(chat.generate(Request([number, *SYSTEM], max_tokens=3)))
         assert stats(chat).total <= LIMIT // BLOCK + 1 + 8  # and a slab
         assert stats(chat).used == 0
-    _, end = split(list(chat.generate(Request([11, *SYSTEM, 4], max_tokens=1))))
+    _, end = split(list(chat.generate(Request([7, *SYSTEM, 4], max_tokens=1))))
     assert end.summary.reused_tokens == len(SYSTEM) + 1

@@ -122,7 +122,7 @@ def test_a_connection_without_the_key_or_of_no_rank_is_refused(pair: Pair, claim
         data = json.dumps({"rank": claimed, "nonce": nonce, "proof": "0" * 64}).encode()
         stranger.sendall(struct.pack("!I", len(data)) + data)
         with pytest.raises(RankLostError, match="there has not connected"):
-            pair.leader.accept(0.5)
+            pair.leader.accept(0.1)
 
 
 def test_a_leader_with_another_key_is_refused(pair: Pair) -> None:
