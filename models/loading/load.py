@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import mlx.core as mx
 
@@ -26,6 +26,7 @@ from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.activation_choice import choose_activations
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults, recommended_sampling
+from headrace.models.loading.sized import Sized
 from headrace.models.network.activations import with_activations
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -54,19 +55,6 @@ None: unquantized."""
 ActivationsChoice = int | Literal["auto"]
 """Bits of prompts' activations, 16 or 8. "auto": 8 if they are faster and the measured divergence is small."""
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
-
-
-class Sized(NamedTuple):
-    """A network before its weights are read.
-
-    make: reads the weights.
-    weights: their bytes.
-    kv: of its layers.
-    """
-
-    make: Callable[[], Network]
-    weights: int
-    kv: Sequence[LayerKV]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from headrace.models.architectures.families import architecture_named, architect
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
-from headrace.models.loading.load import Sized
+from headrace.models.loading.sized import Sized
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.head_decoder import HeadDecoder, TensorHead, head_config, head_parameters

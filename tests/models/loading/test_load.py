@@ -14,8 +14,9 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, Sized, load_model, stored_network
+from headrace.models.loading.load import LEAST_CONTEXT, load_model, stored_network
 from headrace.models.loading.recommended import generation_defaults
+from headrace.models.loading.sized import Sized
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
