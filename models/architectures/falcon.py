@@ -18,7 +18,9 @@ from headrace.runtime.errors import CheckpointError
 if TYPE_CHECKING:
     import mlx.core as mx
 
-_EMBEDDING, _HEAD = 5.656854249492381, 0.0390625  # defaults of the family's classes
+# Multipliers of the table and of the output projection: defaults of the family's classes.
+_EMBEDDING = 5.656854249492381
+_HEAD = 0.0390625
 
 
 def _logit_factor(fields: Fields) -> float:
@@ -28,11 +30,15 @@ def _logit_factor(fields: Fields) -> float:
 
 
 def _multiplied(arrays: "dict[str, mx.array]", fields: Fields, folded: bool) -> "dict[str, mx.array]":
-    """Return the arrays, lazily, with the multipliers of their projections. folded: as MLX's conversions are."""
+    """Return the arrays, lazily, with the multipliers of their projections.
+
+    folded: the arrays are of one of MLX's conversions, which have the multipliers of weights in them. (None of biases:
+    no published model has those.)
+    """
     factors = {"self_attn.v_proj": fields.positive("attention_in_multiplier", default=1.0)}
     if not folded:
         factors |= _unfolded(fields)
-    return {name: _scaled(name, array, factors, fields, folded) for name, array in arrays.items()}
+    return {name: _scaled(name, array, factors, fields) for name, array in arrays.items()}
 
 
 def _unfolded(fields: Fields) -> dict[str, float]:
@@ -52,21 +58,22 @@ def _unfolded(fields: Fields) -> dict[str, float]:
     }
 
 
-def _scaled(name: str, array: "mx.array", factors: Mapping[str, float], fields: Fields, folded: bool) -> "mx.array":
+def _scaled(name: str, array: "mx.array", factors: Mapping[str, float], fields: Fields) -> "mx.array":
     """Return a tensor with its factors. The 32-bit codes of a quantized weight stay: their scales and offsets change.
 
     name: with the part at its end: weight, or bias of a projection; scales or biases (offsets) of a quantized weight.
+    factors: by the end of a module's name.
     """
     module, _, part = name.rpartition(".")
-    key = next((key for key in factors if module.endswith(key)), "")
-    quantized = str(array.dtype).endswith("uint32")
+    key = next((key for key in factors if module.endswith(key)), None)
+    if key is None or str(array.dtype).endswith("uint32"):
+        return array
     # These multipliers scale a projection's input, so its bias stays. Others scale the output, bias included.
-    inputs = (key.startswith("self_attn.") and not key.endswith("o_proj")) or key == "mixer.in_proj"
-    scales = (
-        key and part in ("weight", "scales", "biases", "bias") and not quantized and not (inputs and part == "bias")
-    )
-    result = array * factors[key] if scales else array
-    if not folded and key == "mixer.in_proj" and not quantized:
+    scales_input = key in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mixer.in_proj")
+    result = array
+    if part in ("weight", "scales", "biases") or (part == "bias" and not scales_input):
+        result = array * factors[key]
+    if key == "mixer.in_proj":
         rows = _row_factors(fields, array.shape[0])  # they scale the output, so the bias (rows,) too
         result = result * rows.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
     return result
@@ -111,6 +118,7 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 
 def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Return the decoder with the multipliers that are no factors of weights."""
     tied = fields.values.get("tie_word_embeddings", True)
     return replace(
         decoder,
