@@ -51,7 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-C", "wheel.cmake=false"]
     subprocess.run([*pip, *build, "--wheel-dir", folder, ROOT], check=True, capture_output=True)
     (wheel,) = folder.glob("headrace-*.whl")
-    install = ["--python", python, "install", "--no-deps", "--no-index", wheel]
+    install = ["--python", python, "install", "--no-deps", "--no-index", "--no-compile", wheel]
     subprocess.run([*pip, *install], check=True, capture_output=True)
     here = [path for path in sys.path if Path(path).name == "site-packages"]  # no .pth file of theirs is read
     (packages(python.parent) / "dependencies.pth").write_text("\n".join(here))

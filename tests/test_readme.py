@@ -1,6 +1,5 @@
 """README and guides: every command parses, every option, file and link exists, lines fit, figures match the data."""
 
-import ast
 import contextlib
 import os
 import re
@@ -224,40 +223,6 @@ def test_the_step_in_architecture_is_the_engines() -> None:
         code = line.partition("#")[0].strip()
         shown = code.partition("(")[0] if code.startswith("def ") else code.replace("...", "")
         assert shown in source, line
-
-
-@pytest.mark.parametrize("way", ["prompt", "option", "record"])
-def test_functions_of_the_ways_in_architecture_stand_in_their_files(way: str) -> None:
-    """A row has files, the later ones of the same folder by name, then functions; a class stands before its methods."""
-    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-    section = re.search(rf"^## The way of an? {way}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
-    assert section is not None
-    rows = re.findall(r"^\| (`.*?) \| (`.*?) \|", section[1], re.MULTILINE)
-    assert len(rows) > 10
-    for files, functions in rows:
-        named: set[str] = set()
-        folder = ROOT
-        for file in re.findall(r"`([^`]+)`", files):
-            path = ROOT / file if "/" in file else folder / file
-            folder = path.parent
-            named |= _functions(path)
-        for function in re.findall(r"`([^`]+)`", functions):
-            assert function in named, f"{function} in {files}"
-
-
-def _functions(path: Path) -> set[str]:
-    """Return the names of a file's functions, classes and methods, these with and without their class."""
-    names: set[str] = set()
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef):
-            names |= {node.name, *(f"{node.name}.{name}" for name in _inner(node)), *_inner(node)}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names |= {node.name, *_inner(node)}
-    return names
-
-
-def _inner(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    return {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 @pytest.mark.parametrize("page", [*GUIDES, "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/index.md", "docs/python.md"])

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +127,7 @@ def test_list_has_installed_models_first(run: Run, store: Store) -> None:
     assert "installed" in run("list").stdout
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["mine", "smollm2-135m"])
 def test_list_and_show_agree_on_memory(name: str, run: Run, store: Store) -> None:
     install(store, name)
@@ -488,16 +488,17 @@ def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: i
     assert (store.get("mine") is not None) == remains
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colour_only_on_a_terminal_that_wants_it(store: Store, monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
     install(store)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    output, status = pexpect.run(
-        f"{sys.executable} -m headrace models show mine", withexitstatus=True, env=dict(os.environ), timeout=PATIENCE_S
-    )
-    assert status == 0
-    assert (b"\x1b[" in output) != no_color
+    child = spawn_headrace("models", "show", "mine")
+    output = child.read()
+    child.close()
+    assert child.exitstatus == 0
+    assert ("\x1b[" in output) != no_color
 
 
 def test_progress_bar_on_a_terminal_goes_away(hub: HubServer) -> None:

@@ -146,6 +146,8 @@ def test_a_rank_that_cannot_take_part_is_named(tmp_path: Path, text: str, named:
 def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Its processes end, also those that hold its output."""
     monkeypatch.setattr(processes, "SILENCE_S", 0.2)
+    for module in (processes, start):
+        monkeypatch.setattr(module, "END_S", 0.3)
     with pytest.raises(EngineError, match="has not been heard of"):
         started(two(script(tmp_path, "python", text)), None)
     assert "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]
