@@ -45,6 +45,7 @@ def test_typing_works_before_the_model_is_loaded(play) -> None:
     play(scenario, ready=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
 def test_stop_keeps_the_partial_answer_and_continue_extends_it(play, key: str) -> None:
     engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
@@ -81,6 +82,7 @@ def test_regenerate_branches_and_branches_switch(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keys", [("ctrl+b",), ("ctrl+up", "r")])
 def test_a_question_stopped_before_its_answer_is_asked_again(play, keys: tuple[str, ...]) -> None:
     engine = ScriptedEngine().script(Script(["hi"]), Script(hold=4), Script(["fine"]))
@@ -433,6 +435,7 @@ def test_commands_have_the_names_of_other_programs(play, typed: str, expected: t
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("typed", ["/exit", "/bye", "/q"])
 def test_each_quitting_command_stops_the_engine(play, typed: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -120,6 +120,7 @@ def test_meters_keep_their_place_while_load_changes(play) -> None:
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(40, 15), (80, 24)], ids=str)
 def test_the_keys_to_go_back_and_for_help_are_shown(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

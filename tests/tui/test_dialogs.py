@@ -227,6 +227,7 @@ def test_the_model_picker_explains_the_columns_it_shows(play, width: int, shown:
     play(scenario, size=(width, 40))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_keys_and_their_descriptions_stand_apart(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

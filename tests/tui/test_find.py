@@ -92,6 +92,7 @@ def test_ctrl_l_redraws_the_same_screen(play) -> None:
     play(scenario)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["ctrl+b", "ctrl+g"])
 def test_an_answer_that_was_asked_for_comes_into_view(play, how: str) -> None:
     async def scenario(it: Driver) -> None:

@@ -80,6 +80,7 @@ def test_an_unknown_theme_is_reported(play) -> None:
     play(scenario, settings=Settings(screen=ScreenSettings(theme="solarised")))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light"])
 def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyPatch, theme: str) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
