@@ -156,8 +156,18 @@ float cut(Candidates& all, float top, Reach&& reach) {
 }  // namespace
 
 uint32_t likeliest(const Kernels& kernels, const float* logits, int64_t n) {
-  float* x = scratch(Slot::logits, padded(n));
-  return first_of(x, n, fill(kernels, logits, n, 1, x));
+  float block[kBlock];  // stays in the L1: a copy of all logits would be written to memory, and read again
+  float top = kNever;
+  int64_t best = 0;  // the first logit of the block with the largest
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const float here = fill(kernels, logits + i, std::min(kBlock, n - i), 1, block);
+    if (std::isnan(here)) return first_of(logits, n, here);
+    if (here > top) {
+      top = here;
+      best = i;
+    }
+  }
+  return static_cast<uint32_t>(best) + first_of(logits + best, n - best, top);
 }
 
 uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const SampleRule& rule, uint64_t random) {

@@ -108,6 +108,10 @@ void test_sampling(const Kernels& kernels) {
     const uint32_t token = sample(kernels, logits.data(), 37, {.top_p = 0.5}, ~uint64_t{0});
     check(token < 37 && (value < 0 ? token != 20 : token == 20), "one odd logit", kernels.name);
     check(value < 0 || likeliest(kernels, logits.data(), 37) == 20, "the likeliest is the odd logit", kernels.name);
+    std::vector<float> many(3000, -1);  // several blocks
+    many[2500] = value;
+    const uint32_t expected = value < 0 ? 0 : 2500;
+    check(likeliest(kernels, many.data(), 3000) == expected, "an odd logit of a later block", kernels.name);
   }
 }
 
