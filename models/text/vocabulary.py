@@ -25,7 +25,9 @@ SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _ID_BITS = 21  # of a token's id and of its rank by score
-_MAX_CHARACTERS = 1 << 23  # of all tokens together, for each of which 100 bytes are needed; Gemma's have 1.4 million
+_PLACE_BITS = 23  # of a place in the joined text of all tokens
+# Of all tokens together, for each of which 100 bytes are needed; Gemma's have 1.4 million
+_MAX_CHARACTERS = 1 << _PLACE_BITS
 
 Places = npt.NDArray[np.int64]
 """Positions in a text, or in an array."""
@@ -114,7 +116,10 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[li
     def find(first: Places, last: Places) -> Places:
         """Return the index in `ids` of the token that each part of the text may be, -1 for none."""
         wanted = text.hashes(first, last)
-        order = np.argsort(wanted)  # a search in order reads each part of the memory once
+        # A search in order reads each part of the memory once. Numbers of a hash's high bits and a place sort faster
+        # than an argsort.
+        low = np.uint64((1 << _PLACE_BITS) - 1)
+        order = np.sort(wanted & ~low | np.arange(len(wanted), dtype=np.uint64)) & low
         at = np.empty(len(wanted), np.int64)
         at[order] = np.searchsorted(sorted_hashes, wanted[order])
         at = np.minimum(at, len(sorted_hashes) - 1)
