@@ -135,7 +135,7 @@ def adapter_option(command: Command) -> Command:
             from headrace.models.registry.resolve import DEFAULT_MODEL
 
             if arguments["model"] is None and _continues_session(arguments):
-                raise UsageError("--adapter needs -m MODEL here: the session has a model of its own")
+                raise UsageError("--adapter needs -m MODEL here: the session has its own model")
             model = chosen_model(arguments["model"], load_settings()) or DEFAULT_MODEL
             if split_adapter(model)[1] is not None:
                 raise UsageError(f"--adapter: {model} has an adapter already", "name its base model with -m")
