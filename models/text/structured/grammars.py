@@ -42,9 +42,11 @@ _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools, and of the thinking b
 _TOOLS = "grammar of the tools"  # in messages
 _UNMARKED = "calls without markup are checked only if they are forced"
 _COMPACT = {"whitespace_flexible": False}
-_IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)  # in llguidance's messages, as `_UNIMPLEMENTED`
-_ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)  # of a rule, in brackets
+# The attributes of a rule in Lark, `max_tokens=9` of `thought[max_tokens=9]: TEXT`.
+_ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)
 _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be counted, or taken back
+# In llguidance's messages: the fault of a regular expression, and keywords.
+_IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.+)\]")
 # Of llguidance. A lexer state takes 1 to 2 kB; fuel of one mask about 15 ms, of a grammar about 20 ms.
 _LIMITS: dict[str, Any] = {
@@ -173,6 +175,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> JsonTokens:
+        """The vocabulary of answers that are JSON from their beginning."""
         return JsonTokens(self.trie.tokens)
 
     @cached_property
@@ -186,6 +189,7 @@ class Grammars:
 
     @cached_property
     def _trial(self) -> Trial:
+        """The process in which a grammar is compiled first."""
         return Trial(self._vocab_size, {index: self.trie.tokens[index] for index in self.trie.marks}, self.trie.ends)
 
     def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> LLMatcher:
@@ -242,6 +246,7 @@ class Grammars:
 
     @property
     def _has_channels(self) -> bool:
+        """True if answers have channels, see `ThinkingForm`."""
         form = self._tokenizer.thinking_form
         return form is not None and form.has_channels
 

@@ -13,8 +13,11 @@ import numpy as np
 
 MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is printed with
 _DIGITS = frozenset(b"0123456789")
-_QUOTE, _ESCAPE, _COLON = b'"\\:'
-_OPENING_OBJECT, _OPENING_LIST = b"{["
+_QUOTE = ord('"')
+_ESCAPE = ord("\\")
+_COLON = ord(":")
+_OPENING_OBJECT = ord("{")
+_OPENING_LIST = ord("[")
 _CLOSING = b"}]"
 _BETWEEN = b",:"
 # A key, or its beginning, in JSON's shortest form: without needless escapes. Group 1: an unended escape.
@@ -24,6 +27,7 @@ _SHORTEST = re.compile(
 _MAY_GO_ON_AN_ESCAPE = frozenset(b"/u0123456789abcdefABCDEF")  # first bytes of tokens, but for the short escapes'
 
 Row = np.ndarray[tuple[int], np.dtype[np.bool_]]
+"""Whether each token is allowed (V,)."""
 IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
@@ -34,6 +38,7 @@ class JsonState:
     levels: the keys of each open object so far, None for a list.
     key: text of the key that is being written; None: elsewhere.
     in_text: in a key or another text.
+    escaped: after the backslash of an escape.
     is_value: the next text is no key.
     digits: that came last, in a row.
     breaks: the bytes that led here ended a key that its object has already, or escaped a character without need.
@@ -61,11 +66,11 @@ class JsonState:
                 digits += 1
             else:
                 digits = 0
-            if in_text and (escaped or byte != _QUOTE):
+            if in_text and (escaped or byte != _QUOTE):  # within a text
                 escaped = byte == _ESCAPE and not escaped
                 if key is not None:
                     key += bytes((byte,))
-            elif in_text:
+            elif in_text:  # its end
                 in_text = False
                 keys = levels[-1] if levels else None
                 if key is not None and keys is not None:
@@ -111,6 +116,7 @@ class JsonState:
 
 
 def _is_shortest(key: bytes) -> bool:
+    """Return whether a key, or its beginning, has no needless escape."""
     return b"\\" not in key or _SHORTEST.fullmatch(key) is not None
 
 
@@ -122,6 +128,7 @@ class JsonTokens:
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
+        # Tokens by their bytes, so that `narrow` scans only those that may break a rule.
         self._starts_with_digit = np.array([token[:1].isdigit() for token in tokens])
         counts = np.array([token.count(_QUOTE) for token in tokens])
         self._quoting = {least: np.flatnonzero(counts >= least) for least in (1, 2, 3)}

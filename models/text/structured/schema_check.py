@@ -21,6 +21,7 @@ MAX_DEPTH = 60  # levels of objects and lists
 _LONGEST_NAME = 80  # characters of a name that a pattern leaves out: llguidance takes 250 brackets, three for each
 _LONGEST_PATH = 100  # characters of a path that are shown
 _EXACT = 2**53  # numbers beyond are rounded: llguidance reads them as doubles
+# Dates and times of RFC 3339: any year but 0000, days of months in any year, days of leap years, hours with minutes.
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29"
@@ -38,10 +39,12 @@ _REFUSED = (
 )  # fmt: skip
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
 _NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$defs", "definitions"}
+# Hints.
 _NO_GAIN = "leave it out or say it another way"
-_QUOTED = re.compile(r'["\\]')  # matched wrongly in the pattern of a key by llguidance 1.9
 _CLOSE = "add additionalProperties: false"
-_LOOKAROUND = re.compile(r"\(\?<?[=!]")
+_QUOTED = re.compile(r'["\\]')  # matched wrongly in the pattern of a key by llguidance 1.9
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # `(?=`, `(?!`, `(?<=`, `(?<!`
+# Schemas that allow any value.
 _ANY: tuple[object, ...] = (True, {}, None)
 
 
@@ -161,6 +164,7 @@ def _check(schema: Mapping[str, object], path: str) -> None:
 
 
 def _refusal(path: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
+    """Return the error for a keyword that cannot be honoured."""
     return UsageError(f"schema: {_at(path)}{keyword} cannot be guaranteed", hint)
 
 
@@ -215,6 +219,7 @@ def _possible(options: list[object]) -> list[object]:
 
 
 def _looks_around(option: object) -> bool:
+    """Return whether an option has a pattern with lookaround."""
     return isinstance(option, Mapping) and _LOOKAROUND.search(str(option.get("pattern", ""))) is not None
 
 
@@ -231,6 +236,7 @@ def _names(schema: Mapping[str, object]) -> list[str]:
 
 
 def _is_object(schema: Mapping[str, object]) -> bool:
+    """Return whether a schema's type is, or may be, an object."""
     kinds = schema.get("type")
     return kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
 
@@ -251,6 +257,7 @@ def _rest_other_than(rests: set[str]) -> str:
 
 
 def _literal(character: str) -> str:
+    """Return the regular expression of one character."""
     return f"\\x{{{ord(character):x}}}"
 
 

@@ -50,7 +50,8 @@ class Trial:
         """Compile a grammar (llguidance's JSON, one line) within llguidance's limits. Raises TrialError."""
         self.start()
         with self._lock:
-            if (pipes := self._pipes) is None:
+            pipes = self._pipes
+            if pipes is None:
                 return
             if not pipes.are_ready and not self._await_ready(pipes):
                 return
@@ -84,6 +85,7 @@ class _Pipes:
 
 
 def _start_process() -> _Pipes:
+    """Start this file as a program, with the folder of llguidance as its argument."""
     import llguidance  # late, as everywhere
 
     process = subprocess.Popen(
@@ -100,6 +102,7 @@ def _start_process() -> _Pipes:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process, and close its pipes."""
     process.kill()
     with suppress(OSError):  # of a pipe to a process that has ended
         process.communicate()
@@ -113,6 +116,7 @@ def main(library: str) -> None:
 
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+    # The vocabulary: control tokens under their ids, single bytes under free ones, and no other tokens.
     vocabulary = json.loads(sys.stdin.readline())
     tokens = [b""] * vocabulary["size"]
     for index, text in vocabulary["controls"]:
@@ -123,6 +127,8 @@ def main(library: str) -> None:
         tokens[index] = byte
 
     class Bytes:
+        """The vocabulary as llguidance reads it, see `TokenTrie`."""
+
         is_tokenizer_wrapper = True
         bos_token_id = None
         eos_token_id = vocabulary["ends"][0]
@@ -152,6 +158,7 @@ def main(library: str) -> None:
 
 
 def _say(line: str) -> None:
+    """Answer with a line at once."""
     sys.stdout.write(line)
     sys.stdout.flush()
 

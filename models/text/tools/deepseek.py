@@ -74,7 +74,7 @@ class DeepSeek(ToolForm):
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         position = len(self._begin)
-        calls = list[ToolCall]()
+        calls: list[ToolCall] = []
         while True:
             rest = text[position:].lstrip()
             position = len(text) - len(rest)
@@ -99,6 +99,7 @@ class DeepSeek(ToolForm):
             return None
         name = text[position:separator].strip()
         start = separator + len(self._separator)
+        # 3 and R1: the name stands after the separator, and the arguments in a fence.
         fence = text.find(f"{_FENCE}json", start)
         if fence >= 0 and name == "function":
             name = text[start:fence].strip()
@@ -116,7 +117,7 @@ class DeepSeek(ToolForm):
         begin = literal(_CALL)
         end = literal(_CALL_END)
         separator = literal(_SEPARATOR)
-        calls = []
+        calls: list[str] = []
         for number, tool in enumerate(tools):
             if self._fenced:
                 head = f'"function" {separator} {quoted(f"{tool.name}{_JSON_FENCE}")}'

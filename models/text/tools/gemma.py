@@ -17,6 +17,7 @@ from headrace.models.text.tools.value_rules import Schema, ValueRules
 
 MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
 OLDER = ("<start_function_call>", "<end_function_call>", "<escape>")
+# `call:get_weather` before the brace of its arguments; a beginning of that text; a value without quotes.
 _HEAD = re.compile(r"\s*call:([\w.:/-]+)(?=\{)")
 _BEGUN = re.compile(r"\s*(?:c|ca|cal|call|call:[\w.:/-]*)?$")
 _PLAIN = re.compile(r"[^,{}\[\]]+")
@@ -70,7 +71,8 @@ class Gemma(ToolForm):
             return self._pairs(text, position + 1)
         if text[position] == "[":
             return self._items(text, position + 1)
-        if (plain := _PLAIN.match(text, position)) is None:
+        plain = _PLAIN.match(text, position)
+        if plain is None:
             raise ValueError("no value")
         if plain[0].strip() in PYTHON_CONSTANTS:  # as the template prints null
             return PYTHON_CONSTANTS[plain[0].strip()], plain.end()
@@ -80,6 +82,7 @@ class Gemma(ToolForm):
             return plain[0].strip().strip("\"'"), plain.end()
 
     def _pairs(self, text: str, position: int) -> tuple[dict[str, object], int]:
+        """Return the object of the pairs from `position` on, and the position after it. Raises as `_value`."""
         pairs: dict[str, object] = {}
         while text[position] != "}":
             position = _behind(text, position, ",")
@@ -94,6 +97,7 @@ class Gemma(ToolForm):
         return pairs, position + 1
 
     def _items(self, text: str, position: int) -> tuple[list[object], int]:
+        """Return the list of the items from `position` on, and the position after it. Raises as `_value`."""
         items: list[object] = []
         while text[position] != "]":
             item, position = self._value(text, _behind(text, position, ","))
@@ -102,6 +106,7 @@ class Gemma(ToolForm):
         return items, position + 1
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        # Cut within a text, after another value, or after a colon.
         whole = without_half(text, self._quote)
         quoted_text = f"{whole}{self._quote}}}{self._end}"
         other_value = f"{whole}}}{self._end}"
@@ -126,6 +131,7 @@ class Gemma(ToolForm):
         return "\n".join([f"rest: ({names}) {literal(self._tokens[1])}", *rules])
 
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
+        """Return the rules of one tool's call. quote: Lark of the mark around a text."""
         if tool.free:
             return [f'call{number}: "call:{tool.name}" pairs']
         values = _ValueRules(quote, tool.parameters)
