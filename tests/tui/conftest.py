@@ -181,6 +181,7 @@ def play(home: Path, empty_store: Path) -> Callable[..., None]:
     """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`.
 
     painted: every change is painted, as on a terminal; else the first and the last frame, and `Driver.text`.
+    real_time: for a test with a clock of its own.
     """
 
     def run(
@@ -191,6 +192,7 @@ def play(home: Path, empty_store: Path) -> Callable[..., None]:
         settings: Settings | None = None,
         ready: bool = True,
         painted: bool = False,
+        real_time: bool = False,
     ) -> None:
         async def main() -> None:
             used = engine if engine is not None else ScriptedEngine()
@@ -215,6 +217,7 @@ def play(home: Path, empty_store: Path) -> Callable[..., None]:
         with pytest.MonkeyPatch.context() as patch:
             if not painted:
                 _paint_first_frames(patch)
-            run_in_virtual_time(main())
+            run_to_end = asyncio.run if real_time else run_in_virtual_time
+            run_to_end(main())
 
     return run
