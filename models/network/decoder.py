@@ -297,7 +297,8 @@ class Decoder:
         residual = Residual(x)
         for layers, node in self._layer_groups:
             if self._is_left_out(layers.start, kv):
-                return x[:, :0, : self.config.hidden_size]
+                # A node before it has returned no rows; its output is what the pass's other arrays wait for.
+                return residual.x if residual.x.shape[1] == 0 else residual.x[:, :0]
             if node is not None and kv.runs_fused:
                 x = self._with_inputs(residual.x, embedded, layers)
                 residual = Residual(kv.run_fused(layers, x, node))

@@ -133,7 +133,7 @@ def test_a_text_config_of_an_unknown_family_is_not_used_alone() -> None:
     from headrace.models.architectures.read import decoder_config
     from headrace.models.checkpoint.text_part import text_config
 
-    outer: dict[str, Any] = {"model_type": "mllama", "text_config": config_of("llama")}
+    outer: dict[str, Any] = {"model_type": "chameleon", "text_config": config_of("llama")}
     assert decoder_config(text_config(outer)) is None
 
 
