@@ -16,7 +16,7 @@ from headrace.models.checkpoint.side_file import (
     has_side_file,
     read_side_file,
 )
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*tiktoken*")  # see models/text/other_formats.py
 
@@ -49,13 +49,14 @@ def convert_read_errors() -> Iterator[None]:
 def report_store_damage(stored_as: str | None, directory: Path) -> Iterator[None]:
     """Name the store entry in a CheckpointError of this block, if `directory` is damaged.
 
-    stored_as: None for a folder outside of the store, whose errors get a hint if they have none.
+    stored_as: None for a folder outside of the store. Errors of its files get a hint if they have none.
     """
     try:
         yield
     except CheckpointError as error:
         if stored_as is None:
-            error.hint = error.hint or f"fetch or convert the whole folder {directory.name} anew"
+            if not isinstance(error, UnsupportedModelError):  # whose files are sound
+                error.hint = error.hint or f"fetch or convert the whole folder {directory.name} anew"
             raise
         try:
             check_sound(directory)

@@ -14,15 +14,16 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, load_model, stored_network
+from headrace.models.loading.load import LEAST_CONTEXT, load_model, load_resolved, stored_network
 from headrace.models.loading.recommended import generation_defaults
 from headrace.models.loading.sized import Sized
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
-from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError
+from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UnsupportedModelError, UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.network import Network
@@ -343,6 +344,18 @@ def test_out_of_range_generation_settings_are_refused_by_name(tmp_path: Path, na
     (tmp_path / "generation_config.json").write_text(f'{{"{name}": {number}}}')
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{name}"):
         generation_defaults(tmp_path)
+
+
+def test_only_broken_files_are_to_be_fetched_anew(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", "gpt-oss", changes={"swiglu_limit": 3.0})
+    with pytest.raises(UnsupportedModelError, match="swiglu_limit") as sound:
+        load_resolved(resolve(str(folder)))
+    assert "anew" not in str(sound.value.hint)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as broken:
+        load_resolved(resolve(str(folder)))
+    assert "m anew" in str(broken.value.hint)
 
 
 def test_a_name_of_any_length_makes_a_line_that_can_be_read(tmp_path: Path) -> None:
