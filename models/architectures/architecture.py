@@ -2,7 +2,8 @@
 
 A file here lists the rows of a group of families as `ROWS`, and `families.ARCHITECTURES` has all of them by model_type.
 A new row needs a variant in `tests/support/mlx_lm_models.py`: the parity tests then compare it with mlx-lm's class, and
-`docs/models.md` lists it. Tensor names on the right side of a row are those of `models.network.tensors`.
+`docs/models.md` lists it. Without a class in mlx-lm it needs a case in `tests/parity/test_transformers.py`.
+Tensor names on the right side of a row are those of `models.network.tensors`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ class Architecture:
     dense_first: bool = False  # `mlp_layer_types` begins with all dense layers
     nests: bool = False  # multimodal, with an ordinary decoder that gets images as embeddings
     outer_keys: tuple[str, ...] = ()  # keys of the text part that mlx-lm's class of the whole reads outside it
-    outer: Callable[[Config], str | None] | None = None  # multimodal model_type if mlx-lm has only that one's class
+    outer: Callable[[Config], str | None] | None = None  # multimodal model_type that a text-only config is read as
     # Tensors
     # Parts of names and their names here. They are replaced in this order, each in the result of the one before.
     tensor_names: tuple[tuple[str, str], ...] = ()

@@ -33,7 +33,7 @@ _AROUND = NormNames(
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 # Tensors of keys and values, such as "model.layers.30.self_attn.k_proj.weight"
-_OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\..*")
+_OF_KEYS = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.(k_proj|v_proj|k_norm)\..*")
 # Defaults of transformers' class, which multimodal configs omit from the section of their text part
 _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

@@ -13,7 +13,7 @@ from headrace.models.architectures.latent import latent_with_eps
 from headrace.models.architectures.mixers import mixer_sizes
 from headrace.runtime.errors import CheckpointError
 
-_ATTENTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.")  # "model.layers.3.self_attn.q_proj.weight", its begin
+_ATTENTION = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.")  # "model.layers.3.self_attn.q_proj.weight", its begin
 # Names of a delta network's tensors that differ from ours: "q_conv.conv.weight" is "q_conv1d.weight" here
 _KDA = ((".o_proj", ".out_proj"), (".o_norm", ".norm"), ("_conv.conv", "_conv1d"))
 

@@ -13,7 +13,7 @@ from headrace.models.architectures.latent import latent_with_eps
 from headrace.models.architectures.mixers import mixer_sizes
 from headrace.runtime.errors import CheckpointError
 
-_ATTENTION = re.compile(r"model\.layers\.(\d+)\.attention\.(.+)")  # "model.layers.3.attention.o_proj.weight"
+_ATTENTION = re.compile(r"model\.layers\.(\d{1,9})\.attention\.(.+)")  # "model.layers.3.attention.o_proj.weight"
 # Modules of a delta network and of attention over latents -> their names here
 _KDA = {"o_proj": "out_proj", "o_norm": "norm", "f_proj": "a_proj"}
 _LATENT = {"dense": "o_proj", "g_proj": "gate_proj"}

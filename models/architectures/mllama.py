@@ -18,7 +18,7 @@ _TEXT = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 5e5, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
 }  # fmt: skip
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def _image_layers(config: Mapping[str, Any]) -> set[int]:
@@ -70,6 +70,7 @@ ROWS = (
         "mllama_text_model",
         Family(),
         nested_defaults=_TEXT,
+        outer=lambda _config: "mllama",  # layers of a text-only checkpoint have the same numbers
         rename=_numbered,
         is_unread=_is_of_images,
         turn=_text_rows,

@@ -18,7 +18,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LETTERS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
 }  # fmt: skip
-_BLOCK = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\b")  # "model.layers.7.mixer.in_proj.weight", its begin
+_BLOCK = re.compile(r"model\.layers\.(\d{1,9})\.(norm|mixer)\b")  # "model.layers.7.mixer.in_proj.weight", its begin
 _STACKS = ((".switch_mlp.fc1", ".switch_mlp.up_proj"), (".switch_mlp.fc2", ".switch_mlp.down_proj"))
 
 

@@ -45,7 +45,7 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
 
 
 def _wrapped(config: dict[str, object]) -> dict[str, object]:
-    """Return a text-only config as the text part of the multimodal family, where mlx-lm has only that."""
+    """Return a text-only config as the text part of a multimodal one, if its row says so (`outer`)."""
     outer = architecture_of(config).outer
     if outer is None:
         return config

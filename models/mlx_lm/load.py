@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlx_lm.models.base import BaseModelArgs
 
 # A single stored expert: "model.layers.0.mlp.experts.5.up_proj.weight"
-_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d{1,9})\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 _TABLE = "embed_tokens.weight"  # the end of its name, by which the prefix of the text part is found
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
 

@@ -78,6 +78,21 @@ def test_settings_of_single_modules_are_those_of_their_layers(tmp_path: Path) ->
     assert [[weight.bits for weight in layer.gate_up] for layer in layers] == [[4], [8, 4], [4]]
 
 
+def test_a_text_only_folder_is_read_as_the_text_part_of_a_whole(tmp_path: Path) -> None:
+    tensors = {
+        name.removeprefix("language_model."): (weight(name, shape), "F32")
+        for name, shape in _CASE["tensors"].items()
+        if name.startswith("language_model.")
+    }
+    text = write_tensors(tmp_path / "text", tensors, _CASE["config"]["text_config"])
+    whole = write_mllama(tmp_path / "whole")
+    quantized = [quantize_model(folder, folder.with_suffix(".4")) for folder in (text, whole)]
+    for folders in ([text, whole], quantized):
+        engines = [Engine(load_decoder(folder), context_limit=64) for folder in folders]
+        answers = [split(list(engine.generate(Request([3, 1, 4, 15], max_tokens=8))))[0] for engine in engines]
+        assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("layers", [None, "3", [0, 1, 2, 3, 4]])
 def test_other_lists_of_layers_are_refused(layers: object) -> None:
     config = {**_CASE["config"]["text_config"], "cross_attention_layers": layers}

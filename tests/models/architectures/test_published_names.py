@@ -5,9 +5,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.families import architecture_named
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.text_part import headrace_name
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UnsupportedModelError
 from headrace.runtime.ops import reference
@@ -124,3 +126,21 @@ def test_other_scales_of_gpt2s_scores_are_refused() -> None:
     config = {**config_of("gpt2"), "scale_attn_by_inverse_layer_idx": True}
     with pytest.raises(UnsupportedModelError, match="scale_attn_by_inverse_layer_idx"):
         decoder_config(normalized(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("self_attn.q_proj", {"model_type": "mllama_text_model", "cross_attention_layers": [1]}),
+        ("self_attn.k_proj", {"model_type": "gemma3n_text", "num_hidden_layers": 5, "num_kv_shared_layers": 2}),
+        ("self_attn.k_proj", {"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1]}}),
+        ("mixer.in_proj", {"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}),
+        ("attention.dense", {"model_type": "bailing_moe_v3", "num_hidden_layers": 5}),
+    ],
+)
+def test_a_layers_number_of_any_length_is_no_error(name: str, config: dict[str, object]) -> None:
+    """Python refuses to convert a text of more than 4,300 digits."""
+    stored = f"model.layers.{'7' * 5000}.{name}.weight"
+    is_unread = architecture_named(str(config["model_type"])).is_unread
+    assert headrace_name(stored, config) == stored
+    assert is_unread is None or not is_unread(stored, config)
