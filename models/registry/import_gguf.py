@@ -59,17 +59,19 @@ def import_gguf(
 ) -> StoredModel:
     """Return the store's entry of `file`, installing it first if needed.
 
-    opened: the file, if its header was read before. Raises CheckpointError for an invalid GGUF and ModelNotFoundError
-    for an unreadable file.
+    opened: the file, if its header was read before; it is read again if the file has changed since.
+    Raises CheckpointError for an invalid GGUF and ModelNotFoundError for an unreadable file.
     """
     file = parts_of(file)[0]
+    with _readable(file):
+        is_hashed_now = "sha256" not in _row(file, _stamp(file), store)  # if by `find_copy`, too
     known = find_copy(file, store, progress=progress)
     if known is not None:
         return known
-    opened = opened or open_gguf(file)
     with _readable(file):
+        if opened is None or opened.stamp != _stamp(file):  # a question to the user may have come between
+            opened = open_gguf(file)
         plan = plan_of(opened.container)  # refuses a file that cannot run before gigabytes are hashed
-        is_hashed_now = "sha256" not in _row(file, opened.stamp, store)
         sha256 = _digest(file, opened.stamp, store, progress)
 
     title = title_of(file)
@@ -86,8 +88,9 @@ def import_gguf(
         if copied_file(stale) == str(file) and stale.name != name:
             store.remove(stale.name)
     _remember(file, opened.stamp, store, name=model.name)
-    if is_hashed_now:
-        _note_sound(model)
+    with _readable(file):
+        if is_hashed_now and _stamp(file) == opened.stamp:
+            _note_sound(model)
     return model
 
 

@@ -17,6 +17,8 @@ from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, fetch_wheel, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
+from headrace.models.registry.checked_files import recall_checked
+from headrace.models.registry.checksums import recorded_files
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
@@ -125,6 +127,24 @@ def test_a_gguf_as_large_as_a_converted_one_is_hashed_once(
     store.remove(str(second.stored_as))
     assert resolve(str(other), store=store).path == second.path
     assert hashed == [other]
+
+
+def test_every_file_that_an_import_hashed_is_known_to_be_sound(store: Store, gguf: Path) -> None:
+    """Also one that is hashed before the import, as it is as large as an installed one."""
+    other = gguf.with_name("other.gguf")
+    other.write_bytes(gguf.read_bytes()[:-1] + bytes([gguf.read_bytes()[-1] ^ 1]))
+    for file in (gguf, other):
+        model = import_gguf.import_gguf(file, store)
+        records = recorded_files(model.origin) or {}
+        [name] = model.origin["gguf"]
+        assert recall_checked(model.path / name, records[name]) == ""
+
+
+def test_a_file_that_changed_since_its_header_was_read_is_read_again(store: Store, gguf: Path) -> None:
+    opened = import_gguf.open_gguf(gguf)
+    write_gguf(gguf, "llama", matrices="Q8_0", layers=1)
+    model = import_gguf.import_gguf(gguf, store, opened=opened)
+    assert open_checkpoint(model.path).config["num_hidden_layers"] == 1
 
 
 def test_a_copy_of_a_gguf_shares_its_conversion(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
