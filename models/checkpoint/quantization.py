@@ -112,5 +112,5 @@ def is_known(section: Mapping[str, object] | None) -> bool:
 
 
 def weighs_experts(module: str) -> bool:
-    """Return whether a projection's outputs select or scale whole experts, so that it needs at least 8 bits."""
-    return module.endswith((".gate", ".router", ".router.layer", ".shared_expert_gate"))
+    """Return whether a projection's outputs select or scale whole experts or streams: it needs at least 8 bits."""
+    return module.endswith((".gate", ".router", ".router.layer", ".shared_expert_gate", ".modality_router"))

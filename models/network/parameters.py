@@ -214,9 +214,9 @@ class Parameters:
         return self._prepared(turned, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
 
     def router(self, prefix: str, tensor: Tensor) -> Weight:
-        """Return a mixture's router, in at least 8 bits and for products in float32.
+        """Return a router of experts or streams, in at least 8 bits and for products in float32.
 
-        Small errors of its scores select other experts, and a router has few weights.
+        Small errors of its scores select other experts, and a router has few weights. See `weighs_experts`.
         """
         requantize = self._requantize
         least = 8

@@ -7,11 +7,13 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
 from tests.support.alone import new_cache
+from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -36,6 +38,17 @@ def test_the_copy_equals_quantizing_on_load(plain: Path, bits: int, group_size: 
     assert resolve(kept.name, fetch=False).path == kept.path
     assert json.loads((kept.path / "config.json").read_text())["quantization"]["bits"] == bits
     assert mx.array_equal(logits(kept.path), logits(plain, kind))
+
+
+def test_routers_of_experts_and_streams_stay_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    for variant, router in (("glm4-moe", "mlp.gate"), ("gemma3n", "altup.modality_router")):
+        model = write_mlx_lm_model(tmp_path / variant, config_of(variant))
+        kept = open_checkpoint(keep_quantized(resolve(str(model)), Quantization(4, 32)).path).tensors
+        modules = {name.rpartition(".")[0] for name in kept if name.endswith(".scales")}
+        assert modules
+        assert any(name.endswith(f".{router}.weight") for name in kept)
+        assert not any(module.endswith(f".{router}") for module in modules)
 
 
 def test_a_quantized_checkpoint_is_refused(plain: Path) -> None:
