@@ -135,7 +135,9 @@ def parse_source(text: str) -> Source:
         return _hub_url(url[1])
     _refuse_other_hosts(text)
     if _looks_like_path(text) and os.path.lexists(path):
-        raise ModelNotFoundError(f"{_shorten(text)} is a link to a file that does not exist")
+        raise ModelNotFoundError(
+            f"{_shorten(text)} is a link to a file that does not exist", "pass the path of the file itself"
+        )
     if _looks_like_path(text) and not _in_a_repository(text):
         raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
     if "/" in text.rstrip("/"):

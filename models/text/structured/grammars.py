@@ -307,7 +307,7 @@ def _check_texts(source: GrammarSource | None, whole: str) -> None:
 
     It may be too long, or nested so deeply that the parser could overflow the stack. whole: see `Grammars._matcher`.
     """
-    _check_size(whole, _TOOLS, _MAX_TOOLS)
+    _check_size(whole, _TOOLS, _MAX_TOOLS, "offer fewer tools, or shorter schemas")
     if source is None:
         return
     _check_size(source.text, source.kind, MAX_TEXT)
@@ -320,14 +320,14 @@ def _check_texts(source: GrammarSource | None, whole: str) -> None:
                 raise UsageError(f"grammar: {match[1]} is not supported", "suffix or lazy end a rule")
 
 
-def _check_size(text: str, name: str, max_bytes: int) -> None:
+def _check_size(text: str, name: str, max_bytes: int, hint: str | None = None) -> None:
     """Raise UsageError for a text that is longer, or has a lone surrogate. name: of the text, for the message."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(f"the {name} has a lone surrogate, which no text contains") from None
     if size > max_bytes:
-        raise UsageError(f"the {name} is too large: {size} bytes, where one may have {max_bytes}")
+        raise UsageError(f"the {name} is too large: {size} bytes, where one may have {max_bytes}", hint)
 
 
 def _nesting(text: str) -> int:

@@ -220,8 +220,9 @@ def test_a_source_and_the_tools_may_each_have_their_size(tmp_path_factory: pytes
     grammars.compile(YES, calls=calls(MAX_TEXT))
     with pytest.raises(UsageError, match=r"^the regex is too large"):
         grammars.compile(GrammarSource("regex", "y" * (MAX_TEXT + 1)), calls=calls(9))
-    with pytest.raises(UsageError, match=r"^the grammar of the tools is too large"):
+    with pytest.raises(UsageError, match=r"^the grammar of the tools is too large") as caught:
         grammars.compile(YES, calls=calls(2 << 20))
+    assert caught.value.hint == "offer fewer tools, or shorter schemas"
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
