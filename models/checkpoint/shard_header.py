@@ -122,7 +122,7 @@ def _tensor_entry(entry: object, tensor: str, shard: str) -> tuple[str, tuple[in
 
 
 def are_counts(values: Iterable[object]) -> bool:
-    """Return whether all are whole numbers from 0 to 2**48, which no real size exceeds."""
+    """Return whether all are whole numbers from 0 and below 2**48, which no real size reaches."""
     # `type`, not isinstance: True is an int.
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 

@@ -92,7 +92,10 @@ class LayerKV:
         return self._visible_in_chunks(self.window, last) - self._visible_in_chunks(self.window, entries - 1)
 
     def _visible_of_chosen(self, entries: int, rows: int, chosen: int) -> int:
-        """Return `visible_by_all` where each query sees its own choice, in a prefill as in a step."""
+        """Return `visible_by_all` where each query sees its own choice.
+
+        mlx-lm's class does so in a step alone: in a prefill it computes the scores of all positions, and masks them.
+        """
         all_seen = min(rows, max(0, chosen + 1 - entries))  # first queries that see all positions
         first = entries + all_seen  # positions at the first query that sees chosen ones
         others = rows - all_seen

@@ -1,6 +1,6 @@
 """Calls at the end of an answer that a limit cut: the last one has a part of its arguments' JSON text.
 
-`ToolForm.cut_calls` of the forms call these, after `stream.ToolStream.finish`.
+`ToolForm.cut_calls` of the forms call these, within `stream.ToolStream.finish`.
 """
 
 import json
