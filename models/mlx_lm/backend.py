@@ -125,8 +125,13 @@ class PrefixCaches:
             return
         cache.mark()
         committed = list(tokens[: cache.committed])
-        # An ended sequence that this one begins with serves no prompt that this one does not serve.
-        self._ended = [ended for ended in self._ended if ended.tokens != committed[: len(ended.tokens)]]
+        # An ended sequence that this one begins with is dropped if this cache can go back to its whole length. A cache
+        # with marks may have fewer of them within that length.
+        self._ended = [
+            ended
+            for ended in self._ended
+            if ended.tokens != committed[: len(ended.tokens)] or cache.reachable(len(ended.tokens)) != len(ended.tokens)
+        ]
         self._ended.append(EndedSequence(cache, committed, cache.allocated_bytes))
         while len(self._ended) > 1 and sum(len(ended.tokens) for ended in self._ended) > self._max_entries:
             del self._ended[0]
@@ -135,6 +140,7 @@ class PrefixCaches:
         """Drop the oldest ended sequences beyond the spare memory."""
         if self._spare is None:
             return
+        # 0: running sequences count with the bytes reserved for them, and their allocated bytes are not summed here.
         while self._ended and sum(ended.nbytes for ended in self._ended) > self._spare(0):
             del self._ended[0]
 
@@ -182,6 +188,8 @@ class MlxLmBackend:
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         assert isinstance(cache, MlxLmCache)
+        # With `keep_prefix` all committed entries stay, those of the output included. Else those of the prompt stay for
+        # sequences that run meanwhile, until `trim`; none if caches cannot be copied.
         if self._options.keep_prefix or self.shares_prefixes:
             self._prefixes.end(cache, tokens, outputs=self._options.keep_prefix)
 

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from headrace.models.mlx_lm.backend import PrefixCaches
 from headrace.models.mlx_lm.cache import MOST, MOST_BYTES, Mark, Marks, MlxLmCache
 from headrace.models.mlx_lm.touched import leaves
 from headrace.runtime.errors import EngineError
@@ -170,3 +171,21 @@ def test_marks_are_bounded_in_bytes() -> None:
     marks.add(Mark(50, None, MOST_BYTES + 1))  # too large alone
     assert marks.nbytes == 0
     assert marks.at_most(50) is None
+
+
+@pytest.mark.parametrize(("more", "num_kept"), [(1, 1), (MOST, 2)])
+def test_an_ended_sequence_stays_if_a_longer_one_has_no_mark_at_its_end(more: int, num_kept: int) -> None:
+    prefixes = PrefixCaches(10_000, None, can_copy=True)
+    first = made("recurrent")
+    feed(first, 10)
+    prefixes.end(first, range(10), outputs=True)
+    longer = first.duplicate()
+    for _ in range(more):
+        feed(longer, 9, at_once=9)
+        longer.mark()
+    prefixes.end(longer, range(longer.committed), outputs=True)
+    assert longer.reachable(10) == (10 if num_kept == 1 else 0)
+    assert len(list(prefixes)) == num_kept
+    reused = prefixes.take([*range(10), 1000, 1001])
+    assert reused is not None
+    assert reused.committed == 10
