@@ -10,7 +10,9 @@ thread, so silent strangers delay no rank.
     then both    {} heartbeat; {"times": s}; {"error": text}; any other record is for `take`
 
 Rank 0 sends {"calls": [...]}, {"end": reason} (`runtime.ranks.leader`) and the model to load
-(`models/loading/ranked.py`). tests/runtime/ranks/test_link.py.
+(`models/loading/ranked.py`). A follower answers some calls (`runtime.ranks.follower`) with {"marks": bool},
+{"found": entries} or {"cleared": true}, and the model to load with {"found": true}, then {"context": ..., "fitting":
+...} (`models/loading/ranked.py`). tests/runtime/ranks/test_link.py.
 """
 
 import hmac
@@ -49,7 +51,7 @@ class RankLostError(EngineError):
 
 
 class Link:
-    """A connection to the peer `name`. on_lost(reason): called once, on a thread, unless closed before."""
+    """A connection to the peer `name`. on_lost(reason): called at most once, by any thread, not after `close`."""
 
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
         self.name = name
@@ -57,6 +59,7 @@ class Link:
         self._socket = connection
         self._on_lost = on_lost
         self._sending = threading.Lock()
+        self._losing = threading.Lock()
         self._records: SimpleQueue[Record | None] = SimpleQueue()
         self._closed = threading.Event()
         connection.settimeout(SILENCE_S)
@@ -120,9 +123,13 @@ class Link:
             self.send({})
 
     def _lose(self, reason: str) -> None:
-        """End the connection, and call `on_lost` unless `close` was called before."""
-        closed = self._closed.is_set()
-        self._closed.set()
+        """End the use of the connection, and call `on_lost` unless it had ended before.
+
+        The socket stays open until `close`, since another thread may be in a call on it.
+        """
+        with self._losing:  # readers and senders may notice the loss at the same time
+            closed = self._closed.is_set()
+            self._closed.set()
         self._records.put(None)
         if not closed:
             self._on_lost(reason)

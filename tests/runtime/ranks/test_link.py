@@ -14,7 +14,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.ranks import link
 from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
-from headrace.runtime.ranks.link import RankLostError, connect
+from headrace.runtime.ranks.link import Link, RankLostError, connect
 from headrace.runtime.ranks.split import Split
 from tests.support.patience import PATIENCE_S
 
@@ -160,6 +160,33 @@ def test_a_silent_rank_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(link, "BEAT_S", PATIENCE_S)
     connected(pair)
     assert "has not been heard of" in str(pair.lost.get(timeout=PATIENCE_S))
+
+
+class _Meeting(threading.Event):
+    """An event at which two threads look before either of them sets it, if they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._barrier = threading.Barrier(2)
+
+    def is_set(self) -> bool:
+        value = super().is_set()
+        with suppress(threading.BrokenBarrierError):
+            self._barrier.wait(0.1)
+        return value
+
+
+def test_a_loss_that_two_threads_notice_is_reported_once() -> None:
+    with listen("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as here:
+        lost = Queue[str]()
+        connection = Link(here, "there", lost.put)
+        connection._closed = _Meeting()
+        threads = [threading.Thread(target=connection._lose, args=(reason,)) for reason in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert lost.qsize() == 1
 
 
 def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
