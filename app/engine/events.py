@@ -4,7 +4,11 @@ Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (w
 `Prefill` comes before its first `Delta`. Texts are as the model generated them: sanitise them before drawing
 (`app.output.sanitise`).
 
-`host.py`, `idle_work.py` and `process.py` send them; the chat, the server's forms, its metrics and telemetry read them.
+In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_report.py`), and so do
+`idle_work.py` and `process.py`. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
+stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and reads
+them back. The chat, the server's forms, its metrics and telemetry read them.
+
 A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
 """
 
