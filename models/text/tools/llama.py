@@ -27,7 +27,7 @@ TAGS_3 = ("<|python_tag|>", "")  # begin and end; Llama 3 has no end
 TAGS_4 = ("<|python_start|>", "<|python_end|>")
 MARKUP = (TAGS_3[0], *TAGS_4)
 
-_HEAD = json_head("parameters")
+_HEAD = json_head("parameters")  # the same text as in `Llama.markup` and `Llama._before`
 
 
 class Llama(ToolForm):
@@ -37,6 +37,8 @@ class Llama(ToolForm):
 
     bare = True
     separator: str | None = "; "
+    # Calls in a prompt are written with `markup`, forced ones with `_before`, and cut ones are found by `_HEAD`: all
+    # three have the same text before the arguments.
     markup = Markup(begin='{"name": "', middle='", "parameters": ', end="}", separator='}; {"name": "')
     rule_begin = ""
     _before = '{"name": "%s", "parameters": '

@@ -15,7 +15,10 @@ from headrace.models.text.tools.json_forms import json_list_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
-MARKUP = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+BEGIN = "[TOOL_CALLS]"
+ARGUMENTS = "[ARGS]"
+CALL_ID = "[CALL_ID]"
+MARKUP = (BEGIN, ARGUMENTS, CALL_ID)
 _NAME = r"\s*([\w.:/-]+)\s*"  # of a tool, as a regular expression
 
 
@@ -38,7 +41,7 @@ class Mistral(ToolForm):
 
     def __init__(self, marks: Marks, *, writes_ids: bool = False) -> None:
         self._writes_ids = writes_ids
-        self.rule_begin = MARKUP[0]
+        self.rule_begin = BEGIN
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
         # The text before a call's arguments: the name, an identifier if the model writes one, and [ARGS] if it is no
@@ -46,7 +49,7 @@ class Mistral(ToolForm):
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")
-        self._lists = MARKUP[1] not in marks.ids  # versions before 11
+        self._lists = ARGUMENTS not in marks.ids  # versions before 11
         if self._lists:
             self.markup = _LIST
             self.head = json_head()
@@ -89,8 +92,8 @@ class Mistral(ToolForm):
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._lists:
             return json_list_rules(tools, parallel=self.parallel)
-        middle = literal(MARKUP[1])
+        middle = literal(ARGUMENTS)
         if self._writes_ids:
-            middle = f"{literal(MARKUP[2])} /[a-zA-Z0-9]{{9}}/ {middle}"
+            middle = f"{literal(CALL_ID)} /[a-zA-Z0-9]{{9}}/ {middle}"
         calls = " | ".join(f"{quoted(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools))
         return "\n".join([f"rest: {calls}", *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

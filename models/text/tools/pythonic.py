@@ -18,7 +18,9 @@ from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quot
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import python_constants
 
-MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
+BEGIN = "<|tool_call_start|>"
+END = "<|tool_call_end|>"
+MARKUP = (BEGIN, END)
 _OFFER = "<|tool_list_start|>"
 _LONGEST = 1 << 20  # characters of calls that are parsed
 _CONSTANTS = {"true": True, "false": False, "null": None}  # as models write them that think of JSON
@@ -31,7 +33,7 @@ _PARAMETER = re.compile(r"[^\s=(),\"']+")  # a parameter's name
 
 def fits(tokenizer: Tokenizer) -> bool:
     """Return whether a model's calls are in this form, by its vocabulary or the offer of its template."""
-    return tokenizer.token_id(MARKUP[0]) is not None or _OFFER in tokenizer.template_source
+    return tokenizer.token_id(BEGIN) is not None or _OFFER in tokenizer.template_source
 
 
 class Pythonic(ToolForm):
@@ -39,7 +41,7 @@ class Pythonic(ToolForm):
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
-        self.rule_begin = MARKUP[0]
+        self.rule_begin = BEGIN
         self._begin, self._end = map(marks, MARKUP)
         self.begins = (self._begin,)
 
@@ -65,7 +67,7 @@ class Pythonic(ToolForm):
         return concatenate((begin, f"[{written}]", end))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        return list_rules(tools, literal(MARKUP[1]), parallel=self.parallel)
+        return list_rules(tools, literal(END), parallel=self.parallel)
 
 
 def list_rules(tools: Sequence[Tool], end: str, *, parallel: bool) -> str:

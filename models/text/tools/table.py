@@ -37,11 +37,33 @@ _MARKUP = [
 Maker = Callable[[Marks, Mapping[str, Tool], str], ToolForm]
 """Makes a form of the markup, the tools by name and the chat template's source."""
 
+
+def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return the form of a Llama with a template that writes calls as Python does."""
+    tags = llama.TAGS_3
+    if "<|header_start|>" in source:
+        tags = llama.TAGS_4
+    return llama.Llama(marks, tools, tags, writes_lists=True)
+
+
+def _mistral(marks: Marks, _tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return Mistral's form, with identifiers if the template writes them."""
+    return mistral.Mistral(marks, writes_ids=mistral.CALL_ID in source)
+
+
+def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return the form of DeepSeek 3.2 or 4: their tags around calls have different names."""
+    section = "function_calls"
+    if "｜DSML｜tool_calls" in source:
+        section = "tool_calls"
+    return Written(marks, tools, deepseek.tagged_markup(section))
+
+
 FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: Harmony(marks)),
     "deepseek": (("tool▁calls▁begin",), lambda marks, _, source: deepseek.DeepSeek(marks, fenced="```json" in source)),
-    "deepseek tagged": (("｜DSML｜",), lambda marks, tools, source: _deepseek_tagged(marks, tools, source)),
-    "mistral": (("[TOOL_CALLS]",), lambda marks, _, source: _mistral(marks, source)),
+    "deepseek tagged": (("｜DSML｜",), _deepseek_tagged),
+    "mistral": (("[TOOL_CALLS]",), _mistral),
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
     "function gemma": (("<start_function_call>",), lambda marks, tools, _: gemma.Gemma(marks, tools, gemma.OLDER)),
     "nested": ((nested.BEGIN,), lambda marks, tools, _: nested.Nested(marks, tools)),
@@ -53,14 +75,14 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
     "llama 4": (("<|header_start|>",), lambda marks, tools, _: llama.Llama(marks, tools, llama.TAGS_4)),
-    "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
-    "python list": ((f"[{NAMES[0]}(",), lambda marks, tools, source: _python_list(marks, tools, source)),
+    "pythonic": ((pythonic.BEGIN,), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
+    "python list": ((f"[{NAMES[0]}(",), _python_list),
     "generic": ((), lambda marks, tools, _: json_forms.Generic(marks, list(tools))),
 }
 """Name -> texts that the template has to contain, and the form."""
 
 # Forms of which a template's own markup is used, since it differs from model to model, if the template writes calls.
-_LEARNED = frozenset(["generic", "glm", "deepseek tagged"])
+_LEARNED = frozenset(["glm", "deepseek tagged"])
 
 # Llama 4 writes other calls than the templates that are used with it.
 _UNLEARNED = frozenset(["llama 4"])
@@ -82,7 +104,7 @@ class FormOfTools:
 def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     """Return the form in which a model calls the tools of a request.
 
-    A template without a row in the table is asked to write a call, from which the form is learned.
+    `_form_and_markup` has the order of precedence.
     """
     # The form, and the characters that stand for its control tokens.
     name, markup = _form_and_markup(tokenizer)
@@ -124,10 +146,14 @@ def form_name_of(tokenizer: Tokenizer) -> str:
 
 
 def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
-    """Return the name of a model's form, and the markup where it is learned."""
+    """Return the name of a model's form, and the markup where it is learned.
+
+    Every template that takes calls writes one. A row of the table that fits this call comes first, then the markup
+    that is learned from such calls, then a row that fits the template's source.
+    """
     written = _written(tokenizer)
     name = form_name(written.call)
-    if name != "generic" and name in _LEARNED:
+    if name in _LEARNED:
         return name, written.markup
     if name != "generic":
         return name, None
@@ -167,7 +193,10 @@ def _written(tokenizer: Tokenizer) -> _WrittenCalls:
 
 
 def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | None:
-    """Return calls as the template writes them, up to the token that ends the turn or begins the next one."""
+    """Return calls as the template writes them, without the end of the turn and all that follows it.
+
+    The turn ends with the first end token, or token that begins turns, after the name in the last call.
+    """
     text = rules.written_calls(calls)
     if text is None:
         return None
@@ -176,26 +205,6 @@ def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | No
     # A token that begins turns, unless it is one of all markup, as in Kimi K3.
     turn_begins = tokenizer.special_texts_in(rules.generation_prompt)
     marks += [mark for mark in turn_begins if rules.generation_prompt.startswith(mark) and mark not in text[:last_call]]
+    # -1: the text does not have the mark. 0: the text begins with it (and lacks the name), so nothing would be left.
     ends = [text.find(mark, last_call) for mark in marks]
     return text[: min((end for end in ends if end > 0), default=len(text))]
-
-
-def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    """Return the form of a Llama with a template that writes calls as Python does."""
-    tags = llama.TAGS_3
-    if "<|header_start|>" in source:
-        tags = llama.TAGS_4
-    return llama.Llama(marks, tools, tags, writes_lists=True)
-
-
-def _mistral(marks: Marks, source: str) -> ToolForm:
-    """Return Mistral's form, with identifiers if the template writes them."""
-    return mistral.Mistral(marks, writes_ids=mistral.MARKUP[2] in source)
-
-
-def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    """Return the form of DeepSeek 3.2 or 4: their tags around calls have different names."""
-    section = "function_calls"
-    if "｜DSML｜tool_calls" in source:
-        section = "tool_calls"
-    return Written(marks, tools, deepseek.tagged_markup(section))
