@@ -76,7 +76,9 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     before: the in-flight batch; None if all its tokens are committed.
     """
     rows = [
-        PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows * chunk.chooses, chunk.drafts)
+        PassRow(
+            chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows if chunk.chooses else 0, chunk.drafts
+        )
         for chunk in chunks
     ]
     kv_passes = kv.make_passes(rows)
@@ -118,12 +120,14 @@ def _forward(
     def keep(x: mx.array) -> None:
         hidden.update(_kept_hidden(group, x))
 
-    def sample(logits: mx.array) -> mx.array:  # `InFlightBatch.select` does
+    # `InFlightBatch.select` chooses the tokens, later. In place of a sampler `decode_step` gets a function that keeps
+    # the logits, and its result is not used.
+    def keep_logits(logits: mx.array) -> mx.array:
         built.logits = logits
         return logits
 
     if choosing:
-        decode_step(network, kv_pass, sample, tokens, _choosing_rows(choosing), keep)
+        decode_step(network, kv_pass, keep_logits, tokens, _choosing_rows(choosing), keep)
     else:
         keep(feed(network, kv_pass, tokens))
         built.appended = kv_pass.arrays
@@ -150,9 +154,11 @@ def _kept_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.
 
 def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     """Return the tokens fed (N,): known ones, and those that the in-flight batch chooses."""
-    chained: list[Sequence] = []
+    # Sequences whose newest token is on the device: the in-flight batch chooses it and this pass reads it.
+    chained = [chunk.sequence for chunk in group if chunk.sequence.kv.length >= len(chunk.sequence.tokens)]
+    num_chosen = 0
     known: list[int] = []
-    order: list[int] = []  # of each token fed: its index in `known`, or -1 - its index in the chosen tokens
+    order: list[int] = []  # of each token fed: its index among the chosen tokens, followed by the known ones
     for chunk in group:
         sequence = chunk.sequence
         position = sequence.kv.length
@@ -160,11 +166,11 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
             end = position + chunk.count - len(chunk.draft_tokens)
             fed: tuple[int, ...] = (*sequence.tokens[position:end], *chunk.draft_tokens)
         else:
-            # Its newest token is still on the device, where the in-flight batch chooses it and this pass reads it.
-            order.append(-1 - len(chained))
-            chained.append(sequence)
+            order.append(num_chosen)
+            num_chosen += 1
             fed = chunk.draft_tokens
-        order += range(len(known), len(known) + len(fed))
+        first = len(chained) + len(known)
+        order += range(first, first + len(fed))
         known += fed
     if not chained:
         return mx.array(known, mx.uint32)
@@ -172,8 +178,8 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     chosen = before.tokens_of(chained)
     if not known:
         return chosen
-    # Chosen tokens first, then known ones; only draft tokens between two sequences make another order.
     fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])
-    if any(chunk.draft_tokens for chunk in group[: len(chained) - 1]):  # else they are in their order
-        fed_tokens = fed_tokens[mx.array([-1 - index if index < 0 else index + len(chained) for index in order])]
+    # Chained sequences come first, so only draft tokens between two of them make another order.
+    if order != list(range(len(order))):
+        fed_tokens = fed_tokens[mx.array(order)]
     return fed_tokens
