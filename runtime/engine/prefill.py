@@ -147,16 +147,16 @@ def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> mx.array:
     return x
 
 
-def chunk_end(done: int, prompt: int, marks: bool, departs: int = 0) -> int:
+def chunk_end(done: int, prompt: int, marks: bool, branch_point: int = 0) -> int:
     """Return the latest end of the chunk that begins at `done` of `prompt` entries.
 
     done: entries that the prompt has.
     prompt: entries that its prefill makes.
     marks: the cache goes back to marked lengths only, and a mark is set at the end of a chunk.
-    departs: entries in common with the next prompt of the queue; 0 for none.
+    branch_point: entries in common with the next prompt of the queue; 0 for none.
 
     With marks, one is set OPENING tokens before the end: the next prompt may open this answer differently, if a
-    template drops its thinking. Another is set at `departs`, where the next prompt differs.
+    template drops its thinking. Another is set at `branch_point`, where the next prompt differs.
     """
-    edges = (departs, prompt - OPENING) if marks else ()
+    edges = (branch_point, prompt - OPENING) if marks else ()
     return min((edge for edge in edges if done < edge < prompt), default=prompt)

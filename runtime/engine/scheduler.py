@@ -128,7 +128,7 @@ class Scheduler:
                 # Recurrent state is shared at marks only: one is set where the next prompt departs.
                 common = common_prefix(sequence.tokens, self.waiting[0].tokens)
                 if common >= BLOCK:
-                    sequence.departs = common
+                    sequence.branch_point = common
             admitted.append(sequence)
         return admitted
 
@@ -195,7 +195,7 @@ class Scheduler:
             if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
                 continue
             done = sequence.kv.length
-            end = chunk_end(done, sequence.prefill_end, sequence.marks, sequence.departs)
+            end = chunk_end(done, sequence.prefill_end, sequence.marks, sequence.branch_point)
             count = min(budget, end - done)
             chunks.append(ScheduledChunk(sequence, count, "prefill", chooses=False))
             budget -= count

@@ -2,7 +2,8 @@
 
 `tokens` are the prompt and every token read since. The first `cache.committed` of them are final in the cache;
 `cache.length - cache.committed` more are in an in-flight pass. A pass feeds position `cache.length`: a known token or,
-at `len(tokens)`, the token that the in-flight pass chooses.
+at `len(tokens)`, the token that the in-flight pass chooses. The last `draft_entries` of the entries in flight are of
+draft tokens, which may be rolled back: no other pass is built until its tokens are read.
 
     waiting -> prefill -> decode -> finished      `Scheduler.admit`, `Scheduler.plan`, `Ending`
        ^          |          |
@@ -30,56 +31,78 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 class Sequence:
     """One submitted request.
 
+    From its submission:
     request: as it was submitted.
     limit: cache entries at most.
     timeline: times of its steps.
-    sampler: chooses its tokens; None after its end.
-    tokens: prompt and output, see above.
-    state: moved by scheduler and ending.
-    cache: its K/V while it runs.
-    reused: entries of the cached prefix that it began with.
-    output_count: output tokens that were delivered.
-    cancelled: by the engine's user; see `is_cancelled`.
-    max_output: output tokens at most.
     is_reusable: another prompt may begin like it, so its K/V are shared and kept.
-    marks: its cache has to be marked for that.
-    served: it was admitted before, and maybe preempted since.
-    reported: entries in the last progress event.
+    max_output: output tokens at most.
+    sampler: chooses its tokens; None after its end.
+
+    Set by `commit_batch`, and `output_count` by `Ending`, too:
+    tokens: prompt and output, see above.
+    output_count: output tokens that were delivered.
+    stop_id: ended the turn; `Finished` follows in the next step.
+    reported: entries in the last progress event; at first those of the cached prefix.
+    constraint: has accepted all output tokens.
+
+    Set by `Scheduler`, and `reserved` by `KVBudget`:
+    state: see above.
     reserved: entries, in the KV budget.
-    departs: tokens in common with the next prompt of the queue.
-    failed: its cache is invalid.
+    branch_point: tokens in common with the next prompt of the queue: a mark there lets it begin with their entries.
+    draft_entries: draft tokens of the in-flight pass, its last entries; 0 once they are committed.
+
+    Set by `Engine._admit`:
+    cache: its K/V while it runs; None again after a preemption and its end.
+    marks: its cache has to be marked so that others can begin with its entries.
+    served: it was admitted before, and maybe preempted since.
+    reused: entries of the cached prefix that it began with.
+
+    Set by `Drafting`:
     proposers: the best one drafts.
     mtp: one of them, if it drafts from hidden states.
-    draft_entries: draft tokens of the in-flight pass, its last entries.
-    stop_id: ended the turn; `Finished` follows in the next step.
-    section: until it is over.
-    constraint: has accepted all output tokens.
+
+    `Ending` clears `cache`, `sampler`, `proposers` and `mtp`. Set by others:
+    section: its limit on a section of the output, such as thinking; None without one, and once the section is over.
+    cancelled: by the engine's user; see `is_cancelled`.
+    failed: its cache is invalid, since a step with it failed.
     """
 
+    # From its submission
     request: Request
     limit: int
     timeline: Timeline
     is_reusable: bool = True
+    max_output: int = field(init=False)
     sampler: Sampler | None = None
+
+    # `commit_batch`
     tokens: list[int] = field(init=False)
+    output_count: int = 0
+    stop_id: int | None = None
+    reported: int = 0
+    constraint: Constraint | None = field(init=False)
+
+    # `Scheduler`
     state: State = "waiting"
+    reserved: int = 0
+    branch_point: int = 0
+    draft_entries: int = 0
+
+    # `Engine._admit`
     cache: KVCache | None = None
+    marks: bool = False
     served: bool = False
     reused: int = 0
-    max_output: int = field(init=False)
-    output_count: int = 0
-    reported: int = 0
-    reserved: int = 0
-    marks: bool = False
-    departs: int = 0
-    cancelled: bool = False
-    failed: bool = False
+
+    # `Drafting`
     proposers: list[Proposer] = field(default_factory=list)
     mtp: TakesHidden | None = None
-    draft_entries: int = 0
-    stop_id: int | None = None
+
+    # Others
     section: SectionLimit | None = field(init=False)
-    constraint: Constraint | None = field(init=False)
+    cancelled: bool = False
+    failed: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
