@@ -59,10 +59,12 @@ class QualityResult(Struct, frozen=True, kw_only=True):
 def quality_result(variant: str, kind: Kind, conditions: Sequence[Divergence]) -> QualityResult:
     """Return all figures of one text in one or more conditions that score the same tokens."""
     kl = [condition.kl for condition in conditions]
-    more = [[b - a for a, b in zip(condition.reference_nll, condition.nll, strict=True)] for condition in conditions]
+    log_ratios = [
+        [b - a for a, b in zip(condition.reference_nll, condition.nll, strict=True)] for condition in conditions
+    ]
     reference_nll = fmean(list(chain.from_iterable(condition.reference_nll for condition in conditions)))
     nll = fmean(list(chain.from_iterable(condition.nll for condition in conditions)))
-    log_ratio = mean_figure(more)
+    log_ratio = mean_figure(log_ratios)
     return QualityResult(
         variant=variant,
         kind=kind,
@@ -90,15 +92,18 @@ def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
 def tail_figure(rows: Sequence[Sequence[float]]) -> Figure:
     """Return the interpolated quantile TAIL of rows (conditions, tokens)."""
     max_values = max(map(len, rows)) * len(rows)
-    # Only values in the tail can become the quantile, so a block's others are dropped before 2,000 resamples sort them.
-    # This is an upper bound of values at or above the quantile in any resample.
+    # Only values in the tail can become the quantile, so a block's others are dropped before each resample is sorted.
+    # This is an upper bound of values at or above the quantile in any resample. One without the short last block has
+    # almost twice the values, if there are few blocks. 2 more: the quantile is interpolated between two neighbours.
     num_kept = math.ceil((1 - TAIL) * 2 * max_values) + 2
     blocks = [(sorted(block)[-num_kept:], len(block)) for block in _blocks(rows)]
 
     def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
         count = sum(length for _, length in drawn)
         top = sorted(chain.from_iterable(values for values, _ in drawn))
-        return quantile(top, max(0.0, (TAIL * (count - 1) - (count - len(top))) / max(1, len(top) - 1)))
+        num_dropped = count - len(top)
+        position = TAIL * (count - 1) - num_dropped  # of the quantile of all values, in `top`
+        return quantile(top, max(0.0, position / max(1, len(top) - 1)))
 
     return _figure(blocks, tail)
 
