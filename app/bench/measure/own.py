@@ -50,6 +50,7 @@ class OwnEngine:
         other_bytes: int = 0,
         questions: Mapping[str, Question] | None = None,
         draft: Network | None = None,
+        sensors: Sensors = Readings,
     ) -> None:
         """Take the network of `model`.
 
@@ -58,10 +59,10 @@ class OwnEngine:
         other_bytes: bytes that MLX holds for other purposes, left out of a test's peak.
         questions: workloads by name.
         draft: model that proposes tokens for workloads; None: n-grams do.
+        sensors: energy counters of the machine; by default none.
         """
         self.model = model
-        self.sensors: Sensors = Readings
-        """Energy counters of the machine, if they are to be read."""
+        self._sensors = sensors
         self.setup = setup or Setup(self.engine, model)
         self.cost: StepCost = network.cost
         self._network = network
@@ -102,7 +103,7 @@ class OwnEngine:
             # Leaves exactly `before` tokens in the cache: one step if it can be trimmed, a whole prefill if not.
             _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
         fed = self._fresh(max(test.prompt, 1))
-        meter = EnergyMeter(self.sensors)
+        meter = EnergyMeter(self._sensors)
         follow = engine.generate(Request([*before, *fed], max_tokens=test.generate or 1, speculate="off"))
         steps, summary = _follow(follow, meter.restart if test.kind == "decode" else None)
         energy = meter.use()
@@ -136,7 +137,7 @@ class OwnEngine:
         while len(steps) < test.generate - 1:
             all_decode = len(begun) == test.batch
             if all_decode and meter is None:
-                meter = EnergyMeter(self.sensors)
+                meter = EnergyMeter(self._sensors)
             for sequence, event in engine.step():
                 if isinstance(event, Finished | Failed):
                     raise EngineError(f"{test.label}: a sequence ended before the others started")

@@ -58,7 +58,7 @@ from headrace.runtime.machine.compute import measure_compute
 from headrace.runtime.machine.energy import idle_watts
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import store as remember_peak
-from headrace.runtime.machine.sensors import sensors
+from headrace.runtime.machine.sensors import Sensors, sensors
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 
@@ -191,10 +191,9 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     draft = None
     if options.draft is not None:
         draft = load_draft(_resolved(options.draft), models[0]).network
-    own_engines = _own_engines(models, options.tests, limit, reader_bytes, draft)
     read_sensors = sensors(host.backend)
+    own_engines = _own_engines(models, options.tests, limit, reader_bytes, draft, read_sensors)
     for engine in own_engines:
-        engine.sensors = read_sensors
         stack.callback(engine.close)
     threads = options.peer_threads or own_engines[0].setup.threads or host.usable_cores
     with drawn_progress() as progress:
@@ -241,7 +240,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
 
     peak = memory.measurement() if memory else None
     if peak is not None:
-        remember_peak(peak, host)
+        remember_peak(peak, host)  # before `device_facts`, which reads the remembered peak
     facts = [model_facts(model) for model in models]
     peer_names = sorted({entry.engine for entry in results} - {"headrace"})
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
@@ -410,13 +409,19 @@ def _load_options(options: Options, kv: str) -> LoadOptions:
 
 
 def _own_engines(
-    models: Sequence[LoadedModel], tests: Sequence[Test], limit: int, reader_bytes: int, draft: Network | None
+    models: Sequence[LoadedModel],
+    tests: Sequence[Test],
+    limit: int,
+    reader_bytes: int,
+    draft: Network | None,
+    read_sensors: Sensors,
 ) -> list[OwnEngine]:
     """Return a backend for each model.
 
     limit: largest number of tokens in any test.
     reader_bytes: bytes that MLX holds for reading memory.
     draft: draft model of the first model.
+    read_sensors: of the machine, for energy.
     """
     if len({model.name for model in models}) < len(models):
         raise UsageError("-m names a model twice")
@@ -435,6 +440,7 @@ def _own_engines(
             other_bytes=allocated - sum(model_arrays.values()),
             questions=questions(model, tests),
             draft=draft if model is models[0] else None,
+            sensors=read_sensors,
         )
         for model, model_arrays in zip(models, arrays, strict=True)
     ]
@@ -451,7 +457,15 @@ def _own_setup(model: LoadedModel) -> Setup:
     settings = {"kernels": kernels}
     if model.kv is not None:
         settings["kv_type"] = model.kv.name
-    return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)
+    return Setup(
+        engine="headrace",
+        model=model.name,
+        version=versions().get("headrace"),
+        threads=threads,
+        threads_batch=threads,
+        settings=settings,
+        threads_told=threads,
+    )
 
 
 def use_threads(threads: int) -> None:

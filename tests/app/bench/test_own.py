@@ -140,7 +140,8 @@ def test_energy_is_read_around_the_tokens_that_count(
     monkeypatch.setattr("headrace.runtime.machine.energy.LEAST_S", 0.0)
     backend = OwnEngine("tiny", decoder, limit=test.tokens)
     assert backend.measure(test).energy is None  # nothing is read
-    backend.sensors = counter = _Counter()
+    counter = _Counter()
+    backend = OwnEngine("tiny", decoder, limit=test.tokens, sensors=counter)
     energy = backend.measure(test).energy
     assert energy is not None
     assert counter.looks == looks  # before a request, again at the first step of a decode, and at the end
