@@ -142,13 +142,15 @@ class Batch:
             try:
                 call = line.call
                 chat = self._answerer.chat_prompt
+                # The defaults of all lines are in the line's options already; these are headrace's, for the rest.
                 options = line.options.over(DEFAULTS)
                 thinking = call.thinking(options.thinking, thinks=chat.thinks, has_levels=chat.has_levels)
                 options = replace(options, thinking=thinking)
                 prompt = self._answerer.encode(
                     line.prompt, thinking=thinking, tools=call.tools, variables=options.chat_template_kwargs
                 )
-                prompt = replace(prompt, has_kinds=prompt.chat and chat.thinks)  # as the engine's process has it
+                # The rule for a server in app/engine/host.py, for answers that no earlier text begins.
+                prompt = replace(prompt, has_kinds=prompt.chat and chat.thinks)
                 answer = self._answerer.prepare(prompt, options, logprobs=call.logprobs)
                 self._answerer.submit(answer)
                 self._running[answer] = line
