@@ -4,7 +4,11 @@ Protocol, one JSON object per line: once loaded the child prints {"ready": versi
 "settings": {}} with the library's own values (null: unknown). It answers every request {"prompt": P, "generate": N,
 "depth": D} on standard input with clock readings or {"error": text}. A request for several sequences has "batch": B.
 The first request of a test has "tune": true for a child that tunes; it may take its time to find the fastest settings,
-and may name them as "chosen".
+and may name them as "chosen". A request of a workload is {"tokens": prompt, "generate": N, "stop": tokens,
+"temperature": T}.
+
+Clock readings are fields of `app.bench.measure.sample.Sample` by name: "prefill_s", "first_step_s" (null: not
+measured), "latencies_s", maybe "own_tokens_per_second", and of a workload "prompt_tokens".
 
 For logits, {"context": tokens} drops everything and feeds tokens; the answer is {"settings": {}}. {"feed": tokens,
 "pieces": N, "file": FILE} feeds tokens behind them, N per pass, and writes float32 logits (T, V) to FILE; the answer is

@@ -70,7 +70,8 @@ class Tuned:
         results = []
         seconds = []
         for model in self._models:
-            self._run(model, min(prompt, 16), min(generate, 4), depth, batch)  # fills the cache, warms up
+            # Fills the cache up to `depth` and warms up, with few tokens: only the second run counts.
+            self._run(model, min(prompt, 16), min(generate, 4), depth, batch)
             result = self._run(model, *test)
             measured_s = sum(result["latencies_s"])
             if prompt:
@@ -106,6 +107,9 @@ class Lookup:
     def __init__(self, library: Any, path: str, context: int, threads: int, kv: int, flashes: tuple[bool, ...]) -> None:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+        # `_run` sets `draft_model` again, but one that is given here makes the binding compute the logits of all
+        # tokens, by which draft tokens are verified. The binding keeps them in an array of `n_batch` rows, by position,
+        # so a batch has to be as long as the context.
         models = [
             library.Llama(
                 path, n_ctx=context, n_batch=max(BATCH, context), n_ubatch=UBATCH, n_threads=threads,
@@ -116,7 +120,7 @@ class Lookup:
         ]  # fmt: skip
         lookups = [LlamaPromptLookupDecoding(num_pred_tokens=length) for length in DRAFT_LENGTHS]
         self._variants = [(model, lookup) for model in models for lookup in lookups]
-        self._fastest: dict[tuple[int, ...], tuple[Any, Any]] = {}  # by test
+        self._fastest: dict[tuple[tuple[int, ...], float], tuple[Any, Any]] = {}  # by prompt and temperature
 
     def measure(
         self, tokens: list[int], generate: int, stop: frozenset[int], temperature: float = 0.0, tune: bool = False
@@ -129,7 +133,7 @@ class Lookup:
         temperature: 0 is greedy.
         tune: measure all variants, and keep to the fastest.
         """
-        test = (*tokens, round(temperature))
+        test = (tuple(tokens), temperature)
         if not tune:
             model, lookup = self._fastest.get(test, self._variants[0])
             return self._run(model, lookup, tokens, generate, stop, temperature)
