@@ -75,15 +75,19 @@ class StepFigures:
         return self.step_bytes / (base_gb_s * 1e9)
 
     @property
+    def base_flops(self) -> float | None:
+        """FLOP/s that the limit counts with: the measured ones, or those of the steps if they exceed them."""
+        if self.compute_flops and self.step_s and self.step_s > 0:
+            return max(self.compute_flops, self.step_flops / self.step_s)
+        return self.compute_flops
+
+    @property
     def limit(self) -> StepLimit | None:
         """The limit of a step by memory and arithmetic; None without a bandwidth."""
         base_gb_s = self.mbu.base_gb_s
         if base_gb_s is None or base_gb_s <= 0:
             return None
-        flops_per_second = self.compute_flops
-        if flops_per_second and self.step_s and self.step_s > 0:  # the steps may exceed the measured FLOP/s
-            flops_per_second = max(flops_per_second, self.step_flops / self.step_s)
-        return step_limit(self.step_bytes, self.step_flops, base_gb_s * 1e9, flops_per_second)
+        return step_limit(self.step_bytes, self.step_flops, base_gb_s * 1e9, self.base_flops)
 
     @property
     def least_s(self) -> float | None:
@@ -128,7 +132,7 @@ def cause(figures: StepFigures) -> str:
         return f"{short[0].upper()}{short[1:]}."
     if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""
-    if figures.share > ABOVE_PEAK:
+    if figures.share > ABOVE_PEAK:  # a difference of less is measurement error
         return "Above the measured peak."
     work = "computing" if figures.is_arithmetic_bound else "reading"
     if figures.share >= _ALL:
@@ -183,7 +187,7 @@ def _limit_sentence(figures: StepFigures) -> str:
     at_most = f"so at most {three_digits(figures.roofline_rate)} tok/s."
     if figures.is_arithmetic_bound:
         gflop = three_digits(figures.step_flops / 1e9)
-        gflop_s = three_digits((figures.compute_flops or 0.0) / 1e9)
+        gflop_s = three_digits((figures.base_flops or 0.0) / 1e9)
         return f"Its {gflop} GFLOP take longer than its bytes, at {gflop_s} GFLOP/s, {at_most}"
     reads = "now reads" if figures.mbu.measured_beside else "reads up to"
     return f"This machine {reads} {three_digits(base_gb_s)} GB/s, {at_most}"
@@ -199,10 +203,12 @@ def _speed_sentence(figures: StepFigures) -> str:
     if figures.least_s is None or figures.share is None:
         return f"{get} tok/s{because}."
     is_shown_as_limit = three_digits(figures.rate) == three_digits(figures.roofline_rate or 0.0)
+    # The limit and the speed stand next to each other here, so any difference that their digits show is explained.
+    # `slowed_by` is left out: a step above its limit was not slowed.
     if figures.share > 1 and not is_shown_as_limit:
         return f"{get}, above that: some bytes came from a cache, or memory was slower when it was measured."
     work = "computing" if figures.is_arithmetic_bound else "reading"
-    if figures.share >= _ALL:
+    if figures.share >= _ALL:  # nothing of the step is left for `slowed_by` to explain
         return f"{get}: nearly all of a step is {work}."
     rest = format_seconds(figures.step_s - figures.least_s)
     return f"{get}: {rest} of each {format_seconds(figures.step_s)} step is not {work}{because}."

@@ -50,6 +50,7 @@ def test_the_bytes_of_rank_0_are_named_as_such() -> None:
         ({"slowed_by": "pip runs"}, "is not reading, in part because pip runs."),
         ({"step_flops": 1.9e9, "compute_flops": 1e12}, "GFLOP take longer than its bytes, at 1000 GFLOP/s, so at most"),
         ({"step_flops": 1.9e9, "compute_flops": 1e12}, "0.1 ms of each 2.0 ms step is not computing."),
+        ({"step_flops": 4e9, "compute_flops": 1e12}, "at 2000 GFLOP/s, so at most 500 tok/s."),  # reached 2e12
     ],
 )
 def test_the_sentence_describes_unknown_and_unusual_figures(changed: dict[str, object], text: str) -> None:
