@@ -195,10 +195,11 @@ class AnswerOptions:
 
         A recommended repetition penalty applies to sampled answers only.
         """
-        base = recommended
-        if self.temperature is not None and self.temperature < MIN_TEMPERATURE:
-            base = replace(base, repetition_penalty=None)  # `-t 0` takes the model's most likely tokens
-        return self.over(base).over(_GREEDY)
+        base = recommended.over(_GREEDY)
+        temperature = self.over(base).temperature or 0.0
+        if temperature < MIN_TEMPERATURE:  # greedy decoding takes the model's most likely tokens
+            base = replace(base, repetition_penalty=None)
+        return self.over(base)
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""

@@ -51,6 +51,7 @@ def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLi
             continue
         line = parse_line(raw, number, defaults)
         if line.name is not None:
+            # The ids 1 and "1" are one name: a reader may not tell them apart.
             first = names.setdefault((line.form == "plain", str(line.name)), number)
             if first != number and isinstance(line, Line):
                 error = UsageError(f"{shown(line.name)} is the name of line {first} already")
@@ -90,7 +91,8 @@ def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: De
     values = call.options.over(defaults.options).given()
     values |= {key: value for key, value in defaults.written.items() if key not in own_keys}
     with_recommended = {**defaults.recommended, **values}
-    if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
+    # Greedy decoding takes no recommendation: filters change nothing, and `AnswerOptions.resolved` drops the penalty.
+    if with_recommended.get("temperature"):
         values = with_recommended
     if isinstance(values.get("schema"), Mapping):  # the order of its properties decides the answer
         values["schema"] = json.dumps(values["schema"])
@@ -133,7 +135,8 @@ def _name(given: Mapping[str, object], key: str) -> str | int | None:
 
 
 def _digest(identity: object) -> str:
-    # Keys are sorted, since their order in an object means nothing.
+    # Keys are sorted, since their order in an object means nothing. 32 hexadecimal digits are 128 bits: no two requests
+    # have the same by chance, and each line of the output has one.
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -96,6 +96,13 @@ def test_a_recommended_repetition_penalty_leaves_greedy_answers_alone(given: Ans
     assert given.resolved(recommended).sampling_params().repetition_penalty == penalty
 
 
+def test_a_recommended_repetition_penalty_without_a_temperature_has_no_effect_on_greedy_answers() -> None:
+    recommended = AnswerOptions(repetition_penalty=1.3)
+    assert AnswerOptions().resolved(recommended).given() == {"temperature": 0.0}
+    assert AnswerOptions(temperature=0.7).resolved(recommended).repetition_penalty == 1.3
+    assert AnswerOptions(repetition_penalty=1.1).resolved(recommended).repetition_penalty == 1.1
+
+
 def test_the_source_of_the_temperature_is_reported() -> None:
     warm = AnswerOptions(temperature=0.5)
     none = AnswerOptions(top_k=5)
