@@ -38,6 +38,7 @@ _KINDS = {
     "norm_linear": "weights",
     "norm_glu": "weights",
     "experts": "weights",
+    "expert_linear": "weights",
     "attend": "attention and KV",
     "mix": "attention and KV",
     "rms_norm": "norms and the rest",
@@ -74,6 +75,7 @@ class _Recorder(_Apart):
         if name not in _KINDS:
             return function
 
+        # Layers pass these operations' arguments by position alone. A keyword raises a TypeError here.
         def noted(*arguments: Any) -> Any:
             self.calls.append((name, arguments))
             return function(*arguments)

@@ -12,6 +12,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import Weight
+from tests.support import mlx_lm_models
+from tests.support.mlx_lm_models import write_mlx_lm_model
 from tests.support.tiny import VARIANTS, load_decoder, write_model
 
 
@@ -34,7 +36,7 @@ def test_every_architecture_is_profiled_by_part(variant: str, tmp_path: Path) ->
     assert answer() == before
 
 
-@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+@pytest.mark.parametrize("variant", ["llama", "gemma3", "youtu"])
 def test_every_matrix_is_in_the_weights_part(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[tuple[str, tuple[Any, ...]]]()
     record = measured._record
@@ -45,7 +47,11 @@ def test_every_matrix_is_in_the_weights_part(variant: str, tmp_path: Path, monke
         return found
 
     monkeypatch.setattr(measured, "_record", recorded)
-    decoder = load_decoder(write_model(tmp_path / "model", variant))
+    if variant in VARIANTS:
+        directory = write_model(tmp_path / "model", variant)
+    else:  # latent attention
+        directory = write_mlx_lm_model(tmp_path / "model", mlx_lm_models.config_of(variant))
+    decoder = load_decoder(directory)
     profile(decoder, 4, rounds=2)
     seen = [x for name, given in calls if measured._KINDS[name] == "weights" for x in given if isinstance(x, Weight)]
     layers = [weight for layer in decoder._layers for weight in layer.matrices]
