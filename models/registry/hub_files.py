@@ -17,7 +17,7 @@ _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # The format in a file's name: `Q4_K_M` of qwen3-4b-q4_k_m.gguf and of model.Q4_K_M-00001-of-00002.gguf.
-# No underscore may follow: Q4_0_4_4 and Q4_K_XL are different formats from their prefixes.
+# No underscore may follow: Q4_0_4_4 is another format than Q4_0, and this pattern has no name for it.
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4(?:_moe)?|bf16|f16|fp16|f32)(?=[-.]|$)",
     re.IGNORECASE,
@@ -46,6 +46,8 @@ def choose_files(
             return [f"{file}/{name}" for name in choose_files(below, f"{repo}/{file}")]
         if file not in names:
             raise ModelNotFoundError(f"{repo} has no file or folder {file!a}", _offered(names))
+        if not is_gguf(file):
+            raise CheckpointError(f"{repo}: {file!a} is neither a .gguf file nor a folder", _offered(names))
         return _all_parts(file, names, repo)
     if quantization is not None:
         return _all_parts(_of_quantization(names, repo, quantization), names, repo)
@@ -76,15 +78,16 @@ def _stem(file: str) -> str:
 
 
 def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
-    """Return the GGUF of this quantization; also of one that headrace has no name for, such as UD-Q4_K_XL."""
+    """Return the GGUF of this quantization; also if `wanted` is a longer end of its name, such as UD-Q4_K_XL."""
     ggufs = [name for name in names if is_gguf(name)]
     files = [name for name in ggufs if quantization_of(name) == wanted]
+    # Without the pattern: `UD-Q4_K_XL`, whose quantization is Q4_K_XL, and formats that the pattern has no name for.
     ends = (f"-{wanted}", f".{wanted}", f"_{wanted}")
     files = files or [name for name in ggufs if f"-{_stem(name).upper()}".endswith(ends)]
     if files:
         return next((name for name in files if part_names(name) == [name]), files[0])
     beginning = [name for name in ggufs if (quantization_of(name) or "").startswith(f"{wanted}_")]
-    if beginning:  # Q4
+    if beginning:  # `Q4` asks for any of Q4_0, Q4_K_M and the like: the first in _PREFERRED
         return _choose_gguf(beginning, repo)
     raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
 

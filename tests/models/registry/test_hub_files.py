@@ -80,6 +80,14 @@ def test_files_of_a_requested_folder_are_chosen() -> None:
         choose_files(names, REPO, "8bit")
 
 
+@pytest.mark.parametrize("file", ["modeling.py", "model.bin", "model.safetensors", "sub/evil.py"])
+def test_a_requested_file_is_a_gguf(file: str) -> None:
+    names = ["m-Q8_0.gguf", "modeling.py", "model.bin", "model.safetensors", "sub/evil.py"]
+    with pytest.raises(HeadraceError, match=r"neither a \.gguf file nor a folder") as caught:
+        choose_files(names, REPO, file)
+    assert caught.value.hint == "it has 'Q8_0'"
+
+
 def test_a_quantization_that_is_not_there_lists_the_others() -> None:
     with pytest.raises(HeadraceError, match="Q6_K") as caught:
         choose_files(["m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-F16.gguf"], REPO, quantization="Q6_K")
