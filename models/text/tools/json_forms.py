@@ -67,16 +67,26 @@ def ended(text: str, position: int, end: str, *, calls: Reading, final: bool) ->
     return calls
 
 
-def json_rules(tools: Sequence[Tool], before: str, after: str, end: str) -> str:
-    """Return the rules of calls as JSON objects. before: text up to the arguments, with the tool's name for %s."""
+def json_rules(
+    tools: Sequence[Tool], before: str, after: str, end: str, *, rule: str = "rest", opening: str = ""
+) -> str:
+    """Return the rules of calls as JSON objects.
+
+    before: text up to the arguments, with the tool's name for %s.
+    after: text from the arguments to the end of the object.
+    end: Lark of the text after it.
+    rule: name of the first rule.
+    opening: Lark of the text before the object.
+    """
     calls = [f"call{n}: {quoted(before % tool.name)} arguments{n} {quoted(after)}" for n, tool in enumerate(tools)]
     names = " | ".join(f"call{n}" for n in range(len(tools)))
-    return "\n".join([f"rest: ({names}) {end}", *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+    arguments = [arguments_rule(n, tool) for n, tool in enumerate(tools)]
+    return "\n".join([f"{rule}: {opening} ({names}) {end}", *calls, *arguments])
 
 
 def json_list_rules(tools: Sequence[Tool], *, parallel: bool) -> str:
     """Return the rules of a list of calls as JSON objects. parallel: it may have several."""
-    call = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "call:", 1)
+    call = json_rules(tools, '{"name": "%s", "arguments": ', "}", "", rule="call")
     more = ""
     if parallel:
         more = '(", " call)*'

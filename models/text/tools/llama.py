@@ -54,18 +54,16 @@ class Llama(ToolForm):
         self._writes_lists = writes_lists
         if writes_lists:
             self.separator = None
-            self.head = None
+            self.head = None  # a list has no JSON arguments to emit early; `cut_calls` reads JSON by _HEAD all the same
         elif self._end:  # Llama 4's template writes nothing between calls
             self.separator = ""
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         # Tags before the first call.
         is_tagged = text.startswith(self._begin)
-        start = len(self._begin) if is_tagged else 0
-        if self._end and text.startswith(self._end, start):  # Llama 4's template writes empty tags before calls
-            start += len(self._end)
-        elif is_tagged and not final and self._end.startswith(text[start:]):
-            return None
+        start = self._after_tags(text)
+        if start == len(self._begin) and is_tagged and not final and self._end.startswith(text[start:]):
+            return None  # empty tags may follow
         try:
             calls, position = self._leading_calls(text, start, is_tagged=is_tagged)
         except UnfinishedError:
@@ -92,6 +90,15 @@ class Llama(ToolForm):
                 return Reading(start, calls)
             calls += more
 
+    def _after_tags(self, text: str) -> int:
+        """Return the position after the opening tag, or after the empty tags that Llama 4's template writes first."""
+        start = 0
+        if text.startswith(self._begin):
+            start = len(self._begin)
+        if self._end and text.startswith(self._end, start):
+            start += len(self._end)
+        return start
+
     def _leading_calls(self, text: str, start: int, *, is_tagged: bool) -> tuple[tuple[ToolCall, ...], int]:
         """Return the calls of a JSON value or a list of Python's at `start`, and the position after it; none for text.
 
@@ -110,17 +117,18 @@ class Llama(ToolForm):
         return calls, end
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        start = len(self._begin) if text.startswith(self._begin) else 0
-        listed = pythonic.cut_calls(text[start:], self._tools)
-        return listed or tuple(call for call in cut_json_calls(text, _HEAD) if call.name in self._tools)
+        listed = pythonic.cut_calls(text[self._after_tags(text) :], self._tools)
+        if listed:
+            return listed
+        calls = cut_json_calls(text, _HEAD)
+        if text.startswith(self._begin):  # in tags JSON may name any tool, as in `read`
+            return calls
+        return tuple(call for call in calls if call.name in self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._writes_lists:
             return pythonic.list_rules(tools, "", parallel=self.parallel)
-        rules = json_rules(tools, self._before, "}", literal(""))
-        if not self._tags[1]:
-            return rules
-        # Llama 4's template writes empty tags before calls. The text of the rules begins with the rule `rest`, in
-        # which they become optional: `rest: (call0 | call1)` becomes `rest: (TAGS)? (call0 | call1)`.
-        empty_tags = literal("".join(self._tags))
-        return rules.replace("rest:", f"rest: ({empty_tags})?", 1)
+        opening = ""
+        if self._tags[1]:  # Llama 4's template writes empty tags before calls: `rest: (TAGS)? (call0 | call1)`
+            opening = f"({literal(''.join(self._tags))})?"
+        return json_rules(tools, self._before, "}", literal(""), opening=opening)

@@ -438,6 +438,24 @@ def test_a_cut_call_has_its_arguments_so_far(name: str, special: bool) -> None:
     assert [(call.name, call.arguments) for call in [*calls, *completed]] == [("get_weather", CUT_ARGUMENTS)]
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "calls"),
+    [
+        ("llama", '<|python_tag|>{"name": "other", "parameters": {"a', [("other", '{"a')]),
+        ("llama 4", '<|python_start|>{"name": "other", "parameters": {"a', [("other", '{"a')]),
+        ("llama 4", '<|python_start|><|python_end|>[get_weather(city="Par', [("get_weather", '{"city": "Par')]),
+        ("llama", '{"name": "other", "parameters": {"a', []),
+    ],
+)
+def test_a_cut_call_of_llama_is_read_by_the_rules_of_whole_calls(
+    name: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
+    stream, _ = _stream(name, special=False)
+    stream.feed(answer)
+    _, completed = stream.finish(cut=True)
+    assert [(call.name, call.arguments) for call in completed] == calls
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_all_text_of_a_cut_answer_is_kept(name: str) -> None:
     """Cut at any place, an answer is text, or a call with a beginning of its arguments."""
