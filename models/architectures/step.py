@@ -26,7 +26,12 @@ def _of_layers(fields: Fields, key: str, default: float) -> list[float]:
     """Return a number of each layer, as listed or the same for all. Missing ones have the default."""
     stated = fields.values.get(key)
     count = fields.count("num_hidden_layers")
-    listed = stated[:count] if isinstance(stated, list) else [] if stated is None else [stated] * count
+    if isinstance(stated, list):
+        listed = stated[:count]
+    elif stated is None:
+        listed = []
+    else:
+        listed = [stated] * count
     numbers = [default if number is None else number for number in listed]
     if any(isinstance(number, bool) or not isinstance(number, int | float) or number < 0 for number in numbers):
         raise CheckpointError(f"config.json: {key} must list numbers, not {stated!r:.60}")
@@ -48,6 +53,7 @@ def _ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, Rope
     scaled = fields.values.get("yarn_only_types") or [_FULL, _SLIDING]
     ropes = []
     for kind in (_FULL, _SLIDING):
+        # All layers of a kind turn alike (`_runs` refuses others): there is one pair, or none without such layers.
         theta, share = next(iter(sorted(_turns(fields, architecture, kind))), (1e4, 1.0))
         scaling = fields.values.get("rope_scaling") if kind in scaled else None
         own = Fields({**fields.values, "rope_theta": theta, "rope_scaling": scaling, "rope_parameters": None})
@@ -64,7 +70,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         router="gate.gate",
         sigmoid=True,
         correction="gate.router_bias",
-        scale=fields.positive("moe_router_scaling_factor", default=3.0),
+        scale=fields.positive("moe_router_scaling_factor"),
         shared=fields.count("share_expert_dim"),
         shared_at="share_expert",
     )
@@ -85,7 +91,11 @@ def _sparse(fields: Fields, layers: int) -> set[int]:
 
 
 def _runs(fields: Fields) -> bool:
-    """Return False for layers of a kind that turn differently, and for one expert a token: its weight is 1."""
+    """Return False for what mlx-lm's class has to run: layers of a kind that turn differently, or one expert a token.
+
+    `_ropes` would give all layers of a kind one rotation. A single expert has the weight 1, since weights are divided
+    by their sum; `ops.mixtures` would take its score.
+    """
     turns = [_turns(fields, _STEP, kind) for kind in (_FULL, _SLIDING)]
     return all(len(each) < 2 for each in turns) and fields.values.get("moe_top_k") != 1
 
@@ -111,6 +121,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
                 limit=limit,
             )
         )
+    # The weights of norms are stored minus one.
     return replace(decoder, family=family, layers=tuple(layers), norm_weight_offset=1.0)
 
 
@@ -120,6 +131,7 @@ _STEP = Architecture(
     defaults={
         "sliding_window": 512, "rms_norm_eps": 1e-5, "moe_num_experts": 288, "moe_top_k": 8,
         "moe_intermediate_size": 1280, "share_expert_dim": 1280, "max_position_embeddings": 262144,
+        "moe_router_scaling_factor": 3.0,
     },
     add_keys=_keys,
     states_head_dim=True,
@@ -129,7 +141,7 @@ _STEP = Architecture(
         (".moe.router_bias", ".mlp.gate.router_bias"),
         (".moe.", ".mlp.switch_mlp."),
         (".share_expert.", ".mlp.share_expert."),
-        (".mlp.mlp.", ".mlp."),
+        (".mlp.mlp.", ".mlp."),  # in conversions: the row before has made ".mlp.mlp.share_expert." of their names
     ),
     converted=".mlp.gate.gate.",
     rotated=1.0,
