@@ -47,7 +47,7 @@ class ReuseLog:
         self._tokenizer = tokenizer
         self._earlier: deque[list[int]] = deque(maxlen=_KEPT)
         self._prefetched: Sequence[int] = ()  # the newest prompt that was prefetched, as far as it was
-        self._prefetched_from = 0  # tokens in the cache before
+        self._prefetched_from = 0  # its tokens that were in the cache before the prefetches since the last answer
 
     def answered(self, tokens: Sequence[int]) -> None:
         """Note the tokens of a sequence that ended."""
@@ -56,7 +56,12 @@ class ReuseLog:
 
     def prefetched(self, prompt: Sequence[int], reused: int, end: int) -> None:
         """Note a prompt that was prefetched up to `end`; reused: tokens that had been in the cache."""
-        self._prefetched_from = min(self._prefetched_from, reused) if self._prefetched else reused
+        # A longer draft of the same prompt finds the tokens that the prefetch of the shorter one computed. They count
+        # as prefetched, too, so the earlier start stays. After an answer there is no earlier start.
+        if self._prefetched:
+            self._prefetched_from = min(self._prefetched_from, reused)
+        else:
+            self._prefetched_from = reused
         self._prefetched = list(prompt[:end])
 
     def explain(self, prompt: Sequence[int], reused: int) -> PromptReuse:
