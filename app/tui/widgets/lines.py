@@ -9,6 +9,7 @@ the widgets are the parts that lines are made of (`spread`, `legend`, `bar`, ...
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
+from rich.cells import cell_len
 from textual.color import Color
 from textual.content import Content
 from textual.geometry import Region
@@ -62,7 +63,7 @@ class Lines(Widget):
         width, height = self.content_size
         old = self._lines
         new = []
-        if width >= 4 and height >= 1:
+        if width >= 4 and height >= 1:  # else no text can be read, and `lines` need not handle widths below the margins
             new = list(self.lines(self.metrics, width, height)[:height])
         # Equal lines are the same objects: what is not, has changed.
         for y, (old_line, new_line) in enumerate(zip(old, new, strict=False)):
@@ -194,7 +195,7 @@ def spread(left: Content, right: Content, width: int) -> Content:
 
 def first_that_fits(texts: Sequence[str], width: int) -> str:
     """Return the first of the texts that has at most `width` cells; the last one if none does."""
-    return next((text for text in texts if len(text) <= width), texts[-1])
+    return next((text for text in texts if cell_len(text) <= width), texts[-1])
 
 
 def folded(line: Content, width: int) -> list[Content]:
