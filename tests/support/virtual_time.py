@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,17 +13,20 @@ import textual.widget
 from textual import _time
 
 _START_S = 1e6  # nothing that is measured from zero was a moment ago
+_real_sleep = time.sleep
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop with a clock of its own, which stands still while code runs.
 
-    So the order of timers does not depend on the speed of the machine. Threads are waited for in real time.
+    So the order of timers does not depend on the speed of the machine. Only calls in the loop's executor are waited for
+    in real time; other threads and processes are not (see `Driver.until`).
     """
 
     def __init__(self) -> None:
         self._now = _START_S
         self._num_threads = 0  # calls that run in a thread of the executor
+        self._thread = threading.get_ident()
         super().__init__(_Selector(self))
 
     def time(self) -> float:
@@ -33,6 +37,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._num_threads += 1
         future.add_done_callback(self._thread_ended)
         return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Wait for the executor without the limit that `asyncio.Runner.close` gives since Python 3.12.
+
+        The clock would jump to it: the thread that joins the executor's is not counted.
+        """
+        await super().shutdown_default_executor()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the thread as `time.sleep` does; the clock goes on if it is the loop's."""
+        _real_sleep(seconds)
+        if threading.get_ident() == self._thread:
+            self._now += seconds
 
     def _thread_ended(self, _: object) -> None:
         self._num_threads -= 1
@@ -60,7 +77,10 @@ class _Selector(selectors.DefaultSelector):
 def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end, as `asyncio.run` does, with the clocks of Python and textual set to the loop's."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, pytest.MonkeyPatch.context() as patch:
-        clock = runner.get_loop().time
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        clock = loop.time
+        patch.setattr(time, "sleep", loop.sleep)
         for name in ("monotonic", "perf_counter"):
             patch.setattr(time, name, clock)
         patch.setattr(_time, "get_time", clock)
