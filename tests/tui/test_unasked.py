@@ -49,6 +49,22 @@ def test_first_keys_after_a_question_are_text(asked, monkeypatch: pytest.MonkeyP
     asked(then)
 
 
+def test_a_key_starts_the_quiet_second_anew(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogs, "_QUIET_S", 1.0)
+
+    async def then(it: Driver, told: list[str | None]) -> None:
+        answers = it.app.screen.query_one(OptionList)
+        await it.pilot.pause(0.6)
+        await it.press("x")
+        await it.pilot.pause(0.6)
+        assert not answers.has_focus
+        await it.pilot.pause(0.6)
+        assert answers.has_focus
+        assert (it.prompt.text, told) == ("what about x", [])
+
+    asked(then)
+
+
 def test_a_letter_of_a_burst_is_text(asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "_BURST_S", 1000.0)
 
