@@ -62,7 +62,7 @@ def test_routers_of_all_classes_are_exact(part: int) -> None:
             wrong = mx.abs(modules[path](x) - expected).max() / mx.abs(expected).max()
             assert wrong.item() < ROUNDING, f"{name}: {path}"
             checked.add(name)
-    assert checked
+    assert len(checked) >= 2  # the least of a part; 26 in all
 
 
 def float_weight(module: Any) -> mx.array:
