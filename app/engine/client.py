@@ -1,6 +1,6 @@
 """The handle of the engine process in the chat or the server: start, submit, poll. Nothing here blocks or imports mlx.
 
-A client belongs to one thread. `state` and `card` change only in `poll` and `start`. Chat and server use
+A client belongs to one thread. `state` and `card` change only in `start`, `poll` and `close`. Chat and server use
 `EngineClient`; a chat with --connect uses `remote.RemoteEngine`. Both are a `ChatEngine`, and so is the scripted engine
 of the tests.
 """
