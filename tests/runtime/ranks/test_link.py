@@ -117,10 +117,12 @@ def test_a_slow_unknown_connection_delays_nothing() -> None:
 
 @pytest.mark.parametrize("claimed", [0, 2, -1, "1", None])
 def test_a_connection_without_the_key_or_of_no_rank_is_refused(pair: Pair, claimed: object) -> None:
-    with socket.create_connection(pair.address) as stranger:
+    with socket.create_connection(pair.address, PATIENCE_S) as stranger:
         nonce = "0" * 64
         data = json.dumps({"rank": claimed, "nonce": nonce, "proof": "0" * 64}).encode()
         stranger.sendall(struct.pack("!I", len(data)) + data)
+        while stranger.recv(1024):  # until it is hung up on
+            pass
         with pytest.raises(RankLostError, match="there has not connected"):
             pair.leader.accept(0.1)
 
