@@ -68,10 +68,12 @@ def test_a_resumed_session_is_not_refused_for_the_settings_adapter() -> None:
     assert "adapter" not in resumed.stderr
 
 
-def test_an_adapter_is_added_to_a_base_that_is_known() -> None:
-    for command, model in ((["--resume", "4711"], "org/name"), ([], "org/name+org/lora")):
-        refused = headrace("run", "hello", "--adapter", "org/other", *command, code=2, HEADRACE_MODEL=model)
-        assert "--adapter" in refused.stderr
+def test_an_adapter_without_a_known_base_is_refused() -> None:
+    adapter = ("run", "hello", "--adapter", "org/other")
+    resumed = headrace(*adapter, "--resume", "4711", code=2, HEADRACE_MODEL="org/name")
+    assert "--adapter needs -m MODEL here" in resumed.stderr
+    second = headrace(*adapter, code=2, HEADRACE_MODEL="org/name+org/lora")
+    assert "org/name+org/lora has an adapter already" in second.stderr
 
 
 def script(folder: Path, name: str, text: str) -> str:
