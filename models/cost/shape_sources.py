@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.models.architectures.config import DecoderConfig, joint_norms
 from headrace.models.architectures.families import architecture_named, architecture_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
 
 KV = FLOAT16  # format of K/V, which `StepShape.with_kv` changes
-_HALF = 2  # bytes of half precision
+_HALF = 2  # bytes of a number in half precision
 _BOTH = ("tensor", "pipeline")  # ways in which ranks divide headrace's decoder
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")  # "mlp.experts.5.up_proj"
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")  # "mlp.switch_mlp.up_proj"
@@ -62,25 +62,22 @@ def shape_of_config(config: Mapping[str, object]) -> StepShape:
     config = text_config(normalized(config))
     section = stated_quantization(config)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-    plain = 4 if dtype == "float32" else _HALF
+    plain = 4 if dtype == "float32" else _HALF  # bytes of a number that is not quantized, as mlx-lm converts them
     architecture = architecture_of(config)
 
     def size_of(module: str, tensor: Tensor) -> int:
         weights = tensor.rows * tensor.columns
         bias = 0
         if tensor.has_bias:
-            bias = tensor.rows * _HALF
-        width, group, floats = _settings(section, module)  # width: bits of a weight, None if it is plain
-        if module.endswith(architecture.plain):
-            width = None
-            floats = False
-        if floats:  # a scale of one byte for each group
-            return bias + weights * (width or 0) // 8 + weights // group
-        if width is None:
+            bias = tensor.rows * plain
+        storage = _storage(section, module)
+        if storage is None or module.endswith(architecture.plain):
             return bias + weights * plain
-        return bias + quantized_bytes(weights, width, group)
+        if storage.is_float:  # a scale of one byte for each group
+            return bias + weights * storage.bits // 8 + weights // storage.group_size
+        return bias + quantized_bytes(weights, storage.bits, storage.group_size, scale_bytes=plain)
 
-    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
+    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}", plain)
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
@@ -99,8 +96,9 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             module, _, kind = stack.rpartition(".")
             if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
-    more = _split_latents(sizes, config)
+    growth = _split_latents(sizes, config)
     tied = config.tied_embeddings or not sizes["lm_head"]
+    # Experts of a stack. All mixtures of a network have the same number of them.
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
     def size_of(module: str, _tensor: Tensor) -> int:
@@ -108,20 +106,22 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             return sizes[module] // count
         return sizes[module]
 
-    # Everything else that is stored is read in each step, but tables and the numbers of activations
+    # Bytes of vectors are those of the file that no matrix, table or activation has. So tensors that the network has no
+    # name for count as read. `test_a_config_alone_gives_the_bytes_of_every_family` compares with `_vector_weights`.
     config = replace(config, tied_embeddings=tied)
     shape = _build(config, size_of, "safetensors headers")
+    # Parameters of an activation (xIELU in Apertus) become numbers of the graph while loading.
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
     unread = looked_up_bytes(config, size_of)
     if tied:
         unread += sizes["lm_head"]  # a tied table may be stored twice
-    read = part.nbytes + more - constant - unread
+    read = part.nbytes + growth - constant - unread
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     head = head_tensors(checkpoint)
     head_bytes = 0
     if head is not None:
         head_bytes = head.nbytes
-    resident = part.nbytes + more + head_bytes
+    resident = part.nbytes + growth + head_bytes
     return replace(shape, vector_bytes=vectors, resident_bytes=resident, head_bytes=head_bytes)
 
 
@@ -181,17 +181,20 @@ def shape_of_decoder(
     def size_of(name: str, tensor: Tensor) -> int:
         weights = tensor.rows * tensor.columns
         if mxfp4_experts and ".switch_mlp." in name:
-            return weights * 17 // 32  # half a byte for each, and one for each 32
+            return weights * 17 // 32  # 32 weights have 16 bytes, and one of their exponent
         return quantized_bytes(weights, bits, group_size)
 
     return _build(config, size_of, source)
 
 
-def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
-    """Return the shape of a decoder whose matrices have these sizes. source: of the sizes, in words."""
+def _build(config: DecoderConfig, size_of: SizeOf, source: str, plain: int = _HALF) -> StepShape:
+    """Return the shape of a decoder whose matrices have these sizes.
+
+    source: of the sizes, in words. plain: bytes of a number of a vector.
+    """
     matrices = [*layer_matrices(config, size_of), output_matrix(config, size_of)]
     tables = looked_up_bytes(config, size_of)
-    vectors = _vector_weights(config) * _HALF
+    vectors = _vector_weights(config) * plain
     return StepShape(
         source=source,
         layers=len(config.layers),
@@ -211,9 +214,9 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
 
 
 def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
-    """Divide the bytes of K/V projections that are stored as one; return the bytes by which the first half grows.
+    """Divide K/V projections in `sizes` that are stored as one; return the bytes by which they grow in total.
 
-    It is transposed while loading, in half precision (`Parameters.halves_of_heads`).
+    The part of keys is transposed while loading, which takes half precision (`Parameters.halves_of_heads`).
     """
     latent = config.latent
     if latent is None:
@@ -223,8 +226,9 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
     for at in (f"model.layers.{i}" for i in range(len(config.layers))):
         whole = sizes.pop(f"{at}.{joined.name}", 0)
         if whole:
+            # Rows of each head: `other` of its key's part without rotation, `value` of its value.
             share = whole * latent.other // (latent.other + latent.value)
-            sizes[f"{at}.self_attn.embed_q"] = max(share, 2 * config.heads * latent.other * latent.size)
+            sizes[f"{at}.self_attn.embed_q"] = max(share, _HALF * config.heads * latent.other * latent.size)
             sizes[f"{at}.self_attn.unembed_out"] = whole - share
             growth += sizes[f"{at}.self_attn.embed_q"] - share
     return growth
@@ -261,20 +265,28 @@ def _decoder(config: Mapping[str, object]) -> DecoderConfig:
     return decoder
 
 
-def _settings(section: Mapping[str, object] | None, module: str) -> tuple[int | None, int, bool]:
-    """Return (bits, group size, whether the mode is float) of a module; bits are None for a plain one."""
+class _Storage(NamedTuple):
+    """The quantization of a module."""
+
+    bits: int  # of a weight
+    group_size: int
+    is_float: bool  # 4- or 8-bit floats with an exponent for each group, such as mxfp4
+
+
+def _storage(section: Mapping[str, object] | None, module: str) -> _Storage | None:
+    """Return the quantization of a module, None for a plain one. Raises CheckpointError."""
     if section is None:
-        return None, 0, False
+        return None
     entry = section.get(module, section)
     if entry is False:  # mlx-lm's mark for a plain module
-        return None, 0, False
+        return None
     if not isinstance(entry, Mapping):
         entry = section
     bits = entry.get("bits", section.get("bits"))
     group = entry.get("group_size", section.get("group_size", 64))
     if not (isinstance(bits, int) and 0 < bits <= 32 and isinstance(group, int) and group > 0):
         raise CheckpointError(f"config.json: {module} is quantized to {bits!r} bits in groups of {group!r}")
-    return bits, group, str(entry.get("mode", "affine")) in FLOAT_MODES
+    return _Storage(bits, group, str(entry.get("mode", "affine")) in FLOAT_MODES)
 
 
 def _described(section: Mapping[str, object] | None, dtype: str) -> str:

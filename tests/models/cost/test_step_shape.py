@@ -126,6 +126,18 @@ def test_a_config_alone_gives_the_bytes_of_every_family(name: str, tmp_path: Pat
     assert guessed.vector_bytes == exact.vector_bytes
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_config_in_float32_gives_the_bytes_of_its_vectors_and_biases(quantized: bool, tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "plain", "qwen2", dtype=mx.float32)
+    if quantized:
+        directory = quantize_model(directory, tmp_path / "quantized")
+    checkpoint = open_checkpoint(directory)
+    guessed = shape_of_config({**checkpoint.config, "torch_dtype": "float32"})
+    exact = shape_of_checkpoint(checkpoint)
+    assert guessed.matrices == exact.matrices
+    assert guessed.vector_bytes == exact.vector_bytes
+
+
 def test_a_conversion_that_states_a_bias_of_attention_has_no_more() -> None:
     """Configs of converted Qwen 2 files say attention_bias; its output projection has none."""
     config = config_of("qwen2")
