@@ -77,15 +77,19 @@ class AnswerText:
 
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
         text = "".join(pieces)
+        opening, thinking, closing, content = self._by_kind(section, content, text)
         return TextChunk(
             text,
             step,
-            *self._by_kind(section, content, text),
-            tuple(pieces),
-            rejected,
-            tuple(calls),
-            self._call_deltas(),
-            self._reports(step) if step.logprobs is not None else (),
+            opening=opening,
+            thinking=thinking,
+            closing=closing,
+            content=content,
+            pieces=tuple(pieces),
+            rejected=rejected,
+            calls=tuple(calls),
+            call_deltas=self._call_deltas(),
+            reports=self._reports(step) if step.logprobs is not None else (),
         )
 
     def end(self, finished: Finished) -> Completed:
@@ -120,7 +124,7 @@ class AnswerText:
     def _reports(self, step: Step) -> tuple[TokenReport, ...]:
         """Return the log probabilities of a step's tokens, with the tokens' texts."""
         reports = []
-        for token, logprobs in zip(step.tokens, step.logprobs or (), strict=False):
+        for token, logprobs in zip(step.tokens, step.logprobs or (), strict=True):
             text = self._tokenizer.token_text(token)
             top = [(self._tokenizer.token_text(other), value) for other, value in logprobs.top]
             data = self._part_of_character(token, text)
@@ -145,7 +149,11 @@ class AnswerText:
 
 
 def _truncated(step: Step, used: int) -> Step:
-    """Return the step with only its first `used` tokens, the last of them sampled."""
+    """Return the step with only its first `used` tokens.
+
+    It keeps no rejected draft tokens: they come after its last token, so after the end of the answer.
+    """
+    # The record also counts an end-of-turn token, which is not in `step.tokens` and comes after the stop string.
     if used == step.record.tokens:
         return step
     logprobs = step.logprobs and step.logprobs[:used]
