@@ -11,9 +11,8 @@ an arrival, a batch, or one sequence.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from headrace.app.bench.measure.pair import Question, measure_pair
 from headrace.app.bench.measure.plan import Test
@@ -68,18 +67,18 @@ class OwnEngine:
         self._network = network
         self._limit = limit
         self._random = random.Random(0)
-        self._base = self._tokens(limit)
-        self._begun = 0  # first token of the newest test
-        self._engines: dict[int, Engine] = {}
-        self._batched: dict[int, Engine] = {}  # by maximum number of sequences; pass costs stay known
-        self._caches: dict[int, int] = {}  # bytes of the kept caches, by depth
+        self._prefix = self._tokens(limit)  # a test of depth n has its first n tokens in the cache
+        self._first_token = 0  # first token of the newest test
+        self._engines_by_depth: dict[int, Engine] = {}
+        self._engines_by_batch: dict[int, Engine] = {}  # by the most sequences that run together
+        self._cache_bytes_by_depth: dict[int, int] = {}  # of the caches that stay
         self._other_bytes = other_bytes
         self._questions = questions or {}
         self._draft = draft
         self.rank_times: list[tuple[RankTimes, ...]] = []
         """Times by rank of one decode step in some, on several machines."""
         self._num_pairs: Counter[Test] = Counter()  # measured of each workload
-        self._workload_engines: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
+        self._workload_engines_by_batch: dict[int, Engine] = {}  # prompts and pass costs stay in them
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of the test."""
@@ -92,13 +91,13 @@ class OwnEngine:
         if test.kind == "workload":
             return self._pair(test)
         if test.kind == "arrival":
-            return measure_arrival(self._engine_for(test.batch + 1), test, self._prompts(test), self._tokens)
+            return measure_arrival(self._engine_of_batch(test.batch + 1), test, self._prompts(test), self._tokens)
         if test.batch > 1:
             return self._together(test)
 
         # One sequence: bring the cache to the test's depth, then feed fresh tokens and decode.
-        engine = self._engine(test.depth)
-        before = self._base[: test.depth]
+        engine = self._engine_of_depth(test.depth)
+        before = self._prefix[: test.depth]
         if before:
             # Leaves exactly `before` tokens in the cache: one step if it can be trimmed, a whole prefill if not.
             _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
@@ -111,9 +110,10 @@ class OwnEngine:
             raise EngineError(f"{test.label}: the cache lost its {test.depth} tokens")
 
         # Memory of other models, and of the prefixes that stay for other depths, is not the test's.
-        others = self._other_bytes + sum(size for depth, size in self._caches.items() if depth != test.depth)
+        other_depths = [size for depth, size in self._cache_bytes_by_depth.items() if depth != test.depth]
+        others = self._other_bytes + sum(other_depths)
         if test.depth:  # without, no prefix stays in the cache
-            self._caches[test.depth] = steps[-1].kv_allocated_bytes
+            self._cache_bytes_by_depth[test.depth] = steps[-1].kv_allocated_bytes
         decode = steps[1:]
         self.rank_times += [step.ranks for step in decode if step.ranks]
         return Sample(
@@ -129,7 +129,7 @@ class OwnEngine:
 
     def _together(self, test: Test) -> Sample:
         """Measure several sequences with separate tokens, from the step in which all decode."""
-        engine = self._engine_for(test.batch)
+        engine = self._engine_of_batch(test.batch)
         sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
         begun: set[EngineSequence] = set()
         steps: list[StepRecord] = []  # of the first sequence, once all decode
@@ -153,10 +153,10 @@ class OwnEngine:
             engine.cancel(sequence)
         while engine.has_work:
             engine.step()
-        others = self._other_bytes + sum(self._caches.values())
+        others = self._other_bytes + sum(self._cache_bytes_by_depth.values())
         return Sample(
             prefill_s=0.0,
-            first_step_s=None,
+            first_step_s=None,  # all sequences have their first token before the clock starts
             latencies_s=[step.latency_s for step in steps],
             # If not all fit into one pass, weights are read once per pass.
             weight_bytes=_mean([step.weight_bytes * test.batch // step.batch for step in steps]),
@@ -168,7 +168,7 @@ class OwnEngine:
 
     def _pair(self, test: Test) -> Sample:
         """Measure a workload with and without speculation; its prompt is in the cache."""
-        if test.batch not in self._workload_engines:
+        if test.batch not in self._workload_engines_by_batch:
             engine = Engine(
                 self._network,
                 context_limit=self._limit,
@@ -178,13 +178,13 @@ class OwnEngine:
                 pass_costs=PassCostStore(self.cost),
             )
             self._time_ranks(engine)
-            self._workload_engines[test.batch] = engine
+            self._workload_engines_by_batch[test.batch] = engine
         self._num_pairs[test] += 1
         speculation: Speculation = "draft"
         if self._draft is None:
             speculation = "auto"
         sample = measure_pair(
-            self._workload_engines[test.batch],
+            self._workload_engines_by_batch[test.batch],
             test,
             self._questions[test.workload],
             self._num_pairs[test],
@@ -194,27 +194,30 @@ class OwnEngine:
         peak = max(0, (sample.peak_memory_bytes or 0) - self._other_bytes)
         return replace(sample, peak_memory_bytes=peak)
 
-    def _engine_for(self, sequences: int) -> Engine:
-        if sequences not in self._batched:
-            self._batched[sequences] = Engine(self._network, context_limit=self._limit, max_running=sequences)
-        return self._batched[sequences]
+    def _engine_of_batch(self, batch: int) -> Engine:
+        if batch not in self._engines_by_batch:
+            self._engines_by_batch[batch] = Engine(self._network, context_limit=self._limit, max_running=batch)
+        return self._engines_by_batch[batch]
 
     def _prompts(self, test: Test) -> list[list[int]]:
-        """Return a prompt per sequence: `depth` cached tokens of its own and a fresh one."""
+        """Return a prompt for each sequence: `depth` tokens, which no other has, and a fresh one.
+
+        They are computed before the clock starts.
+        """
         bases = [random.Random(number) for number in range(test.batch)]
         prompts = [[draw.randrange(self._network.vocab_size) for _ in range(test.depth)] for draw in bases]
         return [[*prompt, *self._tokens(1)] for prompt in prompts]
 
     def close(self) -> None:
-        self._engines.clear()
-        self._batched.clear()
-        self._workload_engines.clear()
+        self._engines_by_depth.clear()
+        self._engines_by_batch.clear()
+        self._workload_engines_by_batch.clear()
 
-    def _engine(self, depth: int) -> Engine:
-        if depth not in self._engines:
-            self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
-            self._time_ranks(self._engines[depth])
-        return self._engines[depth]
+    def _engine_of_depth(self, depth: int) -> Engine:
+        if depth not in self._engines_by_depth:
+            self._engines_by_depth[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
+            self._time_ranks(self._engines_by_depth[depth])
+        return self._engines_by_depth[depth]
 
     def _time_ranks(self, engine: Engine) -> None:
         if self._network.division is not None:
@@ -222,17 +225,16 @@ class OwnEngine:
 
     def _fresh(self, count: int) -> list[int]:
         """Return random tokens whose first one began no earlier test, so that no cached prefix matches."""
-        self._begun = (self._begun + 1) % self._network.vocab_size
-        return [self._begun, *self._tokens(count - 1)]
+        self._first_token = (self._first_token + 1) % self._network.vocab_size
+        return [self._first_token, *self._tokens(count - 1)]
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(self._network.vocab_size) for _ in range(count)]
 
 
-def _follow(events: Any, on_first: Callable[[], None] | None = None) -> tuple[list[StepRecord], Summary]:
+def _follow(events: Iterator[Event], on_first: Callable[[], None] | None = None) -> tuple[list[StepRecord], Summary]:
     """Return the steps and the summary. on_first: called at the first step."""
     steps: list[StepRecord] = []
-    event: Event
     for event in events:
         if isinstance(event, Step):
             if on_first is not None and not steps:
@@ -285,7 +287,7 @@ def measure_arrival(
         engine.step()
     return Sample(
         prefill_s=ttft_s,
-        first_step_s=0.0,
+        first_step_s=0.0,  # `ttft_s` has the first step
         latencies_s=[latency for sequence in running for latency in meanwhile[sequence]],
         arrival=Arrival([latency for sequence in running for latency in before[sequence]], alone_s),
     )

@@ -84,6 +84,8 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
     else:
         order = ("off", way)
     for attempt in range(_TRIES):
+        # Sequences of a batch have the seeds from this one on, which may be those of another attempt. That changes no
+        # figure: both modes have the same seeds, and no run drafts from the answers of another (`_answer`).
         seed = 1 + turn * _TRIES + attempt
         runs = {speculates: _answer(engine, test, question, seed, speculates) for speculates in order}
         on = runs[way]
@@ -112,6 +114,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
 
 def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
     """Run the test's sequences, each with its own seed, until all have finished."""
+    # The other mode has just given the same answers: drafting from them would accept nearly every token.
     engine.forget_answers()
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
     outputs: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}

@@ -88,6 +88,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     if not isinstance(network, Decoder):
         raise UsageError("--profile needs headrace's own decoder; this model runs through mlx-lm's classes")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
+    # Entries: the prompt's, and rounds + 1 of `_loop`; all other steps are rolled back. The rest is to spare.
     kv = network.kv_backend(KVOptions(depth + 2 * rounds + 8))
     cache = kv.acquire([0])
     for _ in prefill(network, kv, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):

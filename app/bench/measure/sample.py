@@ -64,7 +64,7 @@ class Sample:
     """Clock readings of one repetition.
 
     prefill_s: of the prompt without its last token.
-    first_step_s: from the end of prefill to the first token.
+    first_step_s: from the end of prefill to the first token; 0 if `prefill_s` has it, None without a first token.
     latencies_s: inter-token latencies, in a batch those of one sequence.
     weight_bytes, kv_bytes, flops: of the average step, of all its sequences; None if not counted.
     peak_memory_bytes: of the test alone; None if unknown.
