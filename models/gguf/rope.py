@@ -17,6 +17,7 @@ ROPE_SHORT = "rope_factors_short.weight"
 _LOW = 1.0
 _HIGH = 4.0
 _LLAMA3_CONTEXT = 8192
+_TOLERANCE = 1e-3  # deviation from a formula: files have numbers in float32, and some converters round them
 
 
 class LongFactors(NamedTuple):
@@ -67,10 +68,11 @@ def _yarn(metadata: Metadata, factor: float) -> dict[str, object]:
         "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
     }
     usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-    # The first key multiplies YaRN's own amplitude, the second replaces it. llama.cpp ignores the second.
+    # The first key multiplies YaRN's own amplitude, the second replaces it. Some programs read the second for few
+    # architectures or not at all, so only a value that changes nothing is accepted.
     amplitude = usual * metadata.positive("{arch}.rope.scaling.attn_factor", 1.0)
     stated = metadata.positive("{arch}.rope.scaling.yarn_attn_factor", usual)
-    if abs(stated - usual) > 1e-3 * usual:
+    if abs(stated - usual) > _TOLERANCE * usual:
         raise UnsupportedModelError(f"YaRN with rope.scaling.yarn_attn_factor {stated:g} is not supported")
     return section if amplitude == usual else {**section, "attention_factor": amplitude}
 
@@ -83,12 +85,14 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
     for each in (factors.long, factors.short):
         if len(each) != rotated // 2:
             raise CheckpointError(f"a rope_factors tensor has {len(each)} factors for heads that turn {rotated}")
+    # The two tensors make it LongRoPE, whatever the type. Some files state "linear", which is llama.cpp's default, or
+    # "none". A linear factor other than 1 is not read here, so `config.refuse_unread` refuses it.
     if (kind := metadata.text("{arch}.rope.scaling.type", "longrope")) not in ("longrope", "linear", "none"):
         raise UnsupportedModelError(f"LongRoPE together with RoPE scaling {kind!r} is not supported")
     original = metadata.integer("{arch}.rope.scaling.original_context_length", context, minimum=2)
     scale = context / original
     amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    if abs(metadata.positive("{arch}.rope.scaling.attn_factor", amplitude) - amplitude) > 1e-3:
+    if abs(metadata.positive("{arch}.rope.scaling.attn_factor", amplitude) - amplitude) > _TOLERANCE:
         raise UnsupportedModelError("LongRoPE with an attention factor of its own is not supported")
     scaling = {"type": "longrope", "rope_type": "longrope", "long_factor": factors.long, "short_factor": factors.short}
     return {"original_max_position_embeddings": original, "rope_scaling": scaling}
@@ -108,7 +112,7 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, obje
     }  # fmt: skip
     for index, given in enumerate(factors):
         expected = llama3_factor(2 * math.pi * theta ** (2 * index / head_dim), config)
-        if abs(given - expected) > 1e-3 * expected:
+        if abs(given - expected) > _TOLERANCE * expected:
             raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
     return config
 
@@ -116,12 +120,17 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, obje
 def _trained_range(head_dim: int, theta: float, factors: list[float], factor: float) -> tuple[float, int]:
     """Return (high_freq_factor, original context), which follow from the factors between 1 and the full one.
 
-    Between them, a linear function of the frequency weighs the two: of one such factor it gives the context for the
-    usual high factor, of two it gives both.
+    Between them, a linear function of the frequency weighs the two, with low = low_freq_factor:
+
+        smooth = (context * frequency - low) / (high - low)
+               = slope * frequency - below,   slope = context / (high - low),   below = low / (high - low)
+
+    One such factor gives the context for the usual `high`. Two give slope and below, and those give both:
+    high = low + low / below, context = slope * low / below.
     """
     points = []  # (turns for each position, weight of the unscaled frequency)
     for index, given in enumerate(factors):
-        if 1.001 < given < 0.999 * factor:
+        if 1 + _TOLERANCE < given < (1 - _TOLERANCE) * factor:
             smooth = (1 / given - 1 / factor) / (1 - 1 / factor)
             points.append((1 / (2 * math.pi * float(theta ** (2 * index / head_dim))), smooth))
     if not points:
