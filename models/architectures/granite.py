@@ -159,6 +159,7 @@ ROWS = (
         position_free="listed",
         complete=_swa,
     ),
+    # theta: the default of mlx-lm's class
     Architecture("minicpm", Family(), theta=1e6, complete=_minicpm, only={"num_experts": 0}),
     Architecture(
         "minicpm3",

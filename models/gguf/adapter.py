@@ -27,8 +27,8 @@ _PARTS = (".lora_a", ".lora_b")
 _Matrix = npt.NDArray[np.float32]
 
 
-def convert_adapter(file: Path, base: Path, target: Path) -> None:
-    """Write the adapter `file` into the directory `target`, in mlx-lm's format. base: the file of the model it changes.
+def convert_adapter(file: Path, base: Path, directory: Path) -> None:
+    """Write the adapter `file` into `directory`, in mlx-lm's format. base: the file of the model it changes.
 
     Raises CheckpointError for a broken adapter or one of another model, UnsupportedModelError for one that does more
     than add low-rank products to matrices, and OSError.
@@ -59,11 +59,13 @@ def convert_adapter(file: Path, base: Path, target: Path) -> None:
         for each in targets[name]:
             of_columns = in_order(_matrix(a), replace(each, rows=None))
             of_rows = in_order(scaled, replace(each, columns=None))
+            # mlx-lm stores both factors transposed: (K, r) and (r, N).
             arrays[f"{each.module}.lora_a"] = mx.array(of_columns.T)
             arrays[f"{each.module}.lora_b"] = mx.array(of_rows.T)
-    save_arrays(target / "adapters.safetensors", arrays)
+    save_arrays(directory / "adapters.safetensors", arrays)
+    # alpha / r is a factor of B already, since tensors may have different ranks: mlx-lm's scale of all is 1.
     config = {"fine_tune_type": "lora", "lora_parameters": {"scale": 1.0}}
-    (target / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def base_of_file(file: Path) -> str | None:

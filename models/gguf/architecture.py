@@ -119,9 +119,9 @@ class Architecture:
     wrapped: str = ""  # model_type of the multimodal family that has the class; its text part is nested
     unread: tuple[str, ...] = ()  # keys of the metadata that change nothing here
     # Limits of the class
-    whole_heads: bool = False  # heads that are not together as wide as the model
-    untied: bool = False  # embeddings that are the output matrix too
-    sigmoid: bool = False  # experts that are not chosen by sigmoids of their scores
+    whole_heads: bool = False  # True: refuses heads that are not together as wide as the model
+    untied: bool = False  # True: refuses embeddings that are the output matrix too
+    sigmoid: bool = False  # True: refuses experts that are not chosen by sigmoids of their scores
     # Layout of the tensors
     layer: str = "model.layers.{}"  # prefix of a layer; `{}` is its number
     kinds: Callable[[Config], list[tuple[str, ...]]] | None = None  # groups of each layer, if it has others
@@ -131,4 +131,4 @@ class Architecture:
     drafts: DraftLayer | None = None  # the layer that drafts tokens, in files that have one
     ignored: tuple[str, ...] = ()  # tensors of layers that the model does not read
     config_tensors: tuple[str, ...] = ()  # tensors that become part of the config
-    half: str = "bfloat16"  # half precision that its activations fit
+    half: str = "bfloat16"  # half precision that its activations fit; those of Gemma overflow float16
