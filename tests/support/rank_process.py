@@ -6,6 +6,7 @@ A job: model directory, split, prompts, and the environment in which all ranks l
 import atexit
 import functools
 import json
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -13,13 +14,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from tests.support.patience import PATIENCE_S
+
+_FORKS = multiprocessing.get_context("fork")
 
 
 def hostfile(path: Path, size: int) -> Path:
@@ -45,7 +47,7 @@ def build_waiting_ring() -> Path:
 
 
 class Ranks:
-    """Rank 0 of `size` ranks in a process of its own, which starts the others."""
+    """Rank 0 of `size` ranks in a process of its own, which forks the others."""
 
     def __init__(self, folder: Path, size: int) -> None:
         environment = {**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile(folder / "hosts.json", size))}
@@ -151,8 +153,11 @@ def _lead(size: int) -> None:
 
     listener = listen("127.0.0.1")
     key = secrets.token_bytes(32)
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    followers = [_start(rank, size, address, key) for rank in range(1, size)]
+    address = listener.getsockname()[:2]
+    # Forked after the imports, which take most of a start, and before anything is computed or has a thread.
+    followers = [_FORKS.Process(target=_follow, args=(address, rank, key, listener)) for rank in range(1, size)]
+    for follower in followers:
+        follower.start()
     names = [f"host{rank}" for rank in range(size)]
     leader = Leader(listener, key, names, lambda error: print(json.dumps({"lost": str(error)}), flush=True))
     leader.accept(PATIENCE_S)
@@ -186,7 +191,7 @@ def _lead(size: int) -> None:
     for follower in followers:
         if torn:  # it polls for the rest of a pass, until it takes rank 0 for lost
             follower.kill()
-        follower.wait(PATIENCE_S)
+        follower.join(PATIENCE_S)
 
 
 def _tear(network: Any) -> None:
@@ -204,26 +209,14 @@ def _tear(network: Any) -> None:
         engine.step()
 
 
-def _start(rank: int, size: int, address: str, key: bytes) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "MLX_RANK": str(rank), "HEADRACE_RANKS": address}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.rank_process", str(size)],
-        stdin=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(key.hex() + "\n")
-    process.stdin.flush()
-    return process
-
-
-def _follow(address: str) -> None:
+def _follow(address: tuple[str, int], rank: int, key: bytes, listener: socket.socket) -> None:
+    """In a fork of rank 0."""
     from headrace.models.loading.ranked import serve_rank
     from headrace.runtime.ranks.follower import Follower
 
-    host, _, port = address.rpartition(":")
-    follower = Follower((host, int(port)), int(os.environ["MLX_RANK"]), bytes.fromhex(sys.stdin.readline()), PATIENCE_S)
+    listener.close()
+    os.environ["MLX_RANK"] = str(rank)
+    follower = Follower(address, rank, key, PATIENCE_S)
 
     def find(model: dict[str, Any]) -> Path:
         for name in ("HEADRACE_EXACT", "HEADRACE_KERNELS"):
@@ -234,13 +227,5 @@ def _follow(address: str) -> None:
     serve_rank(follower, find)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run a rank."""
-    if address := os.environ.get("HEADRACE_RANKS"):
-        _follow(address)
-    else:
-        _lead(int(arguments[0]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _lead(int(sys.argv[1]))
