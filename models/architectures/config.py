@@ -116,6 +116,8 @@ class ExpertsConfig:
     excludes: bool = False  # experts of groups that are left out rank last, also after negative ranks (Ling 3)
     band: float = 0.0  # see `Mixture` (Phi MoE)
     shared_scale: float = 1.0  # factor of the shared expert, in layers with `Family.parallel` (Command A+)
+    latent: int = 0  # size of the experts' input and output, between two projections; 0: the hidden size (Kimi K3)
+    latent_norm: bool = False  # the experts' sum is normalized before the second of them
 
 
 ExpertLayers = list[ExpertsConfig | None]
@@ -131,9 +133,12 @@ class MixerConfig:
     steps: tuple[float, float] = (0.0, float("inf"))  # least and largest step, "ssm" only
     by_key_head: bool = False  # "delta" with joined projections, the rows of each key head together (Qwen3-Next)
     norm_parts: int = 1  # parts that are normalized by themselves, "ssm" only; 0: no norm
-    apart: bool = False  # all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear)
+    # All projections and convolutions are stored apart (OLMo hybrid, Kimi Linear). Those of queries, keys and values
+    # may be stored as one (Kimi K3).
+    apart: bool = False
     most_beta: float = 1.0  # factor of the sigmoid that makes beta
     rank: int = 0  # of two products that lead to gates and to decays, "kda" only; 0: one product each
+    full_gate: bool = False  # gates have one product, whatever `rank`
     decay_bound: float = 0.0  # see `MixerSpec.bound`
 
     @property
@@ -258,6 +263,14 @@ class DecoderConfig:
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer
     value_scale: float = 1.0  # factor of values that are smaller than keys
     altup: AltUpConfig | None = None  # several residual streams
+    block_layers: int = 0  # layers of a block, whose residual sum later layers read; 0: no blocks (Kimi K3)
+    soft_bounds: tuple[float, float | None] | None = None  # see `runtime.ops.SituGate`; None: the family's activation
+
+    @property
+    def divides(self) -> bool:
+        """True if ranks can have parts of it: one residual stream, and experts that read it as it is."""
+        latent = any(layer.experts is not None and layer.experts.latent for layer in self.layers)
+        return self.altup is None and not self.block_layers and not latent
 
     @property
     def plain(self) -> bool:

@@ -1,4 +1,8 @@
-"""Kimi Linear: delta networks with a decay of each channel (KDA), attention over latents without positions, experts."""
+"""Kimi Linear and K3: delta networks with a decay of each channel (KDA), attention over latents, experts.
+
+K3 has the keys and layers of Kimi Linear, and adds mixtures of residual sums, SiTU, and experts with a width of their
+own. Nothing rotates.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
-from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
+from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, MixerConfig
 from headrace.models.architectures.experts import corrected_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.latent import latent_with_eps
-from headrace.models.architectures.mixers import mixer_sizes
+from headrace.models.architectures.latent import latent_config, latent_with_eps
+from headrace.models.architectures.mixers import decay_bound, mixer_sizes
 from headrace.runtime.errors import CheckpointError
 
 _ATTENTION = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.")  # "model.layers.3.self_attn.q_proj.weight", its begin
@@ -39,7 +43,14 @@ def _mixer(fields: Fields) -> MixerConfig:
     size = inner.count("head_dim")
     width = inner.count("short_conv_kernel_size", default=4)
     sizes = mixer_sizes("kda", heads, key_heads=heads, key_dim=size, value_dim=size, width=width)
-    return MixerConfig(sizes, fields.positive("rms_norm_eps"), apart=True, rank=size)
+    return MixerConfig(
+        sizes,
+        fields.positive("rms_norm_eps"),
+        apart=True,
+        rank=size,
+        full_gate=bool(inner.values.get("use_full_rank_gate")),
+        decay_bound=decay_bound(inner, "gate_lower_bound"),
+    )
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
@@ -76,6 +87,43 @@ def _renamed(name: str, config: Config) -> str:
     return name
 
 
+def _k3_renamed(name: str, config: Config) -> str:
+    """Return the name of a delta network's tensor, or of attention's gates."""
+    return _renamed(name, config).replace(".self_attn.g_proj", ".self_attn.gate_proj")
+
+
+def _k3_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return Kimi Linear's experts, which may have a width of their own."""
+    if fields.values.get("routed_expert_hidden_size") is None:
+        return _experts(fields, layers)
+    width = fields.count("routed_expert_hidden_size")
+    normed = bool(fields.values.get("latent_moe_use_norm"))
+    return [experts and replace(experts, latent=width, latent_norm=normed) for experts in _experts(fields, layers)]
+
+
+def _k3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the blocks of residual sums, the activation's bounds, and the gates of attention."""
+    values = fields.values
+    family = decoder.family
+    if values.get("mla_use_output_gate"):
+        family = replace(family, gates="apart")
+    blocks = 0
+    if values.get("attn_res_block_size") is not None:
+        blocks = fields.count("attn_res_block_size")
+    up_bound = None
+    if values.get("activation_situ_linear_beta") is not None:
+        up_bound = fields.positive("activation_situ_linear_beta")
+    bounds = (fields.positive("activation_situ_beta", default=1.0), up_bound)
+    return replace(decoder, family=family, block_layers=blocks, soft_bounds=bounds)
+
+
+def _name_text(config: Config) -> None:
+    """Name the text part, which has the model_type of Kimi Linear in its files."""
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        text["model_type"] = "kimi_k3"
+
+
 def _older_keys(config: Config) -> None:
     """Add the section of delta networks, and the first sparse layer."""
     kinds = config.get("layer_types")
@@ -99,18 +147,20 @@ def _older_keys(config: Config) -> None:
     config.setdefault("rope_theta", 10000.0)  # its class takes one, and rotates nothing
 
 
+_NAMES = (
+    (".block_sparse_moe.gate.e_score", ".mlp.e_score"),
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+
 ROWS = (
     Architecture(
         "kimi_linear",
         Family(),
         add_keys=_older_keys,
-        tensor_names=(
-            (".block_sparse_moe.gate.e_score", ".mlp.e_score"),
-            (".block_sparse_moe.", ".mlp."),
-            (".w1.", ".gate_proj."),
-            (".w2.", ".down_proj."),
-            (".w3.", ".up_proj."),
-        ),
+        tensor_names=_NAMES,
         rename=_renamed,
         only={"mla_use_nope": True},
         rotates=lambda _fields: False,
@@ -119,5 +169,24 @@ ROWS = (
         recurrent=_recurrent,
         latent=latent_with_eps,
         runs=_runs,
+    ),
+    Architecture(
+        "kimi_k3",
+        Family(),
+        add_keys=_name_text,
+        nests=True,
+        tensor_names=(*_NAMES, ("_res.norm_weight", "_res_norm.weight"), ("_res.proj_weight", "_res_proj.weight")),
+        rename=_k3_renamed,
+        activations=("situ",),
+        only={"mla_use_nope": True},
+        rotates=lambda _fields: False,
+        experts=_k3_experts,
+        mixer=_mixer,
+        recurrent=_recurrent,
+        latent=latent_config,
+        runs=_runs,
+        biases={},
+        complete=_k3,
+        class_splits=("tensor", "pipeline"),
     ),
 )

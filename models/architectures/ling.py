@@ -10,8 +10,7 @@ from headrace.models.architectures.config import ExpertLayers, Family, MixerConf
 from headrace.models.architectures.experts import after_dense_layers, corrected_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_with_eps
-from headrace.models.architectures.mixers import mixer_sizes
-from headrace.runtime.errors import CheckpointError
+from headrace.models.architectures.mixers import decay_bound, mixer_sizes
 
 _ATTENTION = re.compile(r"model\.layers\.(\d{1,9})\.attention\.(.+)")  # "model.layers.3.attention.o_proj.weight"
 # Modules of a delta network and of attention over latents -> their names here
@@ -51,11 +50,9 @@ def _mixer(fields: Fields) -> MixerConfig:
     heads = fields.count("num_attention_heads")
     size = fields.count("head_dim", default=128)
     width = fields.count("short_conv_kernel_size", default=4)
-    stated = fields.values.get("kda_lower_bound", -5.0)
-    if isinstance(stated, bool) or not isinstance(stated, int | float) or not -1e3 < stated < 0:
-        raise CheckpointError(f"config.json: kda_lower_bound must be a negative number, not {stated!r:.60}")
+    bound = decay_bound(fields, "kda_lower_bound", -5.0)
     sizes = mixer_sizes("kda", heads, key_heads=heads, key_dim=size, value_dim=size, width=width)
-    return MixerConfig(sizes, fields.positive("rms_norm_eps", default=1e-6), apart=True, decay_bound=-float(stated))
+    return MixerConfig(sizes, fields.positive("rms_norm_eps", default=1e-6), apart=True, decay_bound=bound)
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:

@@ -34,6 +34,16 @@ def gated_delta(fields: Fields) -> MixerConfig:
     return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"))
 
 
+def decay_bound(fields: Fields, key: str, default: float | None = None) -> float:
+    """Return the bound of a delta network's decays, which configs state as a negative number; 0 for no bound."""
+    stated = fields.values.get(key, default)
+    if stated is None and default is None:
+        return 0.0
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not -1e3 < stated < 0:
+        raise CheckpointError(f"config.json: {key} must be a negative number, not {stated!r:.60}")
+    return -float(stated)
+
+
 def mamba2(fields: Fields) -> MixerConfig | None:
     """Return a Mamba-2 mixer, as in Granite; None without heads."""
     if fields.values.get("mamba_n_heads") is None:

@@ -240,13 +240,14 @@ def _vector_weights(config: DecoderConfig) -> int:
     last_norm = config.hidden_size * config.family.norm_weights
     if config.family.norm_bias:
         last_norm *= 2
-    return last_norm + config.input_size + sum(vector.size * vector.width for vector in vectors)
+    last_mix = 2 * config.hidden_size if config.block_layers else 0
+    return last_norm + last_mix + config.input_size + sum(vector.size * vector.width for vector in vectors)
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
     sections: Sequence[str] = _BOTH
-    if config.altup is not None or any(layer.rope and layer.rope.changes for layer in config.layers):
+    if not config.divides or any(layer.rope and layer.rope.changes for layer in config.layers):
         sections = ()
     if any(layer.mixer for layer in config.layers):
         return sections, architecture_named(config.architecture).class_splits

@@ -180,7 +180,7 @@ def _divided(
     checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
 ) -> TensorPart | Stage:
     """Return one rank's part of a decoder. Raises UsageError for models that cannot be divided."""
-    if long_rope(config) is not None or config.altup is not None:
+    if long_rope(config) is not None or not config.divides:
         named = checkpoint.config.get("model_type")
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
     if split.kind == "pipeline":

@@ -30,9 +30,12 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.models.network.tensors import (
     BRANCH_NORMS,
+    LATENT_NORM,
+    RESIDUAL_MIXES,
     altup_layer,
     attention,
     attention_gate,
+    expert_latents,
     expert_stacks,
     feed_forward,
     indexer,
@@ -51,11 +54,14 @@ from headrace.runtime.ops import (
     BranchNorms,
     Curve,
     GatedErfGelu,
+    LatentExperts,
     LayerWeights,
     MixerSizes,
     MixerSpec,
     Mixture,
+    ResidualMix,
     Rope,
+    SituGate,
     SmallValues,
     SparseGelu,
     Weight,
@@ -115,13 +121,13 @@ def read_mixer(
     return spec, parameters.fused(prefix, inputs, turned), output
 
 
-def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight, Weight] | None:
+def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight | None, Weight] | None:
     """Return the second products to gates and decays, if they have two; see `LayerWeights.mixer_gates`."""
     gates = [parameters.tensor(prefix, tensor) for tensor in mixer_gates(mixer)]
     if not gates:
         return None
-    gate, decay = gates
-    return gate, decay
+    *gate, decay = gates
+    return (gate[0] if gate else None), decay
 
 
 def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:
@@ -129,6 +135,8 @@ def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array
     sizes = mixer.sizes
     if not mixer.apart:
         return parameters.taps(f"{at}.conv1d", sizes.channels, sizes.width)
+    if f"{at}.qkv_conv1d.weight" in parameters:
+        return parameters.taps(f"{at}.qkv_conv1d", sizes.channels, sizes.width)
     keys = sizes.key_heads * sizes.key_dim
     channels = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": sizes.inner}
     taps = [parameters.taps(f"{at}.{name}", count, sizes.width) for name, count in channels.items()]
@@ -262,6 +270,11 @@ def _layer(
         weights = replace(weights, own_input=read_input(config, parameters, prefix))
     if config.altup is not None:
         weights = replace(weights, altup=_altup(config, parameters, prefix, config.altup))
+    if config.block_layers:
+        attention_mix, mlp_mix = (
+            read_residual_mix(parameters, f"{prefix}.{name}", config.hidden_size) for name in RESIDUAL_MIXES
+        )
+        weights = replace(weights, mixes=(attention_mix, mlp_mix))
     if family.scaled and f"{prefix}.layer_scalar" in parameters:
         weights = replace(weights, scalar=parameters.vector(f"{prefix}.layer_scalar", 1))
     return weights
@@ -365,6 +378,12 @@ def _altup(config: DecoderConfig, parameters: Parameters, prefix: str, sizes: Al
     )
 
 
+def read_residual_mix(parameters: Parameters, name: str, width: int) -> ResidualMix:
+    """Return the weights of a mixture of residual sums."""
+    norm, projection = (parameters.vector(f"{name}_{part}.weight", width) for part in ("norm", "proj"))
+    return ResidualMix(norm, projection)
+
+
 def _with_mixer(
     weights: LayerWeights,
     config: DecoderConfig,
@@ -439,6 +458,8 @@ def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerC
         return _xielu(parameters, at)
     if config.family.activation == "gated_erf_gelu":
         return GatedErfGelu()
+    if config.soft_bounds is not None:
+        return SituGate(*config.soft_bounds)
     if layer.limit:
         return BoundedSilu(layer.limit)
     if layer.cutoff is not None:
@@ -604,9 +625,11 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
         if experts.excludes:  # experts of groups that are left out rank 0, now below all others
             correction = correction - correction.min()
-    curve = None
+    curve: Curve | None = None
     if experts.limit:
         curve = BoundedSilu(experts.limit)
+    elif config.soft_bounds is not None:
+        curve = SituGate(*config.soft_bounds)
     norm = None
     scale = None
     if experts.branch:
@@ -626,9 +649,24 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         groups=experts.groups,
         router_norm=norm,
         expert_scale=scale,
-        residual=config.family.adds_experts and not experts.branch,
+        residual=config.family.adds_experts and not experts.branch and not config.block_layers,
         best=experts.best,
         shares_first=experts.shares_first,
         curve=curve,
         band=experts.band,
+        latent=_latent_experts(config, parameters, prefix, experts),
     )
+
+
+def _latent_experts(
+    config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig
+) -> LatentExperts | None:
+    """Return the projections around experts that have a width of their own."""
+    projections = [parameters.tensor(prefix, tensor) for tensor in expert_latents(config, experts)]
+    if not projections:
+        return None
+    into, out = projections
+    norm = None
+    if experts.latent_norm:
+        norm = parameters.vector(f"{prefix}.{LATENT_NORM}", experts.latent)
+    return LatentExperts(into, out, norm, config.norm_eps)

@@ -4,6 +4,7 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, RopeConfig
 from headrace.models.network.altup_decoder import AltUpDecoder
+from headrace.models.network.block_residual_decoder import BlockResidualDecoder
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
@@ -23,6 +24,8 @@ def make_decoder(
     """
     if config.altup is not None:
         return AltUpDecoder(config, parameters, ops, dtype, kv)
+    if config.block_layers:
+        return BlockResidualDecoder(config, parameters, ops, dtype, kv)
     rope = long_rope(config)
     if rope is not None:
         return LongRopeDecoder(config, parameters, ops, dtype, rope)

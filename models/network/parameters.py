@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -138,10 +139,13 @@ class Parameters:
         order: the stored row of each row of the stack, within its module; None: as stored.
         """
         columns = tensors[0].columns
-        whole = f"{prefix}.{tensors[0].whole}"
-        modules = [(f"{prefix}.{tensor.name}", tensor.rows) for tensor in tensors]
-        if f"{whole}.weight" in self:
-            modules = [(whole, sum(rows for _, rows in modules))]
+        modules: list[tuple[str, int]] = []
+        for name, members in groupby(tensors, lambda tensor: tensor.whole):
+            parts_of_whole = [(f"{prefix}.{tensor.name}", tensor.rows) for tensor in members]
+            whole = f"{prefix}.{name}"
+            if f"{whole}.weight" in self:
+                parts_of_whole = [(whole, sum(rows for _, rows in parts_of_whole))]
+            modules += parts_of_whole
         parts = []
         changes = []
         start = 0

@@ -55,10 +55,13 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     if layer.mixer_gates is None or layer.mixer is None:
         return x
     gate, decay = layer.mixer_gates
-    z_start = layer.mixer.sizes.channels
-    a_start = z_start + gate.columns
+    sizes = layer.mixer.sizes
+    z_start = sizes.channels
+    a_start = z_start + (sizes.inner if gate is None else gate.columns)
     mixed, z, a, b = mx.split(x, [z_start, a_start, a_start + decay.columns], axis=-1)  # [q, k, v | z | a | b]
-    return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
+    if gate is not None:
+        z = ops.linear(mx.contiguous(z), gate)
+    return mx.concatenate([mixed, z, b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
 def normed_heads(ops: Ops, projected: Projections, norms: tuple[mx.array, mx.array], eps: float) -> Projections:

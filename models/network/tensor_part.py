@@ -16,7 +16,16 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
-from headrace.models.network.tensors import Segments, Tensor, Unit, ends, latent_heads, layer_tensors, layer_vectors
+from headrace.models.network.tensors import (
+    Segments,
+    Tensor,
+    Unit,
+    ends,
+    joined_convolution,
+    latent_heads,
+    layer_tensors,
+    layer_vectors,
+)
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ranks.split import Split
 
@@ -52,7 +61,11 @@ class TensorPart:
         """
         modules = [_modules(self.whole, layer) for layer in self.whole.layers]
         vectors = [
-            {vector.name: vector.segments for vector in layer_vectors(self.whole, layer)} for layer in self.whole.layers
+            {
+                vector.name: vector.segments
+                for vector in (*layer_vectors(self.whole, layer), *joined_convolution(layer.mixer))
+            }
+            for layer in self.whole.layers
         ]
         taken: dict[str, Any] = {}
         for name, array in arrays.items():

@@ -30,6 +30,7 @@ Segments = tuple[tuple[Unit, int], ...]
 """Rows of a tensor in order: what ranks divide them by, and their number."""
 
 
+_QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
 _EXPERTS = "experts used"  # part of the network, in accounts of bytes
 
 HEAD_INPUT = "model.embed_tokens"
@@ -139,7 +140,8 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     blocks.append(indexer(config, layer))
     blocks.append(feed_forward(config, layer))
     if layer.experts is not None:
-        blocks += [[router(config, layer.experts)], expert_stacks(config, layer.experts)]
+        blocks += [[router(config, layer.experts)], expert_latents(config, layer.experts)]
+        blocks.append(expert_stacks(config, layer.experts))
         gate = shared_gate(config, layer.experts)
         if gate is not None:
             blocks.append([gate])
@@ -179,7 +181,9 @@ def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the gates of attention's heads, if they are stored apart."""
     if config.family.gates in (None, "joined"):
         return []
-    size = config.heads_of(layer)[1] if config.family.gates == "apart" else 1
+    size = 1
+    if config.family.gates == "apart":
+        size = config.heads_of(layer)[1] if config.latent is None else config.latent.value
     rows = config.query_heads(layer) * size
     return [Tensor("self_attn.gate_proj", rows, config.hidden_size, rows_by="heads")]
 
@@ -243,7 +247,8 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     if mixer.apart:
         rows = {"q_proj": key, "k_proj": key, "v_proj": inner}
         if mixer.rank:
-            rows |= {"g_a_proj": (), "f_a_proj": (), "b_proj": heads}
+            rows |= {"g_proj": inner} if mixer.full_gate else {"g_a_proj": ()}
+            rows |= {"f_a_proj": (), "b_proj": heads}
         else:
             rows |= {"g_proj": inner, "b_proj": heads, "a_proj": (("mixer_heads", sizes.decays),)}
     elif mixer.by_key_head:
@@ -263,7 +268,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
             sum(count for _, count in segments) or mixer.rank,
             config.hidden_size,
             segments=segments,
-            whole="mixer.in_proj",
+            whole="mixer.qkv_proj" if sizes.kind == "kda" and name in _QUERIES_KEYS_VALUES else "mixer.in_proj",
             before_append=True,
         )
         for name, segments in rows.items()
@@ -282,10 +287,11 @@ def _channels(mixer: MixerConfig) -> Segments:
 
 
 def mixer_gates(mixer: MixerConfig) -> list[Tensor]:
-    """Return the second products to gates and decays, of a mixer that has two."""
+    """Return the second products to gates and decays, of a mixer that has two; gates may have one."""
     if not mixer.rank:
         return []
-    rows = {"g_b_proj": mixer.sizes.inner, "f_b_proj": mixer.sizes.decays}
+    rows = {} if mixer.full_gate else {"g_b_proj": mixer.sizes.inner}
+    rows["f_b_proj"] = mixer.sizes.decays
     return [
         Tensor(f"mixer.{name}", count, mixer.rank, rows_by="mixer_heads", before_append=True)
         for name, count in rows.items()
@@ -334,7 +340,7 @@ def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
 
 def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]:
     """Return the projections into experts, then the ones out of them."""
-    width = config.hidden_size
+    width = experts.latent or config.hidden_size
     inner = experts.size
 
     def stack(name: str, rows: int, columns: int, *, rows_by: Unit | None, columns_by: Unit | None) -> Tensor:
@@ -353,6 +359,18 @@ def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]
 
     inputs = [stack(name, inner, width, rows_by="inner", columns_by=None) for name in config.family.inputs]
     return [*inputs, stack("down_proj", width, inner, rows_by=None, columns_by="inner")]
+
+
+def expert_latents(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]:
+    """Return the projections to the experts' input and from their sum, if experts have a width of their own."""
+    if not experts.latent:
+        return []
+    width = config.hidden_size
+    at = "mlp.routed_expert"
+    return [
+        Tensor(f"{at}_down_proj", experts.latent, width, title="into experts", part=_EXPERTS),
+        Tensor(f"{at}_up_proj", width, experts.latent, title="out of experts", part=_EXPERTS),
+    ]
 
 
 def layer_input(config: DecoderConfig) -> list[Tensor]:
@@ -407,6 +425,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     experts = layer.experts
     if experts is not None and experts.correction is not None:
         vectors.append(Vector(f"mlp.{experts.correction}", experts.count))
+    if experts is not None and experts.latent_norm:
+        vectors.append(Vector(LATENT_NORM, experts.latent))
     if experts is not None and experts.branch:
         vectors += [Vector("mlp.router_norm.weight", width), Vector("mlp.expert_scale", experts.count)]
         vectors += [Vector(f"{name}.weight", width) for name in BRANCH_NORMS]
@@ -416,6 +436,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
         vectors.append(Vector("layer_scalar", 1))
     if config.altup is not None:
         vectors += _altup_vectors(config, config.altup)
+    if config.block_layers:
+        vectors += [Vector(f"{name}_{part}.weight", width) for name in RESIDUAL_MIXES for part in ("norm", "proj")]
     return vectors
 
 
@@ -424,6 +446,12 @@ def head_norms(config: DecoderConfig) -> list[Vector]:
     names = ("model.norm", f"{HEAD_INPUT}.embedding_norm", f"{HEAD_INPUT}.hidden_norm")
     return [Vector(f"{name}.weight", config.hidden_size) for name in names]
 
+
+LATENT_NORM = "mlp.routed_expert_norm.weight"
+"""Norm of the sum of experts with a width of their own."""
+
+RESIDUAL_MIXES = ("self_attention_res", "mlp_res")
+"""Begin of the names of a layer's mixtures of residual sums: before attention or a mixer, before the feed-forward."""
 
 BRANCH_NORMS = (
     "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2",
@@ -469,6 +497,13 @@ def _altup_vectors(config: DecoderConfig, altup: AltUpConfig) -> list[Vector]:
         Vector("altup.prediction_coefs.weight", altup.streams**2, width=altup.streams),
         Vector("altup.correction_coefs.weight", altup.streams, width=altup.streams),
     ]
+
+
+def joined_convolution(mixer: MixerConfig | None) -> list[Vector]:
+    """Return the convolution that some checkpoints have instead of those of queries, keys and values, if any."""
+    if mixer is None or not mixer.apart:
+        return []
+    return [Vector("mixer.qkv_conv1d.weight", mixer.sizes.channels, _channels(mixer), mixer.sizes.width)]
 
 
 def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, native, reference
-from headrace.runtime.ops.activations import BoundedSilu, Curve, GatedCurve, GatedErfGelu, SparseGelu, Xielu
+from headrace.runtime.ops.activations import BoundedSilu, Curve, GatedCurve, GatedErfGelu, SituGate, SparseGelu, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import (
     AltUpWeights,
@@ -28,6 +28,7 @@ from headrace.runtime.ops.layer_weights import (
     LayerInput,
     LayersNode,
     LayerWeights,
+    ResidualMix,
     SmallValues,
 )
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
@@ -36,6 +37,7 @@ from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, P
 from headrace.runtime.ops.weights import (
     AttentionSpec,
     BlockChooser,
+    LatentExperts,
     Mixture,
     Projections,
     Rope,
@@ -66,6 +68,7 @@ __all__ = [
     "KVGroup",
     "KVKind",
     "KVStore",
+    "LatentExperts",
     "LatentWeights",
     "LayerInput",
     "LayerWeights",
@@ -77,9 +80,11 @@ __all__ = [
     "Pass",
     "Phase",
     "Projections",
+    "ResidualMix",
     "Rope",
     "SampleRule",
     "SequenceRows",
+    "SituGate",
     "SmallValues",
     "SparseGelu",
     "Weight",

@@ -1,4 +1,4 @@
-"""Activations in stock MLX: SiLU, GELU (tanh approximation, exact, or sparse), clamped SiLUs, sigmoid gates, xIELU.
+"""Activations in stock MLX: SiLU, GELU (tanh approximation, exact, sparse), clamped SiLUs, sigmoid gates, xIELU, SiTU.
 
 `reference.glu` and `norm_glu` use them on every device, `native` for those that its kernels lack. A name stands in
 config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native; tests compare each with the kernels.
@@ -41,7 +41,14 @@ class GatedErfGelu(NamedTuple):
     """A gated GELU without approximation (Spark 2.5)."""
 
 
-GatedCurve = BoundedSilu | SparseGelu | GatedErfGelu
+class SituGate(NamedTuple):
+    """A gated SiLU with soft bounds (SiTU, Kimi K3): a tanh(gate / a) sigmoid(gate) * b tanh(up / b), in float32."""
+
+    gate_bound: float  # a
+    up_bound: float | None  # b; None: up as it is
+
+
+GatedCurve = BoundedSilu | SparseGelu | GatedErfGelu | SituGate
 Curve = Xielu | GatedCurve
 """An activation with numbers of its own, or that no kernel computes."""
 
@@ -75,6 +82,15 @@ def _sparse_gelu_gated(gate: mx.array, up: mx.array, cutoff: mx.array) -> mx.arr
     return _gelu_gated(mx.maximum(wide - threshold, 0).astype(gate.dtype), up)
 
 
+def _situ_gated(gate: mx.array, up: mx.array, gate_bound: mx.array, *up_bound: mx.array) -> mx.array:
+    """Return the product. up_bound: one number, or none."""
+    wide_gate = gate.astype(mx.float32)
+    wide_up = up.astype(mx.float32)
+    for bound in up_bound:
+        wide_up = bound * mx.tanh(wide_up / bound)
+    return (gate_bound * mx.tanh(wide_gate / gate_bound) * mx.sigmoid(wide_gate) * wide_up).astype(up.dtype)
+
+
 def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
@@ -91,7 +107,7 @@ def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, 
 @lru_cache(maxsize=1024)
 def _numbers(curve: Curve, dtype: mx.Dtype) -> list[mx.array]:
     """Return a curve's numbers as arrays, so that one compiled kernel serves all layers."""
-    numbers = [mx.array(number, dtype) for number in curve]
+    numbers = [mx.array(number, dtype) for number in curve if number is not None]
     mx.eval(numbers)
     return numbers
 
@@ -121,6 +137,8 @@ def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compile
         return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(gate) * up
     if isinstance(activation, SparseGelu):
         return _sparse_gelu_gated(gate, up, *_numbers(activation, mx.float32))
+    if isinstance(activation, SituGate):
+        return (_COMPILED_SITU if compiled else _situ_gated)(gate, up, *_numbers(activation, mx.float32))
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
 
@@ -129,4 +147,5 @@ ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gat
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
 _COMPILED_ERF_GELU = mx.compile(_erf_gelu, shapeless=True)
 _COMPILED_BOUNDED = mx.compile(_bounded_gated, shapeless=True)
+_COMPILED_SITU = mx.compile(_situ_gated, shapeless=True)
 _COMPILED_XIELU = mx.compile(_xielu, shapeless=True)

@@ -103,6 +103,13 @@ class AltUpWeights(NamedTuple):
     laurel_norm: mx.array  # (E,), of that product
 
 
+class ResidualMix(NamedTuple):
+    """Weights of a mixture of residual sums. The logit of a sum is norm(sum) . projection."""
+
+    norm: mx.array  # (E,)
+    projection: mx.array  # (E,)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
@@ -122,8 +129,10 @@ class LayerWeights:
     branches: norms of experts and dense feed-forward before they are added.
     own_input: of each token, from a table of the layer's own.
     scalar: (1,), a factor of the layer's output.
-    mixer_gates: second matrices of z and a. `qkv` then gives R numbers of each, in [q, k, v | z | a | b].
+    mixer_gates: second matrices of z (None: it has one matrix) and a. `qkv` then gives R numbers of each that has two,
+        in [q, k, v | z | a | b].
     curve: in place of the network's activation.
+    mixes: of residual sums, before attention or a mixer, and before the feed-forward.
     """
 
     attention: AttentionSpec | None
@@ -145,13 +154,14 @@ class LayerWeights:
     branches: BranchNorms | None = None
     own_input: LayerInput | None = None
     scalar: mx.array | None = None
-    mixer_gates: tuple[Weight, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
+    mixer_gates: tuple[Weight | None, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
     curve: Curve | None = None
     input_norm_bias: mx.array | None = None  # (E,), of a LayerNorm
     head_norms: tuple[mx.array, mx.array] | None = None  # LayerNorms of queries (H, D) and keys (Hkv, D)
     mlp_norm_bias: mx.array | None = None
     values: SmallValues | None = None  # None: of the size of keys
     altup: AltUpWeights | None = None
+    mixes: tuple[ResidualMix, ResidualMix] | None = None
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -173,6 +183,8 @@ class LayerWeights:
             vectors.append(self.own_input.norm)
         if self.altup is not None:
             vectors += [part for part in self.altup if isinstance(part, mx.array)]
+        for mix in self.mixes or ():
+            vectors += mix
         # Two fields may have one array: a parallel layer's halves have one norm.
         return list({id(vector): vector for vector in vectors if vector is not None}.values())
 
@@ -187,7 +199,7 @@ class LayerWeights:
             if pair is not None:
                 matrices += pair
         if self.mixture is not None:
-            matrices.append(self.mixture.router)
+            matrices += self.mixture.matrices
         matrices += [*self.gate_up, self.down]
         if self.own_input is not None:
             matrices += [self.own_input.gate, self.own_input.projection]

@@ -343,6 +343,8 @@ def experts(
 def _experts_in_parts(x: mx.array, h: mx.array, m: Mixture, activation: str | Curve) -> mx.array:
     """Return x + the experts' output for h, one operation at a time, for mixtures that no node computes."""
     chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
+    if m.latent is not None:
+        h = linear(h, m.latent.into)
     inputs = [
         expert_linear(h.reshape(-1, h.shape[-1]), chosen, stack, m.count)
         for stack in (m.gate, m.up)
@@ -351,6 +353,10 @@ def _experts_in_parts(x: mx.array, h: mx.array, m: Mixture, activation: str | Cu
     inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=False)  # (B, T, active, F)
     outputs = expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
     output = (outputs * shares[..., None]).sum(axis=-2)
+    if m.latent is not None:
+        if m.latent.norm is not None:
+            output = rms_norm(output, m.latent.norm, m.latent.eps)
+        output = linear(output, m.latent.out)
     return x + output if m.residual else output
 
 

@@ -188,6 +188,8 @@ def experts(
     chosen, shares = mixtures.routed(linear(router_input, m.router), m, compiled=on_gpu())  # (B, T, active) each
     # A pair is a token and one of its experts. Many pairs are sorted by expert, so that each one's rows stand together;
     # for few of them MLX gathers the rows of tokens by index.
+    if m.latent is not None:
+        h = linear(h, m.latent.into)
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
@@ -217,6 +219,12 @@ def experts(
         y = y[mx.argsort(order)]  # sorting a permutation gives its inverse
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
     weights = shares[..., None, :].astype(y.dtype)
+    if m.latent is not None:
+        total = (weights @ y)[..., 0, :]  # (B, T, L)
+        if m.latent.norm is not None:
+            total = rms_norm(total, m.latent.norm, m.latent.eps)
+        total = linear(total, m.latent.out)
+        return x + total if m.residual else total
     if m.residual:
         return mx.addmm(x[..., None, :], weights, y)[..., 0, :]
     return (weights @ y)[..., 0, :]

@@ -148,6 +148,15 @@ class AttentionSpec:
         return self.projects != "q"
 
 
+class LatentExperts(NamedTuple):
+    """Projections of a token to the input of its experts (L numbers), and of their weighted sum back (Kimi K3)."""
+
+    into: Weight  # (L, E)
+    out: Weight  # (E, L)
+    norm: mx.array | None  # (L,), of the sum; None: no norm
+    eps: float
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mixture:
     """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
@@ -169,6 +178,7 @@ class Mixture:
     curve: in place of the network's activation.
     band: above 0, experts are chosen one after the other, each with its share of those that are as good within this
         (Phi MoE).
+    latent: experts read and write L numbers, and the E of their shapes is L; None: they read the router's input.
     """
 
     router: Weight  # (X, E)
@@ -188,20 +198,29 @@ class Mixture:
     shares_first: bool = False
     curve: Curve | None = None
     band: float = 0.0
+    latent: LatentExperts | None = None
 
     @property
     def is_composed(self) -> bool:
         """True if no kernel computes it at once."""
-        return self.curve is not None or self.band > 0
+        return self.curve is not None or self.band > 0 or self.latent is not None
 
     @property
     def vectors(self) -> list[mx.array]:
-        every = (self.correction, self.router_norm, self.expert_scale)
+        latent_norm = None if self.latent is None else self.latent.norm
+        every = (self.correction, self.router_norm, self.expert_scale, latent_norm)
         return [vector for vector in every if vector is not None]
 
     @property
     def count(self) -> int:
         return self.router.rows
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """Weights that every token reads whole."""
+        if self.latent is None:
+            return [self.router]
+        return [self.router, self.latent.into, self.latent.out]
 
     @property
     def stacks(self) -> tuple[Weight, ...]:

@@ -160,6 +160,15 @@ _KIMI = {
         "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4,
     },
 }  # fmt: skip
+_KIMI_K3 = {
+    **_KIMI, "num_hidden_layers": 4, "hidden_act": "situ", "activation_situ_beta": 1.5,
+    "activation_situ_linear_beta": 2.0, "attn_res_block_size": 2, "q_lora_rank": 64, "mla_use_output_gate": True,
+    "routed_expert_hidden_size": 32, "latent_moe_use_norm": True,
+    "linear_attn_config": {
+        "kda_layers": [1, 3], "full_attn_layers": [2, 4], "num_heads": 4, "head_dim": 32,
+        "short_conv_kernel_size": 4, "use_full_rank_gate": True, "gate_lower_bound": -5.0,
+    },
+}  # fmt: skip
 _APERTUS = {
     "model_type": "apertus", "head_dim": 16, "mlp_bias": False, "attention_bias": False, "post_norm": False,
     "qk_norm": True, "hidden_act": "xielu",
@@ -422,6 +431,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 4, "attention_bias": True, "tie_word_embeddings": True,
     },
     "kimi-linear": _KIMI,
+    "kimi-k3": {"model_type": "kimi_k3", "text_config": _KIMI_K3},
+    "kimi-k3-single": {  # with one residual stream, and no bound of up
+        "model_type": "kimi_k3",
+        "text_config": {
+            **_KIMI_K3, "attn_res_block_size": None, "activation_situ_linear_beta": None, "q_lora_rank": None,
+            "mla_use_output_gate": False, "routed_expert_hidden_size": None,
+            "linear_attn_config": {**_KIMI["linear_attn_config"], "full_attn_layers": [2, 4]},
+        },
+    },
     "kimi-linear-groups": {
         **_KIMI, "num_expert_group": 4, "topk_group": 2, "num_shared_experts": 0, "moe_renormalize": False,
         "first_k_dense_replace": 0,

@@ -13,6 +13,7 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.ops import native, reference
 from tests.support import mlx_lm_models
+from tests.support.kernels import KERNELS
 from tests.support.tiny import (
     EVERY,
     HEAD_DIM,
@@ -171,9 +172,30 @@ def test_flops_of_rows_that_see_chosen_blocks(past: int, rows: int, blocks: int,
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "nemotron-h-moe", "olmo-hybrid", "kimi-linear"],
+    [
+        "qwen3.5",
+        "lfm2",
+        "granite-hybrid",
+        "falcon-h1",
+        "nemotron-h",
+        "nemotron-h-moe",
+        "olmo-hybrid",
+        "kimi-linear",
+        "kimi-k3",
+        "kimi-k3-single",
+    ],
 )
 def test_recurrent_state_is_counted_from_headers(tmp_path: Path, name: str) -> None:
     directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
     network = load_decoder(directory, native)
     assert checkpoint_cost(open_checkpoint(directory)).state_bytes == network.kv_shape.state_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "kimi-k3-single"])
+def test_projections_around_experts_and_mixtures_of_sums_are_counted_from_headers(tmp_path: Path, name: str) -> None:
+    directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
+    loaded = load_decoder(directory, KERNELS[-1]).cost
+    from_headers = checkpoint_cost(open_checkpoint(directory))
+    assert from_headers is not None
+    assert (from_headers.weight_bytes, from_headers.weight_flops) == (loaded.weight_bytes, loaded.weight_flops)
+    assert from_headers.weight_parts == loaded.weight_parts
