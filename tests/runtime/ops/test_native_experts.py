@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import Mixture, Weight, native, reference
+from headrace.runtime.ops import LatentExperts, Mixture, Weight, native, reference
 from tests.support.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -138,6 +138,24 @@ def test_router_weights_can_multiply_the_experts_input(bits: int, tokens: int) -
     x = mx.random.normal((1, tokens, m.router.columns))
     after = answers(replace(m, shares_first=False), x, reference)
     assert mx.abs(answers(m, x, reference) - after).max() > 1e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 80])
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+def test_experts_between_two_projections_match_the_reference(tokens: int, has_norm: bool, residual: bool) -> None:
+    inner = mixture(0, width=64)
+    router = Weight(mx.random.normal((EXPERTS, 96)))
+    projections = [Weight(mx.random.normal(shape)) for shape in ((64, 96), (96, 64))]
+    x = mx.random.normal((1, tokens, 96))
+
+    def output(ops: Any) -> mx.array:
+        into, out = (ops.prepare(weight, mx.float32) for weight in projections)
+        latent = LatentExperts(into, out, mx.linspace(0.5, 1.5, 64) if has_norm else None, EPS)
+        return answers(replace(inner, router=router, latent=latent, residual=residual), x, ops)
+
+    expected = output(reference)
+    assert mx.abs(output(Exact()) - expected).max().item() < 2e-5 * mx.abs(expected).max().item()
 
 
 @pytest.mark.parametrize("size", [24, 41])
