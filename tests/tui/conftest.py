@@ -12,6 +12,8 @@ import pytest
 import textual.app
 import textual.pilot
 from textual._compositor import Compositor
+from textual.app import App
+from textual.await_complete import AwaitComplete
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
@@ -134,12 +136,13 @@ async def handled(*_limits: float) -> None:
 
 
 def _paint_first_frames(patch: pytest.MonkeyPatch) -> None:
-    """Paint the first frame of each screen alone, and pictures that a test asks for.
+    """Paint the first frame of each screen and the one in which it is left, and pictures that a test asks for.
 
     Nobody looks at the other frames, which take a quarter of a test's time.
     """
     painted = WeakSet[Compositor]()
     render = Compositor.render_update
+    pop = App.pop_screen
 
     def render_update(self: Compositor, full: bool = False, **options: Any) -> Any:
         if full or self not in painted:
@@ -148,7 +151,12 @@ def _paint_first_frames(patch: pytest.MonkeyPatch) -> None:
         self._dirty_regions.clear()
         return None
 
+    def pop_screen(self: App[Any]) -> AwaitComplete:
+        self.screen._compositor.render_full_update()
+        return pop(self)
+
     patch.setattr(Compositor, "render_update", render_update)
+    patch.setattr(App, "pop_screen", pop_screen)
 
 
 @pytest.fixture
@@ -180,7 +188,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(home: Path, empty_store: Path) -> Callable[..., None]:
     """Run a scenario in the app: `play(scenario, engine, size=(120, 40), settings=...)`.
 
-    painted: every change is painted, as on a terminal; else the first and the last frame, and `Driver.text`.
+    painted: every change is painted, as on a terminal; else each screen's first and last frame, and `Driver.text`.
     real_time: for a test with a clock of its own.
     """
 
