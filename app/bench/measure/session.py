@@ -1,6 +1,6 @@
 """Interleaved repetitions: every round measures every test with every backend, so drift affects all alike.
 
-Odd rounds go backwards. Memory is read between measurements, which gives each repetition a bandwidth. `repetitions` is
+Even rounds go backwards. Memory is read between measurements, which gives each repetition a bandwidth. `repetitions` is
 valid at any interrupt.
 
 Without a fixed number a run takes MIN_ROUNDS, then continues until every speed is known to PRECISION or rounds or time
@@ -151,14 +151,18 @@ class Session:
         if min(counts) < MIN_ROUNDS:
             return max(MIN_ROUNDS, self._round)
         needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
-        affordable = math.ceil(MAX_SECONDS / max(sum(self._last_s.values()), 1e-9))
+        affordable = math.ceil(MAX_SECONDS / max(self._seconds(self._pairs), 1e-9))
         return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
     def _left(self, pairs: Sequence[tuple[Backend, Test]]) -> float | None:
         if any(_key(*pair) not in self._last_s for pair in self._pairs):
             return None
         num_rounds = self._rounds_expected() - self._round  # after this one
-        return sum(self._last_s[_key(*pair)] for pair in pairs) + num_rounds * sum(self._last_s.values())
+        return self._seconds(pairs) + num_rounds * self._seconds(self._pairs)
+
+    def _seconds(self, pairs: Sequence[tuple[Backend, Test]]) -> float:
+        """Return the duration of one repetition of each pair, by the latest."""
+        return sum(self._last_s[_key(*pair)] for pair in pairs)
 
 
 def _named(backend: Backend, test: Test) -> str:

@@ -27,7 +27,7 @@ def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
     run = session(machine, backend)
     seen = list(run.run())
     assert backend.warmed == TESTS
-    assert backend.measured == [*TESTS, *TESTS[::-1], *TESTS]  # odd rounds go backwards
+    assert backend.measured == [*TESTS, *TESTS[::-1], *TESTS]  # even rounds go backwards
     assert {len(kept) for kept in run.repetitions.values()} == {3}
     assert [progress.done for progress in seen] == list(range(9))
     assert {progress.total for progress in seen} == {8}
@@ -95,6 +95,23 @@ def test_a_failing_peer_is_left_out() -> None:
     assert {len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "headrace"} == {3}
     assert sum(len(kept) for (engine, _, _), kept in run.repetitions.items() if engine == "peer") == 3
     assert run.notes == ["peer is left out from round 2 on: it fell over"]
+
+
+def test_the_time_left_is_without_a_dropped_peer() -> None:
+    machine = Machine(1, sd=0)
+
+    class Failing(Backend):
+        engine = "peer"
+
+        def measure(self, test: Test) -> Sample:
+            if len(self.measured) == 1:
+                raise EngineError("it fell over")
+            return super().measure(test)
+
+    def left(*backends: Backend) -> list[float | None]:
+        return [progress.left_s for progress in session(machine, *backends).run() if progress.round == 2]
+
+    assert left(Backend(machine), Failing(machine, slower=100.0)) == pytest.approx(left(Backend(machine)), rel=0.1)
 
 
 def test_an_error_of_headrace_ends_the_run() -> None:
