@@ -45,9 +45,9 @@ def csv_text(document: QualityDocument) -> str:
 
 
 def json_lines(document: QualityDocument) -> str:
-    """Return a line for each result, with model and text."""
+    """Return a line for each result, with the facts of the run."""
     plain = to_builtins(document)
-    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "reference", "versions")}
+    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "reference", "text", "versions")}
     return "\n".join(json.dumps({**shared, **entry}) for entry in plain["results"])
 
 

@@ -203,6 +203,7 @@ def test_every_output_format_has_every_condition(plain: Path, quantized: Path, f
         elif form == "jsonl":
             lines = [json.loads(line) for line in printed.splitlines()]
             assert (depth, phase) in [(line["depth"], line["phase"]) for line in lines]
+            assert all(len(line["text"]["sha256"]) == 64 for line in lines)
         else:
             assert f"d{depth} {phase}" in printed
 
