@@ -51,8 +51,8 @@ def text_logprobs(tokens: Sequence[TokenReport], position: int = 0) -> dict[str,
         position += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(token.top) for token in tokens],
+        "token_logprobs": [max(token.logprob, LEAST) for token in tokens],
+        "top_logprobs": [{text: max(logprob, LEAST) for text, logprob in token.top} for token in tokens],
         "text_offset": offsets,
     }
 

@@ -1,6 +1,7 @@
 """Bodies of chat completions as calls, events as chunks and documents; no HTTP."""
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from headrace.app.answer.call import Call
 from headrace.app.answer.openai_form import read_chat
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.token_reports import chat_logprobs, text_logprobs
 from headrace.app.engine.events import Done, Prefill
 from headrace.app.server import responses
 from headrace.app.server.errors import ApiError, api_error
@@ -350,6 +352,15 @@ def test_log_probabilities_are_in_chunks_and_the_document() -> None:
     ]
     one.take(0, done())
     assert one.document()["choices"][0]["logprobs"]["content"] == [report]
+
+
+def test_a_log_probability_of_minus_infinity_is_a_number() -> None:
+    impossible = TokenReport("a", -math.inf, [("b", 0.0), ("a", -math.inf)])
+    (report,) = chat_logprobs([impossible])["content"]
+    assert [report["logprob"], report["top_logprobs"][1]["logprob"]] == [-9999.0, -9999.0]
+    text = text_logprobs([impossible])
+    assert text["token_logprobs"] == [-9999.0]
+    assert text["top_logprobs"] == [{"b": 0.0, "a": -9999.0}]
 
 
 def test_an_error_in_a_stream_is_an_object() -> None:
