@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,14 @@ def test_a_schema_and_tools_go_together(answerer: Answerer) -> None:
     forced, text = _answer(answerer, ToolUse([WEATHER], "required"), schema=schema)
     assert forced.calls
     assert text == ""
+
+
+def test_an_answer_that_continues_a_text_takes_no_tools_with_a_schema(answerer: Answerer) -> None:
+    prompt = replace(answerer.encode(QUESTION, tools=ToolUse([WEATHER])), begun="The")
+    with pytest.raises(UsageError, match="continues a text") as refused:
+        answerer.prepare(prompt, AnswerOptions(schema={"type": "object"}))
+    assert refused.value.hint == "leave out the schema or the tools"
+    assert answerer.prepare(prompt, AnswerOptions()).request.grammar is None
 
 
 def test_messages_go_through_the_template(answerer: Answerer) -> None:
