@@ -5,9 +5,10 @@
 at `len(tokens)`, the token that the in-flight pass chooses. The last `draft_entries` of the entries in flight are of
 draft tokens, which may be rolled back: no other pass is built until its tokens are read.
 
-    waiting -> prefill -> decode -> finished      `Scheduler.admit`, `Scheduler.plan`, `Ending`
-       ^          |          |
-       +------ preempted <---+                    `Scheduler._preempt`
+    waiting -> prefill -> decode      `Scheduler.admit`, `Scheduler.plan`
+    prefill, decode -> preempted      `Scheduler._preempt`
+    preempted -> prefill              `Scheduler.admit`
+    any -> finished                   `Scheduler.remove`, which `Ending` calls
 
 `commit_batch` appends to `tokens`; only an end and a preemption take the cache away. A preempted sequence waits with
 its tokens, and is fed them again. Users outside the engine read a sequence, and end it by `Engine.cancel`.
@@ -43,14 +44,14 @@ class Sequence:
     tokens: prompt and output, see above.
     output_count: output tokens that were delivered.
     stop_id: ended the turn; `Finished` follows in the next step.
-    reported: entries in the last progress event; at first those of the cached prefix.
+    reported: entries in the last progress event; at first those of the cached prefix, set by `Engine._admit`.
     constraint: has accepted all output tokens.
 
     Set by `Scheduler`, and `reserved` by `KVBudget`:
     state: see above.
     reserved: entries, in the KV budget.
     branch_point: tokens in common with the next prompt of the queue: a mark there lets it begin with their entries.
-    draft_entries: draft tokens of the in-flight pass, its last entries; 0 once they are committed.
+    draft_entries: draft tokens of the in-flight pass, its last entries; set to 0 by `commit_batch`.
 
     Set by `Engine._admit`:
     cache: its K/V while it runs; None again after a preemption and its end.
@@ -58,8 +59,8 @@ class Sequence:
     served: it was admitted before, and maybe preempted since.
     reused: entries of the cached prefix that it began with.
 
-    Set by `Drafting`:
-    proposers: the best one drafts.
+    From `Drafting.proposers`, at the first admission:
+    proposers: the best one drafts. Set by `Engine._admit`; `Drafting` drops those that raise.
     mtp: one of them, if it drafts from hidden states.
 
     `Ending` clears `cache`, `sampler`, `proposers` and `mtp`. Set by others:

@@ -51,7 +51,10 @@ class RankLostError(EngineError):
 
 
 class Link:
-    """A connection to the peer `name`. on_lost(reason): called at most once, by any thread, not after `close`."""
+    """A connection to the peer `name`. on_lost(reason): called at most once, by any thread.
+
+    A connection that ends after `close` is not lost. A loss that was noticed before may still be reported after it.
+    """
 
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
         self.name = name
