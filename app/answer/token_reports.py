@@ -1,6 +1,7 @@
 """Log probabilities of tokens: the request for them, and OpenAI's forms of the reports.
 
-`openai_form.py` uses them for requests and whole answers, `app.server.openai` for chunks of a stream.
+`openai_form.py` uses them for requests and whole answers, `app.server.openai` for chunks of a stream, and
+`app.server.responses` the form of chats for both.
 """
 
 import itertools
@@ -11,7 +12,7 @@ from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
 from headrace.runtime.errors import UsageError
 
-MOST = 20
+MOST = 20  # of chats; completions have `openai_form.MAX_LOGPROBS`, 5
 """Best tokens that are reported with each token, in OpenAI's form."""
 LEAST = -9999.0
 """Stands for a log probability of minus infinity, which JSON cannot have; the value of OpenAI's API."""

@@ -1,13 +1,14 @@
 """Events from an engine process to its chat or server.
 
 Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died.
-`Prefill` comes before its first `Delta`. Texts are as the model generated them: sanitise them before drawing
-(`app.output.sanitise`).
+`Prefill` comes before its first `Delta`, but never from another program's server. Texts are as the model generated
+them: sanitise them before drawing (`app.output.sanitise`).
 
 In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_report.py`), and so do
 `idle_work.py` and `process.py`. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
-stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and reads
-them back. The chat, the server's forms, its metrics and telemetry read them.
+stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes
+them from it again, for `headrace top` and for a chat with --connect; the chat's `model_loading.py` makes LoadProgress
+of PullProgress. The chat, the server's forms, its metrics and telemetry read them.
 
 A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
 """

@@ -1,4 +1,4 @@
-"""Checksums of installed models: recorded at installation, verified on request.
+"""Checksums of installed models: recorded at installation, verified on request and in the background.
 
 headrace.json stores them as "files": {name: {"bytes": size, "sha256": digest}}, with names relative to the folder of
 the weights.

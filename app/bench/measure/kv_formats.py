@@ -1,7 +1,8 @@
 """One model with K/V in several formats, measured side by side as models of their own.
 
-They share the weights. Ratios compare every format with the first, paired by round. `run.py` and `bench`'s command call
-these functions for --kv with several names.
+They share the weights. Ratios compare every format with the first, paired by round. `bench`'s command calls
+`check_formats` for any --kv, `peers.py` `peer_kv_type` for its one format, and `run.py` the other functions, which do
+nothing for one format.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ _Cell = Callable[[QualityResult], str]
 
 
 def show(document: QualityDocument) -> None:
-    """Print a table and the circumstances."""
+    """Print the table of results and the circumstances."""
     results = document.results
     columns = [
         Column.of(results, name, cell, leaves, right=name not in ("", "at")) for name, leaves, cell in _columns()
@@ -32,7 +32,7 @@ def show(document: QualityDocument) -> None:
 
 
 def markdown(document: QualityDocument) -> str:
-    """Return a table and the circumstances, to paste into an issue."""
+    """Return the same in Markdown, to paste into an issue."""
     columns = _columns()
     rows = [[cell(entry) for _, _, cell in columns] for entry in document.results]
     lines = markdown_table([name for name, _, _ in columns], rows, left=2)
@@ -113,7 +113,7 @@ def _speed(value: float | None) -> str:
 
 
 def _bytes(entry: QualityResult) -> str:
-    """Return the saved bytes: of K/V per token, or of weights per step."""
+    """Return the bytes it takes: of K/V per token with the ratio to the reference's, or of weights per step."""
     if entry.weight_bytes_per_step is None:
         return ""
     if entry.kind == "weights":

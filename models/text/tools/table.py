@@ -1,7 +1,15 @@
-"""The form of each model's tool calls, by the markup in its chat template. The first that fits counts.
+"""The form of each model's tool calls, by its chat template. `_form_and_markup` takes the first of these that it finds:
+
+1. the first row of FORMS, but for `generic`, that fits a call which the template writes,
+2. the markup that is learned from such calls (`written.py`),
+3. the first row of FORMS that fits the template's source, or that call.
+
+There are two exceptions. A row of _LEARNED in step 1 leads to the learned markup, if there is one. A row of _UNLEARNED
+in step 3 goes before step 2.
 
 `form_of` is for requests with tools, `write_calls` for earlier calls in a prompt. A new family is a row of FORMS,
-before any row whose texts its templates have too, and a case in `tests/models/text/tools/test_forms.py`.
+before any row whose texts its templates have too, the control tokens that its form reads in _MARKUP, and a case in
+`tests/models/text/tools/test_forms.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +29,7 @@ from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
 
-# Control tokens of all forms.
+# Control tokens that are characters in the texts that forms read (`Marks`); `form_of` adds those of learned markup.
 _MARKUP = [
     *json_forms.HERMES_MARKUP,
     *tagged_forms.GLM_TAGS,
@@ -104,7 +112,7 @@ class FormOfTools:
 def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     """Return the form in which a model calls the tools of a request.
 
-    `_form_and_markup` has the order of precedence.
+    The module's docstring has the order of precedence.
     """
     # The form, and the characters that stand for its control tokens.
     name, markup = _form_and_markup(tokenizer)
@@ -148,8 +156,7 @@ def form_name_of(tokenizer: Tokenizer) -> str:
 def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     """Return the name of a model's form, and the markup where it is learned.
 
-    Every template that takes calls writes one. A row of the table that fits this call comes first, then the markup
-    that is learned from such calls, then a row that fits the template's source.
+    The module's docstring has the order. Every template that takes calls writes one.
     """
     written = _written(tokenizer)
     name = form_name(written.call)
