@@ -196,7 +196,7 @@ class AltUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """Properties that vary by layer. Sizes of 0 are those of the `DecoderConfig`."""
+    """Properties that vary by layer. 0 `heads`, `kv_heads`, `head_dim` and `inner` are those of the `DecoderConfig`."""
 
     rope: RopeConfig | None  # None: attention has no position information
     window: int | None = None  # positions that a query sees, its own included; None: all before it

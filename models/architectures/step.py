@@ -43,6 +43,7 @@ def _turns(fields: Fields, architecture: Architecture, kind: str) -> set[tuple[f
     bases = fields.values.get("rope_theta")
     if isinstance(bases, list) and len(bases) < fields.count("num_hidden_layers"):
         raise CheckpointError(f"config.json: rope_theta must have an entry for each layer, not {bases!r:.60}")
+    # 1e4 and 1.0 are mlx-lm's defaults, too.
     turns = zip(_of_layers(fields, "rope_theta", 1e4), _of_layers(fields, "partial_rotary_factors", 1.0), strict=True)
     slides = sliding_layers(fields, architecture, fields.count("num_hidden_layers"))
     return {turn for turn, slide in zip(turns, slides, strict=True) if slide == (kind == _SLIDING)}
@@ -53,7 +54,8 @@ def _ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, Rope
     scaled = fields.values.get("yarn_only_types") or [_FULL, _SLIDING]
     ropes = []
     for kind in (_FULL, _SLIDING):
-        # All layers of a kind turn alike (`_runs` refuses others): there is one pair, or none without such layers.
+        # All layers of a kind turn alike (`_runs` refuses others): there is one pair, or none without such layers,
+        # which then get the defaults of `_turns`.
         theta, share = next(iter(sorted(_turns(fields, architecture, kind))), (1e4, 1.0))
         scaling = fields.values.get("rope_scaling") if kind in scaled else None
         own = Fields({**fields.values, "rope_theta": theta, "rope_scaling": scaling, "rope_parameters": None})
@@ -68,7 +70,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         size=fields.count("moe_intermediate_size"),
         normalized=bool(fields.values.get("norm_expert_weight", True)),
         router="gate.gate",
-        sigmoid=True,
+        sigmoid=True,  # as mlx-lm's class takes it for all of them
         correction="gate.router_bias",
         scale=fields.positive("moe_router_scaling_factor"),
         shared=fields.count("share_expert_dim"),
@@ -113,6 +115,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     layers = []
     for layer, limit in zip(decoder.layers, limits, strict=True):
         slides = layer.window is not None
+        # 0 heads are as many as `decoder` has.
         layers.append(
             replace(
                 layer,

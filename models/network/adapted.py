@@ -104,6 +104,7 @@ def module_names(stored: Mapping[str, str]) -> dict[str, str]:
             continue
         module = ours.removesuffix(".weight")
         names = {module, theirs.removesuffix(".weight")}
+        # An adapter names modules as the checkpoint or as we do, with what stands before `layers` or without it.
         modules |= dict.fromkeys(names | {_below_the_model(name) for name in names}, module)
     return modules
 
@@ -140,7 +141,10 @@ def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | No
 class AdaptedOps:
     """Operations that add the products of `factors`, by the prepared weight beside which they stand.
 
-    A layer with one of these weights is computed one operation at a time.
+    A layer with one of these weights is computed one operation at a time. Every operation that multiplies by a single
+    projection is overridden, but for `experts`: it does not add the products of a quantized router, or of projections
+    around experts with a width of their own. Stacks of experts never have factors (`Changes.check_taken`), and those of
+    embeddings are refused by their names or sizes.
     """
 
     def __init__(self, ops: Ops, factors: Mapping[Weight, Factors]) -> None:
@@ -191,4 +195,5 @@ class AdaptedOps:
     def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
         if w not in self._factors:
             return self._ops.norm_glu(x, norm, eps, w, activation)
+        # Not compiled: this runs on the CPU, too, where MLX would run a C++ compiler first.
         return unit(self.norm_linear(x, norm, eps, w), activation, compiled=False)
