@@ -89,6 +89,7 @@ def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: De
     text = call.prompts[0] if call.prompts else ""
     own_keys = call.options.given().keys()
     values = call.options.over(defaults.options).given()
+    # The settings file's own numbers: reading an option may make 1.0 of 1, and a digest of JSON tells them apart.
     values |= {key: value for key, value in defaults.written.items() if key not in own_keys}
     with_recommended = {**defaults.recommended, **values}
     # Greedy decoding takes no recommendation: filters change nothing, and `AnswerOptions.resolved` drops the penalty.

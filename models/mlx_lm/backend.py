@@ -30,6 +30,7 @@ class MlxLmPass:
         [row] = rows
         assert isinstance(row.cache, MlxLmCache)
         self._cache = row.cache
+        # Draft tokens may be rejected. Recurrent state has no entries to drop, so that from before the pass is kept.
         if self._cache.needs_marks and row.phase == "decode" and row.count > 1:
             self._cache.hold()
 
@@ -95,7 +96,8 @@ class PrefixCaches:
             return None
         if isinstance(source, MlxLmCache):
             cache = source.duplicate()
-        elif length == len(source.tokens) or not self._can_copy:  # the prompt goes on with the whole sequence
+        elif length == len(source.tokens) or not self._can_copy:
+            # The prompt goes on with the whole sequence, or nothing but the cache itself can go on.
             self._ended.remove(source)
             cache = source.cache
         else:
@@ -140,7 +142,7 @@ class PrefixCaches:
         """Drop the oldest ended sequences beyond the spare memory."""
         if self._spare is None:
             return
-        # 0: running sequences count with the bytes reserved for them, and their allocated bytes are not summed here.
+        # `spare` takes the larger of reserved and allocated bytes. 0: here running sequences count with those reserved.
         while self._ended and sum(ended.nbytes for ended in self._ended) > self._spare(0):
             del self._ended[0]
 

@@ -14,7 +14,8 @@ position and the draft tokens before it counted as output. A draft token is acce
 all before it were accepted. So the output does not depend on draft tokens, sampled or not. (For draft tokens without
 chance, as of n-grams, this is the exact rule of Leviathan et al. 2023, arXiv:2211.17192, and Chen et al. 2023,
 arXiv:2302.01318. For a draft model that rule accepts a little more, with other output for the same seed; compare Daliri
-et al. 2024, arXiv:2408.07978.) Rejected entries are rolled back; no step is built ahead of a pass with draft tokens.
+et al. 2024, arXiv:2408.07978.) Rejected entries are rolled back; no step is built on top of a pass in flight that
+has draft tokens.
 
 `Engine._advance` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one row.
 tests/runtime/engine/test_step_loop.py and tests/runtime/speculation/ guard these rules.
@@ -82,6 +83,8 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
         for chunk in chunks
     ]
     kv_passes = kv.make_passes(rows)
+    # Ranks that take turns compute the passes one after the other: a pass's tokens are queued only when its sequences'
+    # next pass is built. A single pass has no other to wait for, so its tokens are queued at once.
     takes_turns = network.division is not None and network.division.takes_turns
     in_flight = InFlightBatch(
         chunks,
@@ -136,6 +139,7 @@ def _forward(
 
 def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
     """Return the rows that choose, of the chunks at the beginning of a pass: see `decode_step`."""
+    # Without tokens that were fed before, every token of these chunks chooses, so the rows are the first of the pass.
     if not any(chunk.num_refed for chunk in choosing):
         return sum(chunk.count for chunk in choosing)
     ends = accumulate(chunk.count for chunk in choosing)

@@ -376,6 +376,7 @@ def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedMode
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
     if options.hosts is None:
         return [_load(name, options) for name in options.models], None
+    # `bench` refuses several models with --hosts.
     resolved = _resolved(options.models[0])
     loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0]))
     stack.callback(ranks.close)

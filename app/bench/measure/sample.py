@@ -109,6 +109,7 @@ class Sample:
     def tokens_per_second(self, test: Test) -> float:
         """Return the test's speed as defined in the module docstring."""
         if test.kind in ("prefill", "arrival"):
+            # A peer's child may not have measured its first step: then its prefill alone counts.
             return test.prompt / (self.ttft_s or self.prefill_s)
         if self.pair is not None:
             return self.pair.on.tokens_per_second

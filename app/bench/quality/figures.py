@@ -17,7 +17,7 @@ from headrace.models.loading.divergence import Divergence
 from headrace.runtime.metrics.telemetry import quantile
 from headrace.runtime.ops import Phase
 
-BLOCK = 32  # tokens
+BLOCK = 32  # tokens that are drawn together
 TAIL = 0.99  # the quantile `kl_p99`
 
 _Block = TypeVar("_Block")
