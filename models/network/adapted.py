@@ -142,9 +142,9 @@ class AdaptedOps:
     """Operations that add the products of `factors`, by the prepared weight beside which they stand.
 
     A layer with one of these weights is computed one operation at a time. Every operation that multiplies by a single
-    projection is overridden, but for `experts`: it does not add the products of a quantized router, or of projections
-    around experts with a width of their own. Stacks of experts never have factors (`Changes.check_taken`), and those of
-    embeddings are refused by their names or sizes.
+    projection is overridden, but for `experts`: factors of its router, and of projections around experts, are refused
+    (`Parameters.refuse_factors`). Stacks of experts never have factors (`Changes.check_taken`), and those of embeddings
+    are refused by their names or sizes.
     """
 
     def __init__(self, ops: Ops, factors: Mapping[Weight, Factors]) -> None:

@@ -636,8 +636,13 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         # The router's input has a factor of E^-0.5, which its norm takes in.
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
+    router_weight = parameters.router(prefix, router(config, experts))
+    latent = _latent_experts(config, parameters, prefix, experts)
+    parameters.refuse_factors([router_weight])
+    if latent is not None:
+        parameters.refuse_factors([latent.into, latent.out])
     return Mixture(
-        router=parameters.router(prefix, router(config, experts)),
+        router=router_weight,
         gate=gate,
         up=up,
         down=parameters.stack(prefix, stack_out),
@@ -654,7 +659,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         shares_first=experts.shares_first,
         curve=curve,
         band=experts.band,
-        latent=_latent_experts(config, parameters, prefix, experts),
+        latent=latent,
     )
 
 

@@ -119,6 +119,17 @@ class Parameters:
         self._changes.check_taken()
         return list(self._factors.values())
 
+    def refuse_factors(self, weights: Iterable[Weight]) -> None:
+        """Raise UnsupportedModelError if factors stand beside one of these, which an operation uses without them.
+
+        A change of a plain weight is merged into it, and has none.
+        """
+        if any(weight in self._factors for weight in weights):
+            raise UnsupportedModelError(
+                "the adapter changes a quantized router or projection of experts, to which headrace applies no adapter",
+                "merge the adapter into its base, and load the result",
+            )
+
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors not yet returned, as stored."""

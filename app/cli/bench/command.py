@@ -53,10 +53,11 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     keep_awake()
     given = BenchOptions(**options)
     others = given.quality or given.peers or given.profile or given.threads or len(given.models) > 1
-    if given.hosts is not None and others:
+    several_formats = given.kv is not None and "," in given.kv
+    if given.hosts is not None and (others or several_formats):
         raise UsageError(
             "--hosts measures one model of headrace alone",
-            "leave out --quality, --vs, --profile, other models, and --threads for HEADRACE_THREADS",
+            "leave out --quality, --vs, --profile, other models and K/V formats, and --threads for HEADRACE_THREADS",
         )
     if given.quality:
         return _measure_quality(ctx, given)

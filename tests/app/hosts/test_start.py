@@ -76,6 +76,12 @@ def test_an_adapter_without_a_known_base_is_refused() -> None:
     assert "org/name+org/lora has an adapter already" in second.stderr
 
 
+def test_bench_on_hosts_refuses_several_kv_formats() -> None:
+    refused = headrace("bench", "--hosts", "localhost,localhost", "--kv", "f16,q8", code=2)
+    assert "--hosts measures one model of headrace alone" in refused.stderr
+    assert "K/V formats" in refused.stderr
+
+
 def script(folder: Path, name: str, text: str) -> str:
     file = folder / name
     file.write_text(f"#!/bin/bash\n{text}\n")

@@ -246,3 +246,12 @@ def test_changes_of_a_router_are_applied_and_those_of_experts_refused(tmp_path: 
     )
     with pytest.raises(UnsupportedModelError, match=r"experts\.0\.up_proj"):
         _network(base, tmp_path / "experts")
+
+
+def test_changes_of_a_quantized_router_are_refused(tmp_path: Path) -> None:
+    """Experts are one operation, to which factors next to a router would not be added."""
+    base = _model(tmp_path, "qwen3-moe")
+    write_adapter(tmp_path / "router", base, modules=("mlp.gate",))
+    quantized = _quantized(tmp_path, base)
+    with pytest.raises(UnsupportedModelError, match="changes a quantized router"):
+        _network(quantized, tmp_path / "router")
