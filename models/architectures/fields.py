@@ -51,6 +51,10 @@ class Fields:
             raise CheckpointError(f"config.json: {key} does not list {layers} layers")
         return values
 
+    def per_layer(self, key: str, layers: int) -> "list[Fields]":
+        """Return the values of a required list with one for each layer, each under the list's key, to be checked."""
+        return [Fields({key: value}) for value in self.required_list(key, layers)]
+
     def section(self, key: str) -> Mapping[str, Any]:
         """Return a nested object; an empty one if the key is missing or null."""
         value = self.values.get(key)

@@ -109,31 +109,28 @@ def _gemma3n_runs(fields: Fields) -> bool:
     return fields.values.get("altup_active_idx") == 0 and bool(fields.values.get("altup_correct_scale"))
 
 
-def _gemma3n_inner(fields: Fields) -> int:
-    """Return the size of the first layer's feed-forward."""
-    stated = fields.values.get("intermediate_size")
-    if isinstance(stated, list) and stated:
-        return Fields({"intermediate_size": stated[0]}).count("intermediate_size")
-    return fields.count("intermediate_size")
+def _gemma3n_sizes(fields: Fields) -> list[int]:
+    """Return the size of each layer's feed-forward, which the config states as a number or a list."""
+    key = "intermediate_size"
+    layers = fields.count("num_hidden_layers")
+    if isinstance(fields.values.get(key), list):
+        return [entry.count(key) for entry in fields.per_layer(key, layers)]
+    return [fields.count(key)] * layers
 
 
 def _gemma3n(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     count = len(decoder.layers)
-    inner = fields.values.get("intermediate_size")
-    sizes = [inner] * count
-    if isinstance(inner, list):
-        sizes = fields.required_list("intermediate_size", count)
     shares = fields.required_list("activation_sparsity_pattern", count)
     sources = _kv_sources(decoder.layers, count - fields.count_or_zero("num_kv_shared_layers"))
     layers = tuple(
         replace(
             layer,
-            inner=Fields({"intermediate_size": size}).count("intermediate_size"),
+            inner=size,
             cutoff=_cutoff(share),
             source=source,
             projects="qkv" if source is None else "q",
         )
-        for layer, size, share, source in zip(decoder.layers, sizes, shares, sources, strict=True)
+        for layer, size, share, source in zip(decoder.layers, _gemma3n_sizes(fields), shares, sources, strict=True)
     )
     bound = None
     if fields.values.get("altup_coef_clip") is not None:
@@ -320,7 +317,7 @@ ROWS = (
         activations=("gelu_pytorch_tanh",),
         theta=1e6,
         ropes=_gemma3_ropes,
-        inner_size=_gemma3n_inner,
+        inner_size=lambda fields: _gemma3n_sizes(fields)[0],
         runs=_gemma3n_runs,
         complete=_gemma3n,
         biases={},

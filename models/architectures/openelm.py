@@ -23,17 +23,12 @@ def _keys(config: Config) -> None:
             config[usual] = max(counts, default=0)
 
 
-def _of_layers(fields: Fields, key: str) -> list[Fields]:
-    """Return the entries of a list that has one for each layer, each under the list's key."""
-    return [Fields({key: entry}) for entry in fields.required_list(key, fields.count("num_hidden_layers"))]
-
-
 def _widths(fields: Fields) -> list[int]:
     """Return the width of each layer's feed-forward, a multiple of the divisor that is not much below the product."""
     key = "ffn_multipliers"
     divisor = fields.count("ffn_dim_divisor")
     widths = []
-    for entry in _of_layers(fields, key):
+    for entry in fields.per_layer(key, fields.count("num_hidden_layers")):
         wanted = entry.positive(key) * fields.count("hidden_size")
         width = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
         if width < 0.9 * wanted:  # as its code rounds: never more than a tenth below
@@ -44,9 +39,9 @@ def _widths(fields: Fields) -> list[int]:
 
 def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add the sizes of each layer."""
-    queries, entries = (
-        [entry.count(key) for entry in _of_layers(fields, key)] for key in ("num_query_heads", "num_kv_heads")
-    )
+    count = len(decoder.layers)
+    queries = [entry.count("num_query_heads") for entry in fields.per_layer("num_query_heads", count)]
+    entries = [entry.count("num_kv_heads") for entry in fields.per_layer("num_kv_heads", count)]
     layers = []
     for layer, heads, kv_heads, width in zip(decoder.layers, queries, entries, _widths(fields), strict=True):
         if heads % kv_heads:

@@ -458,12 +458,17 @@ def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerC
         return _xielu(parameters, at)
     if config.family.activation == "gated_erf_gelu":
         return GatedErfGelu()
-    if config.soft_bounds is not None:
-        return SituGate(*config.soft_bounds)
-    if layer.limit:
-        return BoundedSilu(layer.limit)
     if layer.cutoff is not None:
         return SparseGelu(layer.cutoff)
+    return _bounded(config, layer.limit)
+
+
+def _bounded(config: DecoderConfig, limit: float) -> Curve | None:
+    """Return the activation with bounds of a feed-forward or of experts, if they have some. limit: 0 for none."""
+    if config.soft_bounds is not None:
+        return SituGate(*config.soft_bounds)
+    if limit:
+        return BoundedSilu(limit)
     return None
 
 
@@ -625,24 +630,14 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
         if experts.excludes:  # experts of groups that are left out rank 0, now below all others
             correction = correction - correction.min()
-    curve: Curve | None = None
-    if experts.limit:
-        curve = BoundedSilu(experts.limit)
-    elif config.soft_bounds is not None:
-        curve = SituGate(*config.soft_bounds)
     norm = None
     scale = None
     if experts.branch:
         # The router's input has a factor of E^-0.5, which its norm takes in.
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
-    router_weight = parameters.router(prefix, router(config, experts))
-    latent = _latent_experts(config, parameters, prefix, experts)
-    parameters.refuse_factors([router_weight])
-    if latent is not None:
-        parameters.refuse_factors([latent.into, latent.out])
-    return Mixture(
-        router=router_weight,
+    mixture = Mixture(
+        router=parameters.router(prefix, router(config, experts)),
         gate=gate,
         up=up,
         down=parameters.stack(prefix, stack_out),
@@ -657,10 +652,12 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         residual=config.family.adds_experts and not experts.branch and not config.block_layers,
         best=experts.best,
         shares_first=experts.shares_first,
-        curve=curve,
+        curve=_bounded(config, experts.limit),
         band=experts.band,
-        latent=latent,
+        latent=_latent_experts(config, parameters, prefix, experts),
     )
+    parameters.refuse_factors(mixture.matrices)
+    return mixture
 
 
 def _latent_experts(
