@@ -19,7 +19,7 @@ SizeOf = Callable[[str, Tensor], int]
 """(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-class _Kind(NamedTuple):
+class _MatrixKey(NamedTuple):
     """Properties of a matrix. Those with equal ones count together, whatever layers they are of."""
 
     name: str  # in tables of costs
@@ -32,7 +32,7 @@ class _Kind(NamedTuple):
     is_divided: bool
 
 
-class _KVKind(NamedTuple):
+class _KVKey(NamedTuple):
     """Properties of a layer's K/V traffic. Layers with equal ones count together."""
 
     window: int  # positions; 0: no window
@@ -46,14 +46,14 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection; equal ones count together."""
     last = config.appending - 1
     tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
-    counts = Counter[_Kind]()
-    late = Counter[_Kind]()  # those of them that prefill skips in the last layer
+    counts = Counter[_MatrixKey]()
+    late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
     for index, layer in enumerate(config.layers):
         tensors = tables[layer]
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
             is_late = index > last or (index == last and not tensor.before_append)
-            kind = _Kind(
+            kind = _MatrixKey(
                 name=tensor.shown_name,
                 rows=tensor.rows,
                 columns=tensor.columns,
@@ -123,12 +123,12 @@ def state_bytes(config: DecoderConfig) -> int:
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, grouped by window and shape; layers that read another's K/V do not count again."""
     last = config.appending - 1
-    counts = Counter[_KVKind]()
-    late = Counter[_KVKind]()  # the last layer, in which a prompt's tokens append only
+    counts = Counter[_KVKey]()
+    late = Counter[_KVKey]()  # the last layer, in which a prompt's tokens append only
     for index, layer in enumerate(config.layers):
         if not layer.attends or layer.source is not None:
             continue
-        kind = _KVKind(
+        kind = _KVKey(
             window=layer.window or 0,
             row_bytes=kv.row_bytes(*config.stored_heads(layer)),
             chunked=layer.chunked,

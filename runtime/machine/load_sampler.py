@@ -20,7 +20,7 @@ from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings, Sensors, sensors
 
 
-class _Sample(NamedTuple):
+class _LoadSample(NamedTuple):
     """Counters at one time.
 
     at: of the clock.
@@ -44,7 +44,7 @@ class LoadSampler:
     ) -> None:
         self._clock = clock
         self._sensors = sensors_of(backend)
-        self._last: _Sample | None = None
+        self._last: _LoadSample | None = None
         self._own: dict[int, float] = {}  # CPU seconds by process
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
@@ -71,7 +71,7 @@ class LoadSampler:
         # The counters of this call are those that the next one compares with.
         readings = self._sensors()
         last = self._last
-        self._last = _Sample(now, busy, readings)
+        self._last = _LoadSample(now, busy, readings)
         self._own = seconds
         if last is None or now <= last.at:
             return None

@@ -75,7 +75,7 @@ class RooflineSection(Section):
         return [*drawn, *texts]
 
 
-class _Mark(NamedTuple):
+class _PointStyle(NamedTuple):
     """The look of a point. sign: a character. style: its colour. name: in the legend."""
 
     sign: str
@@ -83,8 +83,8 @@ class _Mark(NamedTuple):
     name: str
 
 
-_NOW = _Mark("◆", "bold $text-accent", "decode")
-_PREFILL = _Mark("▲", "bold $text-success", "prefill")
+_NOW = _PointStyle("◆", "bold $text-accent", "decode")
+_PREFILL = _PointStyle("▲", "bold $text-success", "prefill")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _SPEED = "tok/s ≤"
 _SPEED_IS = f"tok/s: at most, computed with {DEFAULT_CONTEXT:,} tokens in the cache"
 
 
-class Column(NamedTuple):
+class _FixedColumn(NamedTuple):
     """A column beside the name.
 
     title: in the head.
@@ -56,13 +56,13 @@ class Column(NamedTuple):
 
 # Dropped from the right where they do not fit. `_line` has the facts in this order.
 _COLUMNS = (
-    Column("size", 9, ">"),
-    Column("memory", 10, ">"),
-    Column("fits", 9, "<"),
-    Column(_SPEED, 8, ">"),
-    Column("context", 9, ">"),
-    Column("weights", 9, "<"),
-    Column("licence", 14, "<"),
+    _FixedColumn("size", 9, ">"),
+    _FixedColumn("memory", 10, ">"),
+    _FixedColumn("fits", 9, "<"),
+    _FixedColumn(_SPEED, 8, ">"),
+    _FixedColumn("context", 9, ">"),
+    _FixedColumn("weights", 9, "<"),
+    _FixedColumn("licence", 14, "<"),
 )
 _FIRST_COLUMNS = sum(column.cells for column in _COLUMNS[:5])  # cells of those that go before a long name
 _LONGEST_NAME = 40  # cells
