@@ -247,12 +247,13 @@ class Answerer:
             calls, unchecked = self._grammars.call_rules(tools, form.form)
         if source is None and calls is None:
             return None, unchecked
-        if source is not None and tools is not None and prompt.begun:
-            raise UsageError(
-                "an answer that continues a text takes no tools with a schema", "leave out the schema or the tools"
-            )
-        if source is not None and tools is not None and calls is None:
-            raise UsageError("this model's tool calls look like text: a schema excludes tools")
+        if source is not None and tools is not None:
+            if prompt.begun:
+                raise UsageError(
+                    "an answer that continues a text takes no tools with a schema", "leave out the schema or the tools"
+                )
+            if calls is None:
+                raise UsageError("this model's tool calls look like text: a schema excludes tools")
         try:
             return self._grammars.compile(source, self._thinks(prompt, options), prompt.begun, calls), unchecked
         except UsageError as error:

@@ -234,9 +234,9 @@ def pull(
         raise UsageError("--as needs --quantize")
     if group_size is not None and quantize is None:
         raise UsageError("--group-size needs --quantize")
-    agree_to_copy(name, quiet=quiet or as_json, ask=False)
+    opened = agree_to_copy(name, quiet=quiet or as_json, ask=False)
     with drawn_progress(quiet=quiet) as progress:
-        model = resolve(name, progress=progress, refresh=True)
+        model = resolve(name, progress=progress, refresh=True, opened=opened)
         if quantize is not None:
             group = _GROUP_SIZE if group_size is None else group_size
             model = _keep_quantized(model, quantize, group, kept_as, progress)
