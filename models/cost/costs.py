@@ -89,7 +89,7 @@ def _row(shape: StepShape, hidden: int) -> int:
     if widest > max(hidden, heads):  # otherwise it belongs to attention or the router
         inner = widest
     experts = [matrix for matrix in shape.matrices if matrix.share < 1]
-    # Of a layer: experts' inner values of a token, and the copies of its row that experts get
+    # A layer's values of a token: experts' inner values, and the copies of its row that experts get
     routed = max((round(m.share * m.count / _layers(shape)) * min(m.rows, m.columns) for m in experts), default=0)
     active = max((round(m.share * m.count / _layers(shape)) for m in experts), default=0)
     return 4 * hidden + 3 * inner + 3 * heads + 2 * routed + active * hidden * 5 // 4

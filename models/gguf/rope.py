@@ -13,7 +13,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG = "rope_factors_long.weight"
 ROPE_SHORT = "rope_factors_short.weight"
-# Of Llama 3: equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
+# Llama 3's numbers are equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
 _LOW = 1.0
 _HIGH = 4.0
 _LLAMA3_CONTEXT = 8192

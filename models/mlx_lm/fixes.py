@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.models.mlx_lm.cache import CachePart
 
 _BIAS = ".e_score_correction_bias"  # end of a router's correction
-# Of `ternary_to_affine`
+# Constants of `ternary_to_affine`
 _GROUPS = (128, 64, 32)  # MLX's group sizes, the largest first
 _BITS = 2
 _PER_WORD = 16  # codes in 32 bits

@@ -14,7 +14,7 @@ from headrace.models.registry.checksums import Files, content_problems, recorded
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import CheckpointError
 
-# Of macOS's setpriority(2): PRIO_DARWIN_THREAD, and PRIO_DARWIN_BG.
+# Arguments of macOS's setpriority(2): PRIO_DARWIN_THREAD, and PRIO_DARWIN_BG
 _DARWIN_THREAD = 3
 _DARWIN_BACKGROUND = 0x1000
 

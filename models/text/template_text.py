@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
 
-# Of `TemplateText.origin`: characters written by the template, and those of messages, tools and variables.
+# Values in `TemplateText.origin`: characters written by the template, and those of messages, tools and variables.
 OWN = "t"
 OUTSIDE = "o"
 

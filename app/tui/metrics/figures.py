@@ -233,7 +233,7 @@ class Trail:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        # Of the turn, up to the latest point:
+        # The turn's totals up to the latest point
         self._flops = 0.0
         self._bytes = 0.0
         self._seconds = 0.0

@@ -120,7 +120,7 @@ class ChatView:
             self.prompt.move_cursor(self.prompt.document.end)
         if not self.queue.send_next(conversation):  # the answer was stopped or failed, or the message cannot be sent
             self.return_queue()
-        # What stands around the transcript; only changes are drawn.
+        # The parts around the transcript; only changes are drawn.
         self._show_prompt_title()
         self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
         self.screen.query_one(Chips).show(conversation.unsent if self.prompt.text else None)

@@ -27,7 +27,7 @@ _SHORTEST = re.compile(
 _MAY_GO_ON_AN_ESCAPE = frozenset(b"/u0123456789abcdefABCDEF")  # first bytes of tokens, but for the short escapes'
 
 Row = np.ndarray[tuple[int], np.dtype[np.bool_]]
-"""Whether each token is allowed (V,)."""
+"""True for each allowed token, (V,)."""
 IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 

@@ -148,7 +148,7 @@ class Generic(ToolForm):
         self._names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        # Where the JSON begins: after a fence, after the comma between two calls, or at once.
+        # The JSON begins after a fence, after the comma between two calls, or at once.
         fence = _FENCE.match(text)
         if fence is None and text.lstrip().startswith("`"):
             start = text.strip()

@@ -24,7 +24,7 @@ class CallDeltas:
         self._number = 0  # calls of the text whose arguments have ended
         self._end = 0  # in the text, of these arguments
         self._sent = 0  # in the text: the end of what was taken
-        # Of the call that is incomplete; None between calls.
+        # The incomplete call's name and brackets; None between calls
         self._name = ""
         self._open: Brackets | None = None
 
