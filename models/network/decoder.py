@@ -309,7 +309,7 @@ class Decoder:
 
     def _is_left_out(self, index: int, kv: KVPass) -> bool:
         """Return whether a pass needs no layer from `index` on: none appends K/V, and no row's output is wanted."""
-        return index >= self.config.appending and not any(row.output for row in kv.rows)
+        return not any(row.output for row in kv.rows) and index >= self.config.appending
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""

@@ -133,13 +133,16 @@ def add_norms(
 
     A threadgroup has a row, and a thread's values stay in registers.
     """
+    # Asked first: a fast GPU waits for the host, which builds two of these for each layer.
+    if not runs():
+        return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
     given = {"post": post_norm, "scalar": scalar, "weight": norm}
     optional = {name: array for name, array in given.items() if array is not None}
     inputs = {"x": x, "residual": residual, **optional}
     width = x.shape[-1]
     alike = len({array.dtype for array in inputs.values()}) == 1 and x.shape == residual.shape
     # A sum alone is one kernel of MLX's already.
-    if not optional or not alike or width > _MAX_WIDTH or not runs():
+    if not optional or not alike or width > _MAX_WIDTH:
         return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
     threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)  # whole SIMD groups, _READS values a thread
     names = ["total"] if norm is None else ["total", "normed"]
