@@ -4,7 +4,8 @@
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from inspect import cleandoc
 from pathlib import Path
@@ -26,21 +27,19 @@ def help_texts() -> str:
 @cache
 def error_texts() -> str:
     """Return the message and hint of every error that is raised, sorted by class; {...} stands for a value."""
-    calls: list[tuple[str, ast.Call]] = []
-    bases: dict[str, set[str]] = {}  # of every class
-    for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                calls.append((node.func.id, node))
-            elif isinstance(node, ast.ClassDef):
-                bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
-    classes = _error_classes(bases)
+    sources = [path.read_text(encoding="utf-8") for path in _sources()]
+    classes = _error_classes(sources)
+    a_call = re.compile(rf"\b(?:{'|'.join(classes)})\(")
     found: dict[str, set[str]] = {}
-    for name, call in calls:
-        if name in classes:
+    for source in sources:
+        if not a_call.search(source):  # parsing takes longer
+            continue
+        for call in ast.walk(ast.parse(source)):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in classes):
+                continue
             parts = [text for argument in call.args if (text := _template(argument))]
             if parts:
-                found.setdefault(name, set()).add("\n    ".join(parts))
+                found.setdefault(call.func.id, set()).add("\n    ".join(parts))
     return "\n".join(f"{name}\n" + "".join(f"  {text}\n" for text in sorted(found[name])) for name in sorted(found))
 
 
@@ -64,8 +63,12 @@ def _sources() -> list[Path]:
     return sorted(path for layer in ("app", "models", "runtime") for path in (ROOT / layer).rglob("*.py"))
 
 
-def _error_classes(bases: Mapping[str, set[str]]) -> set[str]:
+def _error_classes(sources: Sequence[str]) -> set[str]:
     """Return the names of HeadraceError and of every class derived from it, and click's two for wrong usage."""
+    bases: dict[str, set[str]] = {}  # of every class
+    for source in sources:
+        for name, stated in re.findall(r"^ *class (\w+)\(([^)]*)\):", source, flags=re.MULTILINE):
+            bases.setdefault(name, set()).update(re.findall(r"\w+", stated))
     known = {"HeadraceError"}
     while more := {name for name, of in bases.items() if of & known} - known:
         known |= more

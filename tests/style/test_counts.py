@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.style.counts import Counts, count, odd_openings
+from tests.style.counts import Counts, comments, count, odd_openings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,3 +37,8 @@ def test_odd_words_are_found(tmp_path: Path) -> None:
     counts = count(tmp_path)
     assert len(counts.odd_openings) == 1
     assert counts.odd_words == 2
+
+
+def test_comments_are_told_from_strings() -> None:
+    source = 'a = "# b" # c\nd = """\n# e\n"""  # f\ng = \'\\\'# h\' # i'
+    assert comments(source) == ["# c", "# f", "# i"]
