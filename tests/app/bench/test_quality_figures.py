@@ -57,18 +57,18 @@ def test_the_tails_interval_equals_that_of_whole_blocks() -> None:
 
 
 def test_intervals_cover_the_mean_of_correlated_tokens() -> None:
-    """Most intervals of 50 texts of 768 tokens contain the mean; a bootstrap of single tokens would miss a third."""
+    """Most intervals of 30 texts of 768 tokens contain the mean; a bootstrap of single tokens would miss a third."""
     from headrace.app.bench.stats import bootstrap
 
     covered = alone = 0
-    for seed in range(50):
+    for seed in range(30):
         values = simulated(seed, 768, 0.8)
         figure = mean_figure([values])
         covered += figure.low <= 1 <= figure.high
         low, high = bootstrap(values, resamples=200)
         alone += low <= 1 <= high
-    assert covered >= 43
-    assert covered > alone + 5
+    assert covered >= 26
+    assert covered > alone + 3
 
 
 def test_figures_of_one_token_have_no_interval() -> None:

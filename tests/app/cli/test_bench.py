@@ -287,22 +287,17 @@ def test_figures_of_llama_bench_on_the_path_are_reported(
 
 
 @pytest.mark.peer
-def test_measured_speeds_of_mlx_lm_agree_with_its_own(model: Path) -> None:
-    done = run("-m", str(model), "-p", "32", "-n", "32", "-d", "0,16", "-r", "3", "--no-pg", "--json", "--vs", "mlx-lm")
-    document = json.loads(done.stdout)
+def test_speeds_of_mlx_lm_agree_with_its_own_alone_and_in_a_batch(model: Path) -> None:
+    lengths = ("-p", "32", "-n", "32", "-d", "0,16", "--batch", "1,9", "-r", "2", "--no-pg")
+    document = json.loads(run("-m", str(model), *lengths, "--vs", "mlx-lm", "--json").stdout)
     theirs = [entry for entry in document["results"] if entry["engine"] == "mlx-lm"]
-    assert [len(entry["repetitions"]) for entry in theirs] == [3, 3, 3, 3], document["notes"]
+    assert [(entry["test"], entry["depth"], len(entry["repetitions"])) for entry in theirs] == [
+        (test, depth, 2) for depth in (0, 16) for test in ("pp32", "tg32", "tg32 x9")
+    ], document["notes"]
+    assert {len(entry["repetitions"][0]["itl_ms"]) for entry in theirs if entry["batch"] == 9} == {31}
+    assert [(ratio["test"], ratio["depth"]) for ratio in document["ratios"]][2::3] == [("tg32 x9", 0), ("tg32 x9", 16)]
     # Loose: where the machine is busy, a pause between their clock reading and ours counts for one side only.
     assert all(0.5 < said["measured_over_own"] < 2 for said in document["peer_agreement"])
-
-
-@pytest.mark.peer
-def test_sequences_of_mlx_lm_decode_together(model: Path) -> None:
-    arguments = ("-m", str(model), "-p", "0", "-n", "6", "-d", "0,16", "--batch", "1,9", "-r", "2")
-    document = json.loads(run(*arguments, "--vs", "mlx-lm", "--json").stdout)
-    theirs = [entry for entry in document["results"] if entry["engine"] == "mlx-lm" and entry["batch"] == 9]
-    assert [len(entry["repetitions"][0]["itl_ms"]) for entry in theirs] == [5, 5], document["notes"]
-    assert [(ratio["test"], ratio["depth"]) for ratio in document["ratios"]][1::2] == [("tg6 x9", 0), ("tg6 x9", 16)]
     assert {entry["threads_told"] for entry in document["engines"]} - {None}, "nobody says how many threads"
 
 
