@@ -3,8 +3,9 @@
 Empty values count as unset; invalid ones raise UsageError when read, and all at once in `check`. Variables are read
 anew each time.
 
-A new variable is a name in `_KNOWN` (others are reported as misspelt), a function, a call in `check`, and a row of the
-table in docs/cli.md, which a test compares. tests/runtime/config/test_environment.py tries every value.
+A new variable is a name in `_KNOWN` (a name nearly like one of these is reported as misspelt), a function, a name in
+`check` if a value can be invalid, and a row of the table in docs/cli.md, which a test compares.
+tests/runtime/config/test_environment.py has invalid values.
 """
 
 import os
@@ -23,11 +24,12 @@ API_KEY = "HEADRACE_API_KEY"
 _KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, SENSORS, DEBUG, API_KEY)
 
 INSTRUCTION_SETS = ("avx512", "avx2", "neon", "portable", "amx")
-"""Names of compiled CPU kernels; amx: Intel's tiles for prompts, AVX-512 for the rest."""
+"""Names of compiled CPU kernels, those of `kernels.use_instruction_set`. amx: Intel's tiles for prompts, AVX-512
+for the rest."""
 _KERNEL_NAMES = ("reference", *INSTRUCTION_SETS)
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_MAX_THREADS = 1024
+_MAX_THREADS = 1024  # more than any machine has cores: a larger number is a mistake
 _ALIKE = 0.75  # similarity from which a name counts as a misspelling of a known one
 
 
@@ -51,9 +53,12 @@ def threads() -> int:
     text = os.environ.get(THREADS, "").strip()
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:9]) > _MAX_THREADS:
+    is_whole = text.isascii() and text.isdigit()
+    digits = text.lstrip("0") or "0"
+    # Counted first, since `int` raises its own error for thousands of digits.
+    if not is_whole or len(digits) > len(str(_MAX_THREADS)) or int(digits) > _MAX_THREADS:
         raise _invalid(THREADS, f"set a whole number up to {_MAX_THREADS}; 0 is one per physical core")
-    return int(text)
+    return int(digits)
 
 
 def kernels() -> str:

@@ -30,6 +30,7 @@ def test_switches_are_read_from_common_words(text: str, meant: bool, monkeypatch
         ("HEADRACE_THREADS", "2.0"),
         ("HEADRACE_THREADS", "²"),
         ("HEADRACE_THREADS", "9" * 5000),
+        ("HEADRACE_THREADS", "0" * 9 + "1025"),
     ],
 )
 def test_invalid_values_are_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +49,8 @@ def test_threads_and_kernels_are_read_from_the_environment(monkeypatch: pytest.M
     assert (environment.kernels(), environment.reference_kernels()) == ("amx", False)
     monkeypatch.setenv("HEADRACE_KERNELS", "avx2")
     assert (environment.kernels(), environment.reference_kernels()) == ("avx2", False)
+    monkeypatch.setenv("HEADRACE_THREADS", "0" * 5000 + "2")
+    assert environment.threads() == 2
     monkeypatch.setenv("HEADRACE_THREADS", "")
     monkeypatch.delenv("HEADRACE_KERNELS")
     assert (environment.threads(), environment.reference_kernels()) == (0, False)
