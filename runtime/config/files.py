@@ -23,18 +23,17 @@ from typing import Any, BinaryIO
 
 _MIB = 1 << 20
 _MAX_CACHE_BYTES = 64 << 20  # of a cache file that is read: far above those in use
-_LEFT_S = 60.0  # least age of a leftover: its process may be in another container
+_LEFT_S = 60.0  # least age of a leftover: its process may run in another container, where its number means nothing
 
 
 def open_regular(path: Path, max_bytes: int) -> BinaryIO:
     """Open a file to read. Raises OSError, and ValueError unless it is a regular one of at most `max_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
-    opened = os.fdopen(descriptor, "rb")
     status = os.fstat(descriptor)
     is_regular = stat.S_ISREG(status.st_mode)
     if is_regular and status.st_size <= max_bytes:
-        return opened
-    opened.close()
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)  # `fdopen` raises for a folder, and would leave the descriptor open
     if is_regular:
         raise ValueError(f"it is larger than {max_bytes // _MIB} MiB")
     raise ValueError("it is not a regular file")

@@ -13,7 +13,15 @@ import pytest
 
 from headrace.app.config.settings import load_settings
 from headrace.models.registry.store import Store
-from headrace.runtime.config.files import read_cache, read_regular, replace_file, sync_file, touch_cache, write_cache
+from headrace.runtime.config.files import (
+    open_regular,
+    read_cache,
+    read_regular,
+    replace_file,
+    sync_file,
+    touch_cache,
+    write_cache,
+)
 from headrace.runtime.config.paths import shown_name
 from headrace.runtime.errors import CheckpointError, UsageError
 from headrace.runtime.kv.disk import DiskStore
@@ -53,6 +61,22 @@ def test_only_regular_files_are_read(make: object, tmp_path: Path) -> None:
     make(store._path(b"place"))
     assert not store.has(b"place", b"key")
     assert store.get(b"place") is None
+
+
+def test_a_refused_folder_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors: list[int] = []
+    open_file = os.open
+
+    def open_and_note(*arguments: Any) -> int:
+        descriptors.append(open_file(*arguments))
+        return descriptors[-1]
+
+    monkeypatch.setattr(os, "open", open_and_note)
+    with pytest.raises(ValueError, match="not a regular file"):
+        open_regular(tmp_path, 1 << 20)
+    [descriptor] = descriptors
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
