@@ -11,10 +11,15 @@
     ├── ContextLimitError             the prompt is longer than the context
     ├── EngineError                   wrong use or death of the engine
     └── SessionError                  stored conversations cannot be read or written
-        └── DeletedError              exit code 2: a session or message does not exist (any more)
+        ├── DeletedError              a session or message that is gone
+        │   └── UnknownSessionError   exit code 2: a session was asked for that is not stored
+        └── FullDiskError             the database's disk is full, or fails
 
-Each has a one-line message (`str(error)`) and an optional one-line `hint`. Tracebacks are shown with HEADRACE_DEBUG=1.
-This module imports nothing.
+Each has a one-line message (`str(error)`) and an optional one-line `hint`. A class without an exit code here has that
+of the class above it. Tracebacks are shown with HEADRACE_DEBUG=1. This module imports nothing.
+
+A few modules derive a class of their own, such as `RankLostError` (`runtime/ranks/link.py`).
+tests/runtime/test_errors.py compares this tree with the classes.
 """
 
 
