@@ -146,7 +146,7 @@ def system_profiler_gpu_cores(text: str) -> int | None:
     try:
         displays = json.loads(text)["SPDisplaysDataType"]
         counts = [int(gpu["sppci_cores"]) for gpu in displays if "sppci_cores" in gpu]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # overflow: `Infinity` is JSON to Python
         return None
     if not counts or counts[0] <= 0:
         return None

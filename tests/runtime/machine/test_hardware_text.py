@@ -43,6 +43,7 @@ FRAGMENTS = st.sampled_from(
         "CPU_Speed_Limit = ",
         '"gpu-core-count" = ',
         '{"SPDisplaysDataType": [{"sppci_cores": "',
+        '{"SPDisplaysDataType": [{"sppci_cores": 1e999}]}',
         '"}]}',
         "vm.swapusage: total = 1.00M  used = 1e9",
         "(page size of 16384 bytes)\nPages free: ",
@@ -67,6 +68,10 @@ def test_junk_gives_no_facts(junk: str) -> None:
     assert text.cgroup_bytes(f"x{junk}") is None
     assert text.ioreg_gpu_cores(junk.replace('"', "")) is None
     assert text.system_profiler_gpu_cores(f"]{junk}") is None
+
+
+def test_an_infinite_count_is_none() -> None:
+    assert text.system_profiler_gpu_cores('{"SPDisplaysDataType": [{"sppci_cores": 1e999}]}') is None
 
 
 @given(st.integers(0, 2**60 - 1))
