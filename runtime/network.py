@@ -17,7 +17,10 @@ from headrace.runtime.ops.kv_format import KVFormat
 
 
 class Network(Protocol):
-    """Stages 1 to 4 of a decode step. B = sequences, T = new tokens, V = vocabulary."""
+    """Stages 1 to 4 of a decode step, as `runtime.engine.decode.decode_step` numbers them.
+
+    B = sequences, T = new tokens, V = vocabulary.
+    """
 
     @property
     def cost(self) -> StepCost:

@@ -24,7 +24,8 @@ def _under_home(kind: str) -> Path | None:
         return None
     try:
         path = Path(home).expanduser()
-        usable = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).is_dir()
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        usable = nearest.is_dir()  # the folders below it are made by writers
     except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, no permission
         usable = False
     if not usable:

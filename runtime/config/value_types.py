@@ -3,8 +3,9 @@
 `read` returns the value of a JSON or TOML document, or raises ValueError with the words that follow "must be".
 
 A field of `SamplingParams`, `AnswerOptions` or the settings has one of these as its kind, and every interface reads it
-by `read_value` (documents) or `parse_value` (text). A new type is a class with `read` and `__str__`; text that is no
-plain string needs a case in `parse_value`, and a flag of the command line one in `app/cli/answer_options.py`.
+by `read_value` (documents) or `parse_value` (text). A new type is a class with `read`, and `__str__` for the range. If
+its `read` takes no text, it needs a case in `parse_value`; its flag of the command line needs one in
+`app/cli/answer_options.py`.
 """
 
 import json
@@ -19,13 +20,13 @@ from headrace.runtime.errors import UsageError
 
 Read = TypeVar("Read", covariant=True)
 _BIAS = "an object of token ids and numbers"
-_SHOWN = 60  # characters of a refused value
+_SHOWN = 60  # characters of a refused value in an error, which is one line
 _NO_LIMIT = 2**31 - 1  # tokens: beyond any context
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a range; nan is in none. above: `minimum` itself is excluded."""
+    """A number from `minimum` to `maximum`; nan is in no range. above: `minimum` itself is excluded."""
 
     minimum: float = 0
     maximum: float = math.inf
@@ -38,7 +39,8 @@ class Number:
             number = float(value)
         except OverflowError:
             raise ValueError("a smaller number") from None
-        if not (self.minimum < number if self.above else self.minimum <= number) or number > self.maximum:
+        in_range = self.minimum <= number <= self.maximum  # false for nan
+        if not in_range or (self.above and number == self.minimum):
             raise ValueError(str(self))
         return number
 
@@ -53,7 +55,7 @@ class Number:
 
 
 def _figure(number: float) -> str:
-    """Return a bound of a range, powers of ten in short."""
+    """Return a bound of a range, powers of ten from 10,000 on and from 0.0001 down in short: `10^6`, `10^-6`."""
     exponent = math.log10(abs(number)) if number else 0.0
     if abs(exponent) < 4 or not exponent.is_integer():
         return f"{number:.10g}"
@@ -204,7 +206,7 @@ class LogitBias:
         return {self._token(token): self._added(added) for token, added in value.items()}
 
     def _token(self, token: object) -> int:
-        # JSON's keys are texts. Ten digits are beyond any vocabulary.
+        # JSON's keys are texts. Ten digits are beyond any vocabulary; the sampler refuses ids outside the model's.
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
             return int(token)
         if isinstance(token, bool) or not isinstance(token, Integral):
@@ -235,7 +237,7 @@ def read_value(kind: ValueType[Read], name: str, value: object) -> Read:
 def parse_value(kind: ValueType[object], text: str) -> object:
     """Return a typed value: `on` or `off` for a flag, texts with ` | ` between and \\n for a line break.
 
-    Raises ValueError.
+    Raises ValueError, with a message of `read` or of Python's: callers name the range instead.
     """
     match kind:
         case Number():

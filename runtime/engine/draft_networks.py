@@ -28,8 +28,8 @@ from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 MAX_WAITING = 2048  # hidden states that wait for a head; bounds their memory
 _CHANCE = 0.7  # that a draft model's token is accepted, before any measurement
-_MAX_DECODED = 16  # tokens that a draft model is fed in one pass without prefill: MAX_DRAFT accepted ones and the next
-_CATCH_UP = 256  # entries of a head's pass that proposes nothing; a decode step waits for it
+_MAX_DECODED = MAX_DRAFT + 1  # tokens that a draft model is fed without prefill: a step's accepted ones and the next
+_CATCH_UP = 256  # entries that a head appends in one call, at most; a decode step waits for it
 _NUM_COSTS = 9  # measured times in the median
 
 
@@ -85,7 +85,7 @@ class DraftModel(_NetworkDraft):
     source = "draft"
 
     def __init__(self, network: Network, limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
-        super().__init__(Acceptance([_CHANCE] * (MAX_DRAFT + 1)), sampler)
+        super().__init__(Acceptance([_CHANCE] * MAX_DRAFT), sampler)
         self._vocab_size = vocab_size
         self._network = network
         self._kv = network.kv_backend(KVOptions(limit))

@@ -32,8 +32,10 @@ from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculation
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
-Sequenced = sequences.Sequence
-_Firsts = Sequence[tuple[Proposer, float]]  # proposers, and the first draft token's chance of acceptance
+Sequenced = sequences.Sequence  # the engine's; `Sequence` is Python's here
+_Firsts = Sequence[
+    tuple[Proposer, float]
+]  # of one sequence: proposers, and the chance of the first draft token of each
 _MIN_NEW = 16  # new passes with draft tokens, from which on the file is written again
 
 

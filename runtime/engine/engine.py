@@ -406,8 +406,9 @@ class Engine:
 class WorkMemory:
     """The device's memory while an engine works, and after.
 
-    For one sequence alone, memory is wired: batches free and make buffers all the time. At the end of work, working
-    memory goes back to the system.
+    Memory is wired for one sequence alone. Batches free and make buffers all the time, which is unsafe with wired
+    memory (`runtime.machine.memory`). At the end of work, working memory goes back to the system.
+
     weight_bytes, kv_bytes: of the network and of one sequence with a full context, to wire.
     """
 
@@ -423,7 +424,10 @@ class WorkMemory:
         return self._wired is not None
 
     def begin_work(self, num_sequences: int) -> None:
-        """Wire memory for work on one sequence; unwire it for several. Each step may call it."""
+        """Wire memory at the beginning of work; unwire it for good once there are several sequences.
+
+        Each step may call it.
+        """
         if self._wired is None:
             mx.reset_peak_memory()
             self._wired = ExitStack()

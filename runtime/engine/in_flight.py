@@ -70,10 +70,11 @@ class InFlightBatch:
     """The passes of one step, and what is known of single sequences.
 
     chunks: of all passes, in their order.
-    started, built: when its building began, and when the device had its passes.
+    started, built: when its building began, and when the device had its passes; of `time.perf_counter`.
     context: mean cache entries of the sequences.
-    is_ahead: it was built before the batch before it was read.
-    defers: selected tokens are not queued at once.
+    is_ahead: it was built while the batch before it was not read yet.
+    defers: selected tokens are not queued at once, since ranks take turns.
+    passes: each has the next of `chunks`.
     drafting_s: time before it, of networks that proposed its draft tokens.
     hidden (1, T, E): of sequences that draft from the last hidden states.
     logprobs: of each token that a sequence chooses.
@@ -113,7 +114,10 @@ class InFlightBatch:
 
     @property
     def decides(self) -> bool:
-        """True if its tokens are needed to schedule the next pass: draft tokens, proposers or forced tokens depend."""
+        """True if the next pass cannot be scheduled without its tokens.
+
+        Either draft tokens are verified in it, or a proposer waits for all tokens, or the next token may be forced.
+        """
         return any(
             chunk.draft_tokens
             or any(proposer.needs_all_tokens and proposer.is_wanted for proposer in chunk.sequence.proposers)
@@ -158,7 +162,8 @@ class InFlightBatch:
         tokens = mx.concatenate(arrays)
         if sequences == choosing:
             return tokens
-        rows = {sequence: row for row, sequence in enumerate(choosing)}  # some ended, or have passes of their own
+        # Some sequences ended, or have passes of their own. Each chose one token: a batch with draft tokens `decides`.
+        rows = {sequence: row for row, sequence in enumerate(choosing)}
         return tokens[mx.array([rows[sequence] for sequence in sequences])]
 
     def read(self) -> list[tuple[ScheduledChunk, list[int]]]:

@@ -19,8 +19,9 @@ from headrace.runtime.engine.prefill import ChunkBudget, chunk_end
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import BLOCK, Phase
+from headrace.runtime.speculation.proposer import MAX_DRAFT
 
-REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence
+REFEED = MAX_DRAFT + 1  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence
 
 
 @dataclass(frozen=True, slots=True)

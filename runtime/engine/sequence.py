@@ -146,7 +146,10 @@ class Sequence:
         return self.section is not None and self.section.due(len(self.tokens) - len(self.request.prompt) + more)
 
     def force_next(self) -> None:
-        """Have the sampler choose the token that has to follow, if any. All tokens have to be known where one may."""
+        """Have the sampler choose the token that has to follow, if any.
+
+        All tokens have to be known if one may be forced (`InFlightBatch.decides`).
+        """
         sampler = self.sampler
         if self.section is None or sampler is None or not self.may_force(0):
             return

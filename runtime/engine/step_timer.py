@@ -19,6 +19,7 @@ from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.prefill import ChunkBudget
 from headrace.runtime.metrics.telemetry import PassFacts, RankTimes, StepParts
 from headrace.runtime.network import Division
+from headrace.runtime.ops.native import RegionTimes
 from headrace.runtime.speculation.controller import Controller
 
 FIRST_TIMED = 4  # steps of an answer, with the one that feeds the last prompt token
@@ -54,7 +55,7 @@ class StepTimer:
             return None
         parts = None
         if self._times and decodes and follows:
-            parts = _parts(ops.native.region_times(), seconds, host_s)
+            parts = _parts(ops.native.region_times(), seconds, host_s)  # since the clocks were started
         self._steps += decodes
         due = self._usable and every > 0 and self._is_sampled(every)
         if due or self._times:  # starting again resets the clocks
@@ -67,27 +68,35 @@ class StepTimer:
         return self._steps < FIRST_TIMED or (self._steps + 1 - FIRST_TIMED) % every == 0
 
 
-def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: float) -> StepParts | None:
-    """Return the parts from regions' (count, wall ns, waiting ns, busy ns); together at most the step.
+def _parts(times: dict[str, RegionTimes], seconds: float, host_s: float) -> StepParts | None:
+    """Return the parts of a step of `seconds`; together at most the step.
 
     times: by kind of work, as `native.region_times` returns them.
+    host_s: see `StepTimer.parts`.
     None if the kernels read no weights: the network runs without them.
     """
-    weight_regions, *_ = times["weights"]
-    if not weight_regions:
+    if not times["weights"].regions:
         return None
-    computing = {kind: (wall - waiting) / 1e9 for kind, (_, wall, waiting, _) in times.items()}
-    waiting_s = sum(waiting for _, _, waiting, _ in times.values()) / 1e9
-    measured = [
-        computing.get("weights", 0.0),
-        computing.get("attention", 0.0),
-        computing.get("sampling", 0.0),
-        waiting_s,
-        host_s,
-    ]
-    total = sum(measured)
-    scale = min(1.0, seconds / total) if total > 0 else 0.0
-    return StepParts(*(max(0.0, part_s) * scale for part_s in measured))
+    computing_s = {kind: max(0.0, (of_kind.wall_ns - of_kind.waiting_ns) / 1e9) for kind, of_kind in times.items()}
+    parts = StepParts(
+        weights_s=computing_s["weights"],
+        kv_s=computing_s.get("attention", 0.0),
+        sampling_s=computing_s.get("sampling", 0.0),
+        waiting_s=sum(of_kind.waiting_ns for of_kind in times.values()) / 1e9,
+        host_s=max(0.0, host_s),
+    )
+    total_s = parts.weights_s + parts.kv_s + parts.sampling_s + parts.waiting_s + parts.host_s
+    if total_s <= seconds:
+        return parts
+    # The clocks of threads and of the host differ a little, so the parts may come to more than the step.
+    scale = seconds / total_s
+    return StepParts(
+        weights_s=parts.weights_s * scale,
+        kv_s=parts.kv_s * scale,
+        sampling_s=parts.sampling_s * scale,
+        waiting_s=parts.waiting_s * scale,
+        host_s=parts.host_s * scale,
+    )
 
 
 class _Garbage:

@@ -1,6 +1,7 @@
 """The stopwatch of one generation: when what happened, the record of each step, the summary at the end.
 
-The only place that turns clock readings into the figures people see; definitions in `runtime.metrics.telemetry`.
+The engine's figures of an answer come from here; definitions in `runtime.metrics.telemetry`. What takes time before the
+engine, such as tokenizing, is measured in `app`.
 
     submitted -- queue_s -- admitted -- prefill_s -- prefilled -- first step -- second step -- ...
 

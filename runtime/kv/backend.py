@@ -26,7 +26,7 @@ class KVOptions:
     keep_prefix: K/V outlive their sequence, answers included, for later prompts with the same beginning; else only
         entries equal to a cold prefill are shared, among concurrent sequences.
     key: identity of the K/V on disk.
-    spare: bytes free for cached blocks beside caches of so many bytes; None for no bound.
+    spare: takes the bytes of all caches, and returns those that are free for cached blocks; None for no bound.
     """
 
     limit: int
@@ -37,7 +37,7 @@ class KVOptions:
 
 
 class KVBackend(Protocol):
-    """All K/V memory of one engine, or of a prediction head's drafts for one sequence."""
+    """All K/V memory of one engine, or of a network that drafts for one sequence."""
 
     rolls_back: bool
     """True if caches can drop their newest entries, so that draft tokens can be verified."""

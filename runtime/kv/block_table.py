@@ -217,7 +217,8 @@ class BlockTable(ReusableCache):
             self.pool.storage.settle()  # a pass in flight may write to the blocks
         self._release_past(self.length)
         if self.states:
-            self._restore_states(len(self._decode_written) - self.length)
+            num_dropped = len(self._decode_written) - self.length  # the list is cut last, by the base class
+            self._restore_states(num_dropped)
         super()._shorten(pending)
 
     def _restore_states(self, num_dropped: int) -> None:

@@ -38,7 +38,7 @@ from headrace.runtime.ops import BLOCK
 
 _MAGIC = b"headkv\0\3"  # ends in the version of the layout
 _LARGEST = 1 << 30  # bytes of a file that is read: far above a block of any model
-_KEY = 16  # bytes of keys and of the digest at the end
+_KEY = 16  # bytes of keys (`prefix_index.digest`), and of the digest at the end
 _HEAD = f"<{_KEY}s{_KEY}sHH"  # parent's key, key, number of entries, number of groups
 _ABSENT = 2**64 - 1  # in place of the bytes of a group that has no block
 _STALE_S = 3600.0  # age from which a partial file is of a process that died
@@ -146,7 +146,7 @@ class DiskStore:
         total = 0
         now = time.time()
         for used, size, path in sorted(self._files(), reverse=True):
-            partial = bool(path.suffix)
+            partial = bool(path.suffix)  # HEXNAME.PID, see `put`
             if not partial:
                 total += size
             if total > self._max_bytes or (partial and now - used > _STALE_S):
@@ -160,7 +160,7 @@ class DiskStore:
                 path.unlink()
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Return (last use, bytes, path) of each file."""
+        """Return (last use, bytes, path) of each file, partial ones included; last use in seconds since the epoch."""
         files = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:

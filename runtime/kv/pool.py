@@ -187,10 +187,10 @@ class BlockPool:
     def stats(self) -> PoolStats:
         groups = self.groups
         return PoolStats(
-            sum(group.used for group in groups),
-            sum(group.shared for group in groups),
-            sum(group.cached for group in groups),
-            sum(group.free for group in groups),
+            used=sum(group.used for group in groups),
+            shared=sum(group.shared for group in groups),
+            cached=sum(group.cached for group in groups),
+            free=sum(group.free for group in groups),
         )
 
     def allocate(self, group: int) -> int:
@@ -352,8 +352,8 @@ def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entri
     storage: the arrays of its blocks.
     entries: of all sequences together.
     key: identity of the K/V on disk.
-    cached_entries: blocks are cached as long as there are no more than one sequence of this length takes (in a group
-        with a window: two that end there). None: as long as there is room.
+    cached_entries: blocks stay cached as long as there are no more than one sequence of this length takes; in a group
+        with a window, than two sequences take. None: as long as there is room.
     """
     windows = storage.windows
     max_blocks = [-(-entries // BLOCK)] * len(windows)
@@ -364,5 +364,5 @@ def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entri
         span = cached_entries
         if window is not None:
             span = min(span, 2 * (window + BESIDE_WINDOW))
-        max_cached.append(-(-span // BLOCK) + 1)
+        max_cached.append(-(-span // BLOCK) + 1)  # rounded up, and a block to copy a shared one
     return BlockPool(windows, max_blocks, storage, key, max_cached)

@@ -35,7 +35,7 @@ from headrace.runtime.ops.indexed import Choice, attend_indexed
 from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need, so that a long context wastes little memory
-_PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
+_PACKED_PARTS = len(packed.Rows._fields)  # arrays of a layer's keys, and of its values
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class SlotCache(ReusableCache):
         super().__init__(pool, limit)
         self._shape = shape
         self._ops = ops
-        kinds = grouped(shape.kinds)
+        kinds = grouped(shape.kinds)  # in this order the layer groups of the pool are numbered, too (`KVStore`)
         self.spans = [Span(kind.window, layers, shape.row_bytes(kind)) for kind, layers in kinds.items()]
         self.firsts = [0] * shape.layers  # the position of each layer's first row
         # Lists by layer; a packed layer has `parts` entries in a row: codes, scales, offsets.
@@ -361,6 +361,7 @@ class SlotCache(ReusableCache):
         arrays = self.arrays
         layers = self._shape.layers
         rows = slice(entries.start - span.first, entries.stop - span.first)
+        # `arrays` has the keys of all layers, then their values.
         parts = [arrays[side + layer][self.slot, :, rows] for layer in span.layers for side in (0, layers)]
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
 

@@ -12,7 +12,7 @@ Each pass reads data larger than the caches:
   several passes per submission.
 
 Every MBU and roofline figure is relative to this. A change of a reader changes them all, so it needs another `_FORMAT`
-in `peaks.py`: older measurements are then not compared. tests/runtime/machine/test_bandwidth.py.
+in `peaks.py`: older measurements are then not compared. tests/runtime/machine/test_bandwidth.py guards this.
 """
 
 import time

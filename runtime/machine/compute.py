@@ -23,11 +23,12 @@ from headrace.runtime.machine.peaks import machine_key
 from headrace.runtime.ops import Weight
 
 ROWS = 512  # of activations, as in a chunk of a prompt: weights are read once for all
-FEW_ROWS = 4
+FEW_ROWS = 4  # the same where ROWS would take too long
 _CPU_SIZE = 2048  # rows and columns of the weights
-_GPU_SIZE = 4096
+_GPU_SIZE = 4096  # a GPU needs more work to be busy
 _SECONDS = 0.25  # of measurement
 _SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
+# The usual quantization of MLX's conversions.
 _GROUP = 64
 _BITS = 4
 

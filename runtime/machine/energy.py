@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from headrace.runtime.machine.sensors import Readings, Sensors
 
-LEAST_S = 0.2  # shorter spans are a few updates of the counter
-_SETTLE_S = 0.2  # wait until the machine is idle
-_IDLE_S = 0.6  # of the measurement of idle power
+LEAST_S = 0.2  # seconds; shorter spans are a few updates of the counter
+_SETTLE_S = 0.2  # seconds to wait until the machine is idle
+_IDLE_S = 0.6  # seconds of the measurement of idle power: some more than LEAST_S
 _Clock = Callable[[], float]
 
 
@@ -63,7 +63,7 @@ def energy_between(before: Readings, after: Readings, seconds: float) -> EnergyU
 
 
 def idle_watts(sensors: Sensors, sleep: Callable[[float], None] = time.sleep) -> float | None:
-    """Return the power while this program waits, over half a second; None, at once, without a counter."""
+    """Return the power while this program waits, over _IDLE_S; None, at once, without a counter."""
     if sensors().joules is None:
         return None
     sleep(_SETTLE_S)

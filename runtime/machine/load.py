@@ -23,7 +23,12 @@ _MUCH = 0.5  # share of other programs that always counts
 
 @dataclass(frozen=True, slots=True)
 class CPUUse:
-    """CPUs in use, as the number busy. own_cpus: with this program's processes."""
+    """CPUs in use over a span of time; a CPU that was busy for half of it counts as 0.5.
+
+    cpus: of the machine.
+    busy_cpus: with any program.
+    own_cpus: with this program's processes.
+    """
 
     cpus: int
     busy_cpus: float
@@ -78,7 +83,10 @@ class CPUMeter:
         """Return the use so far; None for spans below LEAST_S, and where procfs has no counts."""
         began = self._began
         now = self._now()
-        if began is None or now is None or (elapsed := now.at - began.at) < LEAST_S:
+        if began is None or now is None:
+            return None
+        elapsed = now.at - began.at
+        if elapsed < LEAST_S:
             return None
         busy = min(float(now.cpus), max(0.0, now.busy_s - began.busy_s) / elapsed)
         return CPUUse(now.cpus, busy, (now.own_s - began.own_s) / elapsed)

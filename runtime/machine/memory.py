@@ -28,7 +28,7 @@ _ADDRESS_SPACE = "address space (ulimit -v)"
 # Wired memory is linked to kernel panics on macOS (docs/workarounds.md). Only weights that might be paged
 # out during an answer are wired, and never the whole working set.
 _WIRED_FROM = 0.5  # share of the working set; smaller weights stay resident anyway
-_WIRED_SHARE = 0.75
+_WIRED_SHARE = 0.75  # of the working set, at most
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from headrace.runtime.errors import EngineError, NotEnoughMemoryError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes
 
+# [metal::malloc] Attempting to allocate 17179869184 bytes which is greater than the maximum allowed buffer size ...
 _WORDS = re.compile(r"insufficient memory|out of memory|OutOfMemory|unable to allocate|maximum allowed buffer", re.I)
 _ASKED = re.compile(r"allocate (\d{1,20}) bytes")  # [malloc] Unable to allocate 21474836480 bytes.
 _TIMEOUT = re.compile(r"ErrorTimeout|Caused GPU Timeout|ImpactingInteractivity|Impacting Interactivity")  # of Metal

@@ -7,7 +7,7 @@ reads as empty.
     {"peaks": {KEY: [Peak, ...]}}      KEY: machine, backend, cores, MLX, _FORMAT
 
 `bandwidth.py` measures. Another field of `Peak` needs a default, as older files are read by `typed`; another way to
-measure needs another `_FORMAT`. tests/runtime/machine/test_peaks.py.
+measure needs another `_FORMAT`. tests/runtime/machine/test_peaks.py guards this.
 """
 
 import math
@@ -23,11 +23,11 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.config.typed import typed
 from headrace.runtime.machine.hardware import Machine, machine, power_state
 
-RECENT_DAYS = 30
+RECENT_DAYS = 30  # older ones may be of other memory or settings
 KEPT = 16  # measurements per machine
 STEP_BYTES = 64 << 20  # least bytes of a step that corrects the peak: smaller ones may fit caches
 STEPS = 16  # least intervals: a token read late makes the next one look early
-_FORMAT = 3  # of the measurement; format 1 had two streams per thread, format 2 eight
+_FORMAT = 3  # of the measurement, raised with every change of a reader: others' rates are not compared with its own
 _VERSION = f" / {_FORMAT}"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 

@@ -4,7 +4,7 @@
 - NVIDIA GPUs: NVML, through `nvidia-ml-py` (the `cuda` extra).
 - Apple silicon: energy from IOReport, GPU load from the I/O registry (`runtime.machine.darwin`).
 
-Unknown readings are None. A sensor that failed once is not read again.
+Unknown readings are None. A library that failed once is not called again, while files are tried at each reading.
 
 A new source is a function that returns `Sensors`, called in `sensors`; `LoadSampler` and `EnergyMeter` read them.
 tests/runtime/machine/test_sensors.py has recorded files and libraries of its own.
@@ -196,14 +196,15 @@ def _attempt(make: Callable[[], _Made]) -> _Made | None:
 
 def _until_it_fails(read: Sensors) -> Sensors:
     """Return empty readings from the first failure on."""
-    works = [True]
+    works = True
 
     def guarded() -> Readings:
-        if works[0]:
+        nonlocal works
+        if works:
             try:
                 return read()
             except Exception:
-                works[0] = False
+                works = False
         return Readings()
 
     return guarded

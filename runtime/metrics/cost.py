@@ -32,10 +32,11 @@ class LayerKV:
     window: positions that a query sees, its own included; None for all.
     late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
     chunked: queries see the positions since the last multiple of `window`.
-    chosen: most positions that an indexer leaves to attention in a step; all stay in the cache, and several successive
-    queries read all.
-    block: positions that it chooses together, the newest ones always.
-    unread: positions up to which a step reads none: an indexer reads its keys where it leaves out others.
+    chosen: positions that a query attends to at most, by an indexer's choice; None for all that it sees. All stay in
+        the cache, and several successive queries read all.
+    block: positions that the indexer chooses together, the newest ones always.
+    unread: positions up to which a step reads none. So it is with an indexer's keys: nothing is left out before.
+    flops: of a visible position in one layer; None: `StepCost.attention_flops_per_entry`.
     """
 
     count: int
@@ -46,7 +47,7 @@ class LayerKV:
     chosen: int | None = None
     block: int = 1
     unread: int = 0
-    flops: int | None = None  # per visible position in one layer, if not `StepCost.attention_flops_per_entry`
+    flops: int | None = None
 
     def nbytes(self, entries: int) -> int:
         """Return the visible bytes of `entries` entries, in all `count` layers."""

@@ -1,7 +1,8 @@
 """Activations in stock MLX: SiLU, GELU (tanh approximation, exact, sparse), clamped SiLUs, sigmoid gates, xIELU, SiTU.
 
 `reference.glu` and `norm_glu` use them on every device, `native` for those that its kernels lack. A name stands in
-config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native; tests compare each with the kernels.
+config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native. tests/runtime/ops/ compares with the
+kernels, and tests/parity/ with other implementations.
 """
 
 from functools import lru_cache

@@ -2,8 +2,8 @@
 
 `models/network/layers.py` fills them from a checkpoint, and `Decoder._block` runs them one operation after the other.
 `Ops.fuse` makes one node of layers that the native kernels support as a whole (`native_plans.layer_plan`). A new field
-has to be in `matrices` or `vectors`, which sums of bytes are made of, and in `layer_plan`: used there, or a reason for
-None.
+of weights has to be in `matrices` or `vectors`, which sums of bytes are made of. Any new field has to be in
+`layer_plan`: used there, or a reason for None; else the kernels compute without it.
 
 Shapes use E = width, F = feed-forward size, H = heads, D = head dimension.
 """

@@ -19,11 +19,12 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.ops.weights import AttentionSpec
 
+# The bodies of the kernels below have the first two as plain numbers, 32 and 4.
 _LANES = 32  # threads of a SIMD group
 _READS = 4  # neighbouring values that a thread reads
 _MAX_THREADS = 1024  # of a threadgroup
 _HEADS = 4  # heads of a threadgroup
-_MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: they stay in registers
+_MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: 16 a thread, which stay in registers
 _MAX_HEAD = 576  # values of a head, as well: a latent with its key
 
 

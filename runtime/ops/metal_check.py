@@ -15,7 +15,7 @@ from headrace.runtime.ops.kv_format import Q4, Q8, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Rope
 
 _WIDTHS = (1120, 8192)  # the wider one has threadgroups of 1,024 threads, more than some kernels may have
-_ROWS = 2
+_ROWS = 2  # more than one, so that strides of rows matter
 _TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two roundings
 
 
@@ -57,7 +57,7 @@ def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
 
 
 def _packed(kv: KVFormat, spec: AttentionSpec, dtype: mx.Dtype) -> tuple[mx.array]:
-    """Attend with two queries over 67 entries."""
+    """Attend with two queries over 67 entries, a number that no count of SIMD groups divides."""
     keys, values = [
         packed.pack(_values((1, spec.kv_heads, 67, spec.head_dim), dtype, seed), coding, dtype)
         for seed, coding in ((10, kv.keys), (11, kv.values))

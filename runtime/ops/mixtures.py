@@ -88,7 +88,8 @@ def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]
         scores = mx.softmax(wide, axis=-1)
     if m.correction is not None:
         return scores, scores + m.correction
-    if m.groups[1] < m.groups[0]:  # sums of groups are of scores
+    groups, kept = m.groups
+    if kept < groups:  # sums of groups are of scores
         return scores, scores
     return scores, wide  # logits are without the ties of rounded scores
 

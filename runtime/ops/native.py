@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -83,7 +83,10 @@ def use_instruction_set(name: str) -> bool:
 
 
 def instruction_sets() -> list[str]:
-    """Return the names of `use_instruction_set` that were compiled and that this processor can run, but for tests."""
+    """Return the names of `use_instruction_set` that were compiled and that this processor can run.
+
+    "amx-emulated", which is for tests, is not among them.
+    """
     if missing is not None:
         return []
     before = kernels.instruction_set()
@@ -103,9 +106,24 @@ def measure_regions(on: bool) -> None:
     kernels.measure_regions(on)
 
 
-def region_times() -> dict[str, tuple[int, int, int, int]]:
-    """Return by kind of work: regions, total ns, ns the caller waited for other threads, ns those worked."""
-    return kernels.region_times()
+class RegionTimes(NamedTuple):
+    """Parallel regions of one kind of work since the measurement began, in the order of `kernels.region_times`.
+
+    regions: their number.
+    wall_ns: time of all of them.
+    waiting_ns: the part in which the calling thread waited for others.
+    busy_ns: sum of the times that the other threads worked.
+    """
+
+    regions: int
+    wall_ns: int
+    waiting_ns: int
+    busy_ns: int
+
+
+def region_times() -> dict[str, RegionTimes]:
+    """Return the times by kind of work: "weights", "attention" and "sampling"."""
+    return {kind: RegionTimes(*times) for kind, times in kernels.region_times().items()}
 
 
 def streaming_read(size: int, threads: int, streams: int) -> "kernels.StreamingRead":

@@ -96,7 +96,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     # Every matrix has to be in the kernels' layout.
     gate_up_weight = next(iter(layer.gate_up), None)
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
-    parts = (  # `matrices` has the same order
+    parts = (  # the list `matrices` below has the same order
         layer.qkv[0],
         layer.output,
         gate_up_weight,

@@ -1,7 +1,7 @@
 """Followers, the ranks from 1 on: they repeat rank 0's calls on their own part of the model, and do nothing else.
 
-Every method of `_Repeated` is named like a call that `runtime.ranks.leader` logs, with its arguments in that order; so
-a call is added in both files. A call that answers sends one record (`Leader.ask` waits for it).
+Every public method of `_Repeated` is named like a call that `runtime.ranks.leader` logs, with its arguments in that
+order; so a call is added in both files. A call that answers sends one record (`Leader.answers` waits for it).
 tests/app/hosts/ has real ranks, tests/runtime/ranks/ the parts.
 """
 
@@ -22,7 +22,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ranks.head import DividedHead, FollowerHead
 from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
 
-TOLD_S = 1.0  # between two reports of kernel times to rank 0
+TOLD_S = 1.0  # between two reports of kernel times to rank 0: as often as people read them
 
 
 class FollowerNetwork(Protocol):
@@ -88,7 +88,7 @@ def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
 
 
 class _Repeated:
-    """K/V state of this rank. Every method is a call of `runtime.ranks.leader`."""
+    """K/V state of this rank. Every public method is a call of `runtime.ranks.leader`."""
 
     def __init__(self, network: FollowerNetwork, link: Link) -> None:
         self._network = network
@@ -197,8 +197,9 @@ class _KernelClock:
         if not decodes:
             self._restart()
         elif self._steps and time.monotonic() - self._began >= TOLD_S:
-            busy = sum(wall - waiting for _, wall, waiting, _ in ops.native.region_times().values())
-            self._link.send({"times": busy / self._steps / 1e9})
+            times = ops.native.region_times().values()
+            computing_ns = sum(of_kind.wall_ns - of_kind.waiting_ns for of_kind in times)
+            self._link.send({"times": computing_ns / self._steps / 1e9})
             self._restart()
         self._steps += decodes
 

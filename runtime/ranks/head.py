@@ -75,6 +75,7 @@ class _HeadCaches:
         [row] = rows
         cache = cache_of(row).inner
         passes = self._backend.make_passes([replace(row, cache=cache)])
+        # Logged once it is made: followers make the pass and run it in one call, so none may follow one that failed.
         self._leader.log("head", "hidden", self._number, cache.length, row.count, row.phase)
         return passes
 

@@ -1,12 +1,14 @@
 """Rank 0 of several: the control channel to the followers, and the network and K/V backend whose calls they repeat.
 
-Contract: every call that changes K/V state is logged before it is done, and the log is sent when a pass is run. A
-follower repeats the calls on its own part of the model, so block tables, prefixes and recurrent states are the same.
+Contract: every call that changes K/V state is logged in the order in which it is done, and the log is sent before a
+pass is run. A follower repeats the calls on its own part of the model, so block tables, prefixes and recurrent states
+are the same.
 
     LeaderNetwork.kv_backend -> LeaderBackend -> LeaderCache    each logs, then calls the rank's own object
     Leader.log, flush, ask -> Link -> `_Repeated` (runtime/ranks/follower.py), which has a method for each call
 
 A new call is added in both files. To the engine all of this looks like one machine (`runtime.network`).
+tests/runtime/ranks/ and tests/app/hosts/ compare answers with those of one rank.
 """
 
 import os
@@ -285,7 +287,10 @@ class LeaderBackend:
         self._backend.trim()
 
     def clear(self) -> None:
-        """Drop everything after an error, but for collectives that the followers wait in."""
+        """Drop everything after an error.
+
+        If the followers wait in a collective, they take no call any more: that is noted, and the next pass is refused.
+        """
         pending = self._leader.pending
         if pending is None:
             self._leader.out_of_step = True  # the followers wait in collectives that no rank 0 will call

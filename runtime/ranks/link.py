@@ -12,7 +12,7 @@ thread, so silent strangers delay no rank.
 Rank 0 sends {"calls": [...]}, {"end": reason} (`runtime.ranks.leader`) and the model to load
 (`models/loading/ranked.py`). A follower answers some calls (`runtime.ranks.follower`) with {"marks": bool},
 {"found": entries} or {"cleared": true}, and the model to load with {"found": true}, then {"context": ..., "fitting":
-...} (`models/loading/ranked.py`). tests/runtime/ranks/test_link.py.
+...} (`models/loading/ranked.py`). tests/runtime/ranks/test_link.py guards this.
 """
 
 import hmac
@@ -32,7 +32,7 @@ from headrace.runtime.errors import EngineError
 SILENCE_S = 5.0  # without a heartbeat a peer is lost
 BEAT_S = 1.0  # between heartbeats
 GREETING_S = 2.0  # that a connection gets to prove its key
-MAX_GREETED = 32  # connections greeted at a time; one more ends the oldest
+MAX_GREETED = 32  # connections greeted at a time, a thread each: far more than ranks; one more ends the oldest
 FAILED = "failed:"  # beginning of the reason if a rank has sent an error, and is not lost
 _LEAST_S = 0.01  # of a socket's timeout, as 0 would not wait at all
 _LOOK_S = 0.2  # wait for a connection, before looking whether to end

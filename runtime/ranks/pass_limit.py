@@ -18,7 +18,7 @@ from headrace.runtime.ranks.link import BEAT_S
 
 LEAST_S = 8.0  # any later pass
 FIRST_S = 120.0  # the first of its kind, which may read weights from disk
-_TIMES = 8.0  # the slowest pass so far
+_TIMES = 8.0  # times the slowest pass so far: room for a pass beside other programs
 
 
 class PassLimit:

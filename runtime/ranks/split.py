@@ -14,7 +14,11 @@ from headrace.runtime.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """tensor: every rank has a part of every layer. pipeline: every rank has whole layers. shares: one a rank, > 0."""
+    """A way to divide a model.
+
+    kind: "tensor": every rank has a part of every layer; "pipeline": every rank has whole layers.
+    shares: a number above 0 for each rank; only their proportions count.
+    """
 
     kind: Literal["tensor", "pipeline"]
     shares: tuple[float, ...]

@@ -12,12 +12,13 @@ _PRIOR_WEIGHT = 8.0  # draft tokens that a prior counts for
 MTP_WEIGHT = 4.0  # the same of a head: one that is never right costs few passes
 _RELAX = 1 / 256  # of the distance to the prior
 
-# Acceptance of n-gram draft tokens at greedy and at sampled decoding (docs/speculation.md), by match length. Length 0
-# is the first draft token after a replaced token.
+# Acceptance of n-gram draft tokens at greedy and at sampled decoding (docs/speculation.md), by match length from 0 to
+# LONGEST: 25 rates. Length 0 is the first draft token after a replaced token.
 GREEDY_PRIOR = (0.4, 0.25, 0.3, 0.5, 0.65, 0.76, 0.8, 0.83, 0.86, 0.88, *[0.9] * 7, *[0.95] * 7, 0.97)
 SAMPLED_PRIOR = (0.25, 0.12, 0.25, 0.45, 0.6, 0.65, 0.7, 0.7, 0.72, 0.74, *[0.8] * 7, *[0.88] * 7, 0.93)
 
-# The same of a multi-token prediction head, by place in the draft: published rates of heads of depth 1, which repeat.
+# The same of a multi-token prediction head, by index in the draft: published rates of heads of depth 1, which are run
+# once more for each further token.
 MTP_PRIOR = (0.75, 0.65, 0.55, 0.5, 0.45)
 
 

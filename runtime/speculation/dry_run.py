@@ -6,7 +6,7 @@ first only a few of them. A dry run costs no pass, and passes stay queued ahead,
 without speculation.
 
 `Drafting` starts dry runs and asks `pays`; of the proposers, only n-grams have one. Constants are in passes, so they
-hold for any machine. tests/runtime/speculation/test_dry_run.py.
+hold for any machine. tests/runtime/speculation/test_dry_run.py guards this.
 """
 
 from collections.abc import Sequence
@@ -58,14 +58,16 @@ class DryRun:
         num_equal = next((index for index, (token, draft) in pairs if token != draft), len(output))
         gain = self._gain + num_equal - self._cost
         if num_equal < len(output) or num_equal == len(self._draft) or gain >= _MIN_GAIN:
+            # `pays` is by the gain before this draft: if true, the draft was verified, not only compared.
             self._proven = self.pays and num_equal > self._cost
             self._gain = max(-_MAX_LOSS, min(_MAX_GAIN, gain))
             self._draft = ()
 
 
 class Pauses:
-    """Passes without a search for draft tokens: more, the longer none could pay. The tokens of a pause are not lost:
-    the next search reads all of them, which costs little more than to read one.
+    """Passes without a search for draft tokens: more, the longer none could pay.
+
+    The tokens of a pause are not lost: the next search reads all of them, which costs little more than to read one.
     """
 
     def __init__(self) -> None:

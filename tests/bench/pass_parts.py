@@ -42,9 +42,9 @@ def parts_of(model: Model, sequences: int, depth: int, times: int) -> dict[str, 
     regions = native.region_times()
     native.measure_regions(False)
     for kind in ("weights", "attention"):
-        parts[f"regions: {kind}"] = regions[kind][1] / times / 1e6
-    parts["between regions"] = whole - sum(times_of[1] for times_of in regions.values()) / times / 1e6
-    parts["caller waits"] = sum(times_of[2] for times_of in regions.values()) / times / 1e6
+        parts[f"regions: {kind}"] = regions[kind].wall_ns / times / 1e6
+    parts["between regions"] = whole - sum(times_of.wall_ns for times_of in regions.values()) / times / 1e6
+    parts["caller waits"] = sum(times_of.waiting_ns for times_of in regions.values()) / times / 1e6
     for part, name in enumerate(MATRICES):
         weights = [layer[part] for layer in model.layers]
         x = mx.random.normal((1, sequences, weights[0].columns))

@@ -45,12 +45,14 @@ def round_of(network: Decoder, kv: KVBackend, cache: KVCache, steps: int, params
     others = max(1, (native.status().threads or 1) - 1)
     parts = {"step": step * 1e3}
     for kind in KINDS:
-        parts[kind] = times[kind][1] / steps / 1e6
-    wall, waiting, busy = (sum(times[kind][i] for kind in KINDS) / steps / 1e6 for i in (1, 2, 3))
+        parts[kind] = times[kind].wall_ns / steps / 1e6
+    wall = sum(times[kind].wall_ns for kind in KINDS) / steps / 1e6
+    waiting = sum(times[kind].waiting_ns for kind in KINDS) / steps / 1e6
+    busy = sum(times[kind].busy_ns for kind in KINDS) / steps / 1e6
     parts["between regions"] = parts["step"] - wall
     parts["of regions: caller waits"] = waiting
     parts["of regions: others not busy"] = wall - busy / others
-    parts["regions"] = sum(times[kind][0] for kind in KINDS) / steps
+    parts["regions"] = sum(times[kind].regions for kind in KINDS) / steps
     return parts
 
 

@@ -66,7 +66,7 @@ def test_prefill_skips_the_last_layer_after_its_kv(tmp_path: Path) -> None:
         mx.eval(network.layers(x, kv_pass), kv_pass.arrays)
         times = native.region_times()
         native.measure_regions(False)
-        regions.append((times["weights"][0], times["attention"][0]))
+        regions.append((times["weights"].regions, times["attention"].regions))
     (products, attends), (fewer_products, fewer_attends) = regions
     assert (products, fewer_products) == (2 * 4 * layers, 2 * (4 * layers - 3))  # all but output, gate and up, down
     assert (attends, fewer_attends) == (2 * layers, 2 * layers - 1)  # keys and values are placed alone

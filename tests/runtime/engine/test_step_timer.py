@@ -14,27 +14,29 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds, watch_garbage
 from headrace.runtime.metrics.telemetry import StepRecord
+from headrace.runtime.ops.native import RegionTimes
 from tests.support.tiny import load_decoder, write_model
 
-Times = tuple[int, int, int, int]
-NS = st.tuples(st.just(1), st.integers(0, 10**9), st.integers(0, 10**9), st.just(0)).map(
-    lambda one: (one[0], one[1] + one[2], one[2], one[3])
+TIMES = st.builds(
+    lambda computing_ns, waiting_ns: RegionTimes(1, computing_ns + waiting_ns, waiting_ns, 0),
+    st.integers(0, 10**9),
+    st.integers(0, 10**9),
 )
 
 
-@given(NS, NS, NS, st.floats(0, 2), st.floats(0, 1))
+@given(TIMES, TIMES, TIMES, st.floats(0, 2), st.floats(0, 1))
 def test_parts_are_within_the_step(
-    weights: Times, attention: Times, sampling: Times, seconds: float, host: float
+    weights: RegionTimes, attention: RegionTimes, sampling: RegionTimes, seconds: float, host: float
 ) -> None:
     times = {"weights": weights, "attention": attention, "sampling": sampling}
     parts = step_timer._parts(times, seconds, host)
     assert parts is not None
     named = parts.named()
-    assert step_timer._parts(times | {"weights": (0, 0, 0, 0)}, seconds, host) is None
+    assert step_timer._parts(times | {"weights": RegionTimes(0, 0, 0, 0)}, seconds, host) is None
     assert all(value >= 0 for value in named.values())
     assert sum(named.values()) <= seconds * (1 + 1e-9)
-    if sum(wall for _, wall, _, _ in times.values()) / 1e9 + host <= seconds:
-        assert named["weights"] == (weights[1] - weights[2]) / 1e9
+    if sum(of_kind.wall_ns for of_kind in times.values()) / 1e9 + host <= seconds:
+        assert named["weights"] == (weights.wall_ns - weights.waiting_ns) / 1e9
         assert named["host"] == host
 
 
@@ -47,8 +49,8 @@ class Clocks:
     def measure_regions(self, on: bool) -> None:
         self.calls.append(on)
 
-    def region_times(self) -> dict[str, tuple[int, int, int, int]]:
-        return {"weights": (9, 5_000_000, 1_000_000, 0)}
+    def region_times(self) -> dict[str, RegionTimes]:
+        return {"weights": RegionTimes(9, 5_000_000, 1_000_000, 0)}
 
 
 @pytest.mark.parametrize(("every", "timed"), [(0, 0), (1, 19), (4, 7)])
