@@ -54,6 +54,8 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if not isinstance(section, Mapping):
         raise CheckpointError("config.json: quantization_config is not an object")
     method = section.get("quant_method")
+    if _is_mxfp8(section, tensors):
+        return None
     if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
             raise _unsupported(f"{method} with 8-bit weights")
@@ -61,6 +63,21 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     recognised = _read(str(method), section, tensors)
     _refuse_unexplained(recognised.tensors(tensors), mlx=True)
     return recognised
+
+
+def _is_mxfp8(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether FP8 has power-of-two scales of 32 x 32 blocks, as DeepSeek V4.1 stores them.
+
+    mlx-lm's class repeats them for each row, and keeps the weights packed, experts in 4 bits included.
+    """
+    blocks = section.get("scale_fmt") == "ue8m0" and section.get("weight_block_size") == [32, 32]
+    return section.get("quant_method") == "fp8" and blocks and any(_has_own_scale(name, tensors) for name in tensors)
+
+
+def _has_own_scale(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether the scale of a weight is a tensor `scale` of the same module."""
+    module, _, part = name.rpartition(".")
+    return part == "weight" and f"{module}.scale" in tensors
 
 
 def _is_nvfp4(section: Mapping[str, object]) -> bool:
@@ -138,6 +155,8 @@ def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ..
         if info.dtype not in ("F8_E4M3", "I8") or name.endswith("_zero_point"):
             continue
         scale = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
+        if scale is None and _has_own_scale(name, tensors):
+            raise _unsupported(f"{method} with a scale named {name.removesuffix('weight')}scale")
         if scale is None or len(info.shape) < 2:
             raise CheckpointError(f"tensor {name} is {info.dtype} and has no scale")
         parts = {"data": name, "scales": scale}
