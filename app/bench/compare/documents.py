@@ -1,20 +1,31 @@
-"""Comparison of two documents by test: the speed of B relative to A, and its significance.
+"""Benchmark documents: read from files, and two of them compared by test.
 
-It compares typical speeds (`app.bench.measure.sample`) at equal memory speed (`app.bench.compare.significance`). The
-rate of false alarms over all tests of a comparison is at most one in twenty.
+Files may be edited, truncated or of another kind: `checked` is the only way from JSON to a `RunDocument`. Documents of
+older versions stay readable: a new field of `records.py` needs a default.
+
+A comparison gives the speed of B relative to A, and its significance. It compares typical speeds
+(`app.bench.measure.sample`) at equal memory speed (`app.bench.compare.significance`). The rate of false alarms over all
+tests of a comparison is at most one in twenty.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.app.bench.compare.significance import Difference, difference, holm
-from headrace.app.bench.measure.records import Result, RunDocument
+from headrace.app.bench.measure.records import SCHEMA, Result, RunDocument
+from headrace.app.config.bounded_input import DOCUMENT, decoded, read_bounded
+from headrace.runtime.config.typed import typed
+from headrace.runtime.errors import UsageError
 
 _SAME_MEMORY = 0.05  # relative difference of memory peaks that is not worth a line
 _WIDE = 4.0  # ends of an interval this many times apart leave the ratio unknown
+_SHOWN = 80  # characters of a wrong value
+_HINT = "`headrace bench --json > FILE` writes a whole document"
 
 
 Verdict = Literal["faster", "slower", "no difference", "no result", "too few repetitions"]
@@ -66,6 +77,34 @@ class Comparison(Struct, frozen=True, kw_only=True):
     only_in_a: list[str]
     only_in_b: list[str]
     differences: list[str]
+
+
+def read_document(path: Path) -> RunDocument:
+    """Return the document in `path`, the last line's if there are several. Raises UsageError for other files."""
+    text = decoded(read_bounded(path, DOCUMENT), str(path))
+    for candidate in (text, text.strip().rpartition("\n")[2]):
+        try:
+            document = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return checked(document, str(path))
+    raise UsageError(f"{path} is not a benchmark document", "`headrace bench --json > FILE` writes one")
+
+
+def checked(document: object, where: str) -> RunDocument:
+    """Return parsed JSON as a document. Raises UsageError if it has another schema, or not all of ours."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        schema = None
+        if isinstance(document, dict):
+            schema = document.get("schema")
+        raise UsageError(f"{where} is not a {SCHEMA} document (schema: {repr(schema)[:_SHOWN]})")
+    try:
+        json.dumps(document, ensure_ascii=False).encode()  # half a surrogate pair cannot be printed
+        return typed(RunDocument, document)
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: half a surrogate pair is no text", _HINT) from None
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}", _HINT) from None
 
 
 def compare_documents(a: RunDocument, b: RunDocument) -> Comparison:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from headrace.app.bench.compare.stored import checked
+from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.measure.records import RunDocument
 from headrace.app.output.document import json_text
 from headrace.runtime.config.paths import data_dir

@@ -1,6 +1,6 @@
 """A run's document as Markdown and JSON lines, and the lines shared by all views.
 
-The terminal (`summary_view.py`) and the HTML report show the same lines; tables are in `columns.py`.
+The terminal (`terminal_views.py`) and the HTML report show the same lines; tables are in `columns.py`.
 """
 
 import json

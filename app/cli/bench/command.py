@@ -95,21 +95,21 @@ def compare(a: str, b: str, as_json: bool) -> int:
     A and B are files of --json or numbers of saved runs.
     """
     from headrace.app.bench.compare.documents import compare_documents
-    from headrace.app.bench.show.compare_view import lines, show
+    from headrace.app.bench.show.terminal_views import comparison_lines, show_comparison
 
     comparison = compare_documents(_stored(a), _stored(b))
     if as_json:
         print_json(comparison)
     elif sys.stdout.isatty():
-        show(comparison)
+        show_comparison(comparison)
     else:
-        say("\n".join(lines(comparison)))
+        say("\n".join(comparison_lines(comparison)))
     return 1 if any(row.verdict == "slower" for row in comparison.tests) else 0
 
 
 def _stored(name: str) -> "RunDocument":
     """Return the document of a file, or of a saved run. Raises UsageError if there is neither."""
-    from headrace.app.bench.compare.stored import read_document
+    from headrace.app.bench.compare.documents import read_document
 
     if name.isascii() and name.isdigit() and not Path(name).exists():
         with _history() as runs:
@@ -124,7 +124,7 @@ def _stored(name: str) -> "RunDocument":
 def history(number: int | None, delete: int | None, as_json: bool) -> None:
     """List the saved runs, with the speed of each test."""
     from headrace.app.bench.compare.history import History
-    from headrace.app.bench.show.history_view import show_history
+    from headrace.app.bench.show.terminal_views import show_history
 
     with History() as runs:
         if delete is not None:
@@ -268,9 +268,9 @@ def _require_peers(document: "RunDocument", engines: list[str]) -> None:
 def _print_run(document: "RunDocument", form: str | None) -> None:
     from headrace.app.bench.show.columns import csv_text
     from headrace.app.bench.show.formats import json_lines, markdown
-    from headrace.app.bench.show.summary_view import show
+    from headrace.app.bench.show.terminal_views import show_run
 
-    _print(document, form, show, {"md": markdown, "csv": csv_text, "jsonl": json_lines})
+    _print(document, form, show_run, {"md": markdown, "csv": csv_text, "jsonl": json_lines})
 
 
 def _print(

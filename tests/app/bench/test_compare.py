@@ -10,10 +10,9 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from headrace.app.bench.compare.documents import compare_documents
-from headrace.app.bench.compare.stored import checked
+from headrace.app.bench.compare.documents import checked, compare_documents
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.show.compare_view import lines
+from headrace.app.bench.show.terminal_views import comparison_lines
 from headrace.runtime.errors import UsageError
 from tests.app.bench.simulated import document
 from tests.support.bench import repetition_figures
@@ -68,7 +67,7 @@ def test_differences_between_both_documents_are_named() -> None:
     assert [row.test for row in found.tests] == ["tg128"]
     assert found.only_in_a == ["headrace simulated pp512"]
     assert found.only_in_b == ["headrace simulated pp512+tg128"]
-    text = "\n".join(lines(found))
+    text = "\n".join(comparison_lines(found))
     assert "device: simulated and another" in text
     assert "only in A: headrace simulated pp512" in text
     assert "45.0 and 60.0 GB/s" in text
@@ -106,7 +105,7 @@ def test_an_edited_document_is_compared_or_refused() -> None:
                 refused += 1
             else:
                 compared += 1
-                "\n".join(lines(found)).encode()
+                "\n".join(comparison_lines(found)).encode()
                 json.dumps(to_builtins(found), allow_nan=False)
     assert refused > 100
     assert compared > 10
@@ -119,7 +118,7 @@ def test_an_interval_too_wide_gives_no_verdict() -> None:
     found = compare_documents(a, b)
     (row,) = found.tests
     assert (row.verdict, row.ratio, row.low, row.high) == ("no result", None, None, None)
-    assert "no result" in "\n".join(lines(found))
+    assert "no result" in "\n".join(comparison_lines(found))
 
 
 def test_one_repetition_is_reported_as_too_few() -> None:

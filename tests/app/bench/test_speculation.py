@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench.compare.stored import checked
+from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.measure import pair as measuring
 from headrace.app.bench.measure.document import identity
 from headrace.app.bench.measure.pair import Question, measure_pair, questions
@@ -21,7 +21,7 @@ from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.workloads import chosen_workloads
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
-from headrace.app.bench.show.summary_view import show
+from headrace.app.bench.show.terminal_views import show_run
 from headrace.app.cli.bench.command import bench
 from headrace.app.verify.expectation import Expectation
 from headrace.models.network.decoder import Decoder
@@ -196,7 +196,7 @@ def test_every_output_format_has_the_workloads(model: Path, capsys: pytest.Captu
     markdown = formats.markdown(run_document)
     assert "| gain (95 %) |" in markdown
     assert "- break-even by acceptance rate" in markdown
-    show(run_document)
+    show_run(run_document)
     table = " ".join(capsys.readouterr().out.split())
     assert "speculation changed no token in any of 4 tests" in table
     assert "prose t1 x2" in table

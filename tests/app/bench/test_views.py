@@ -14,8 +14,8 @@ import pytest
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from headrace.app.bench.compare.documents import checked, read_document
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.compare.stored import checked, read_document
 from headrace.app.bench.measure import records
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
@@ -198,9 +198,9 @@ THREADS = ("headrace 0: 2 threads", "llama.cpp 0.3: 2 threads (3 for prompts), f
 
 
 def test_every_engines_threads_are_named_where_people_read(capsys: pytest.CaptureFixture[str]) -> None:
-    from headrace.app.bench.show.summary_view import show
+    from headrace.app.bench.show.terminal_views import show_run
 
-    show(DOCUMENT)
+    show_run(DOCUMENT)
     table = " ".join(capsys.readouterr().out.split())
     for text in (formats.markdown(DOCUMENT), table):
         assert all(line in text for line in THREADS)

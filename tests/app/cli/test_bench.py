@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench.compare.stored import checked
+from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.show.formats import markdown
 from headrace.app.bench.show.phrases import interval
 from headrace.app.bench.show.report import html

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.show import compare_view, history_view
+from headrace.app.bench.show import terminal_views
 from headrace.app.cli.models import models
 from headrace.app.cli.predict import fit, predict
 from headrace.app.cli.sessions import sessions
@@ -132,7 +132,7 @@ def test_compare_keeps_ratio_and_verdict(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
     comparison = compare_documents(DOCUMENT, DOCUMENT)
-    compare_view.show(comparison)
+    terminal_views.show_comparison(comparison)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
@@ -146,13 +146,13 @@ def test_history_keeps_every_speed(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(history_view, "table_width", lambda _: width)
+    monkeypatch.setattr(terminal_views, "table_width", lambda _: width)
     monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with History() as kept:
         kept.add(DOCUMENT)
         kept.add(DOCUMENT)
-        history_view.show_history(kept)
+        terminal_views.show_history(kept)
     shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert max(map(len, shown.splitlines())) <= width
     assert len(re.findall(r"tg64 @ d2048 \d+", shown)) == 2, shown
