@@ -60,9 +60,8 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.verify.checks import Plan
-    from headrace.app.verify.report import show
-    from headrace.app.verify.run import verify as run_checks
-    from headrace.app.verify.run import verify_interfaces
+    from headrace.app.verify.verify import show, verify_interfaces
+    from headrace.app.verify.verify import verify as run_checks
 
     settings = load_settings()
     hosts = given.load.hosts

@@ -10,7 +10,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from headrace.app.bench.measure.records import Interval, Result, RunDocument
-from headrace.app.verify.report import VerifyDocument
+from headrace.app.verify.verify import VerifyDocument
 
 _DIGITS = 4  # significant
 _HASH = 12  # characters of a model's digest, as `app.predict.measured` compares them

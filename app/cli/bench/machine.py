@@ -18,7 +18,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.measure.records import RunDocument
-    from headrace.app.verify.report import VerifyDocument
+    from headrace.app.verify.verify import VerifyDocument
     from headrace.runtime.machine.hardware import Machine
 
 # The fixed models and tests, so that files of different machines can be compared.
@@ -107,7 +107,7 @@ class _Report:
         from headrace.app.cli.load_for_answers import load_noted, resolved_model
         from headrace.app.config.load_options import ModelSpec
         from headrace.app.verify.checks import Plan
-        from headrace.app.verify.run import verify
+        from headrace.app.verify.verify import verify
 
         say(f"verifying {name}", err=True)
         try:

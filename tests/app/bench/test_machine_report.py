@@ -18,7 +18,7 @@ from headrace.app.predict.document import prediction
 from headrace.app.predict.prediction import Target
 from headrace.app.predict.view import show_prediction
 from headrace.app.verify.checks import CheckResult
-from headrace.app.verify.report import VerifyDocument
+from headrace.app.verify.verify import VerifyDocument
 from headrace.models.registry.catalog import find
 from headrace.runtime.machine.chips import table
 from headrace.runtime.ops.kv_format import Q8

@@ -1,12 +1,24 @@
-"""A verification as table and as JSON document; docs/verify.md describes both."""
+"""A verification from model to document, and the document as a table; docs/verify.md describes both.
+
+`headrace verify` and `bench --report mac` call `verify`; `headrace verify --server` calls `verify_interfaces`. Ctrl-C
+ends either with the finished checks. `checks.py` and `interfaces.py` have the checks, `serving.py` the ways to serve,
+`trace.py` the comparison.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
+from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.output.tables import Column, print_lines, print_table
-from headrace.app.verify.checks import CheckResult, Plan
-from headrace.app.verify.expectation import Expectation
+from headrace.app.verify.checks import CheckResult, Plan, Verification
+from headrace.app.verify.expectation import Expectation, expectation
+from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import TOP, Flip
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 
@@ -57,6 +69,42 @@ def document(model: str, expected: Expectation, plan: Plan, *, interfaces: bool 
         checks=[],
         versions=versions(),
     )
+
+
+def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> VerifyDocument:
+    """Run all checks with progress on stderr. here: see `Verification`.
+
+    Raises UsageError for too short a context, and the engine's errors.
+    """
+    expected = expectation(loaded)
+    begun = document(loaded.name, expected, plan)
+    return _checked(begun, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
+
+
+def verify_interfaces(
+    load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, object]
+) -> VerifyDocument:
+    """Compare the interfaces: see `Interfaces`. load: loads the model; it is freed before the checks load it again."""
+    loaded = load()
+    expected = expectation(loaded)
+    begun = document(loaded.name, expected, plan, interfaces=True)
+    checks = Interfaces(loaded, expected, plan, path, options)
+    del loaded  # frees the weights: `checks` keeps the tokenizer alone
+    return _checked(begun, lambda stages: checks.run(stages.begin))
+
+
+def _checked(begun: VerifyDocument, run: Callable[[NumberedStages], Iterator[CheckResult]]) -> VerifyDocument:
+    """Return the document `begun` with the results of `run`. An interrupted verification has not passed."""
+    checks = list[CheckResult]()
+    interrupted = False
+    try:
+        with drawn_progress() as progress:
+            for check in run(NumberedStages("check", progress)):
+                checks.append(check)
+    except KeyboardInterrupt:
+        interrupted = True
+    passed = all(check.passed for check in checks) and not interrupted
+    return replace(begun, passed=passed, interrupted=interrupted, checks=checks)
 
 
 def show(document: VerifyDocument) -> None:
