@@ -1,7 +1,7 @@
 """Integrity check of a loaded model's files on a thread of idle priority.
 
 The files are read again and their checksums compared with those of the installation, since a flipped bit on disk
-raises no error. The thread pauses during decoding and measurements. Results are cached (`checked_files`).
+raises no error. The thread pauses during decoding and measurements. Results are cached (`checksums.note_checked`).
 """
 
 import os
@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from headrace.models.registry.checked_files import note_checked, recall_checked
-from headrace.models.registry.checksums import Files, content_problems, recorded_files
+from headrace.models.registry.checksums import Files, content_problems, note_checked, recall_checked, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import CheckpointError
 

@@ -1,17 +1,20 @@
 """Checksums of installed models: recorded at installation, verified on request and in the background.
 
 headrace.json stores them as "files": {name: {"bytes": size, "sha256": digest}}, with names relative to the folder of
-the weights.
+the weights. Results of checks are cached by path, size, modification time and inode (`note_checked`).
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypedDict
 
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.progress import Progress, silent
+from headrace.runtime.config.files import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
 
 
 class FileRecord(TypedDict):
@@ -23,6 +26,8 @@ class FileRecord(TypedDict):
 
 Files = dict[str, FileRecord]
 
+RECHECK_DAYS = 30  # a cached result without a problem counts that long
+_DAY = "%Y-%m-%d"
 _CHUNK = 4 << 20
 _MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".gguf"})
 
@@ -134,3 +139,49 @@ def _below(folder: Path) -> Sequence[str]:
     """Return the names of all files below a folder, relative to it, but for headrace.json."""
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     return [name for name in files if name != ORIGIN_FILE]
+
+
+def recall_checked(file: Path, entry: FileRecord) -> str | None:
+    """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
+    checked = _cached_results().get(str(file))
+    oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
+    if (
+        not isinstance(checked, dict)
+        or checked.get("file") != _file_state(file)
+        or checked.get("sha256") != entry["sha256"]
+    ):
+        return None
+    problem = checked.get("problem")
+    day = checked.get("day")
+    if not isinstance(problem, str) or not isinstance(day, str):
+        return None
+    is_recent = day >= oldest
+    return problem if problem or is_recent else None
+
+
+def note_checked(file: Path, entry: FileRecord, problems: list[str]) -> None:
+    """Cache the result for a file that could be read; entries of deleted files are dropped."""
+    identity = _file_state(file)
+    if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):
+        return
+    day = datetime.now(UTC).strftime(_DAY)
+    new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
+    others = {path: checked for path, checked in _cached_results().items() if Path(path).exists()}
+    write_cache(_cache_file(), {"files": {**others, str(file): new}})
+
+
+def _cached_results() -> dict[str, object]:
+    files = read_cache(_cache_file()).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def _file_state(file: Path) -> list[int] | None:
+    try:
+        facts = file.stat()
+    except OSError:
+        return None
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+
+
+def _cache_file() -> Path:
+    return cache_dir() / "checked.json"

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.split_files import parts_of, present_parts, whole_name
-from headrace.models.registry.checked_files import note_checked
-from headrace.models.registry.checksums import ByteProgress, checksums, hash_file, recorded_files
+from headrace.models.registry.checksums import ByteProgress, checksums, hash_file, note_checked, recorded_files
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.files import read_cache, write_cache

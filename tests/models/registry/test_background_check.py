@@ -10,7 +10,7 @@ import pytest
 
 from headrace.models.registry import background_check as module
 from headrace.models.registry.background_check import BackgroundCheck
-from headrace.models.registry.checked_files import RECHECK_DAYS
+from headrace.models.registry.checksums import RECHECK_DAYS
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError

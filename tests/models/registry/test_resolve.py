@@ -17,8 +17,7 @@ from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, fetch_wheel, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
-from headrace.models.registry.checked_files import recall_checked
-from headrace.models.registry.checksums import recorded_files
+from headrace.models.registry.checksums import recall_checked, recorded_files
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
