@@ -1,19 +1,40 @@
 """Targets of a GGUF's tensors from the row of its architecture: names, shapes and layout in the network.
 
-Sizes of axes are products of named sizes: `heads*head`.
+Sizes of axes are products of named sizes, `heads*head`: those of `_SIZES`, and those that `Architecture.sizes` adds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.architectures.read import biased_modules
 from headrace.models.gguf.architecture import Architecture, Config, OrderOf, Part, Parts, Shapes, Sizes
-from headrace.models.gguf.sizes import sizes_of
 from headrace.models.gguf.target import Order, Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BY_ROUTER = ("ffn_gate_inp", "dense")  # a layer without this tensor, the router, has this group in place of "sparse"
+# Sizes of tensors, and the keys of configs that state them; the first one counts.
+_SIZES = {
+    "hidden": ("hidden_size",),
+    "vocab": ("vocab_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "head": ("head_dim",),
+    "inner": ("intermediate_size_mlp", "intermediate_size"),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    "width": ("moe_intermediate_size", "intermediate_size"),
+    "shared": ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"),
+    "kernel": ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
+    "q_lora": ("q_lora_rank",),
+    "kv_lora": ("kv_lora_rank",),
+    "nope": ("qk_nope_head_dim",),
+    "rope": ("qk_rope_head_dim",),
+    "value": ("v_head_dim",),
+    "index": ("index_head_dim",),
+    "index_heads": ("index_n_heads",),
+}
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
 def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
@@ -144,3 +165,22 @@ def shape_of(axes: str, sizes: Sizes) -> tuple[int, ...]:
         return prod(sizes[name] if name in sizes else int(name) for name in axis.split("*"))
 
     return tuple(size(axis) for axis in axes.split())
+
+
+def stated(config: Mapping[str, Any], *keys: str) -> int:
+    """Return the value of the first key that a config states, 0 for none."""
+    return next((int(config[key]) for key in keys if config.get(key)), 0)
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that parts are made of; 0 for those that a config does not state."""
+    sizes = {name: stated(config, *keys) for name, keys in _SIZES.items()}
+    if not sizes["shared"]:
+        width = config.get("moe_shared_expert_intermediate_size", sizes["width"])
+        sizes["shared"] = width * stated(config, *_SHARED_EXPERTS)
+    return sizes | {
+        "both": sizes["nope"] + sizes["value"],
+        "qkv": (sizes["heads"] + 2 * sizes["kv_heads"]) * sizes["head"],
+        "query": sizes["rope"] + sizes["nope"],
+        "latent": sizes["kv_lora"] + sizes["rope"],
+    }

@@ -9,7 +9,7 @@ from headrace.models.gguf.architectures.blocks import NORMS, attention, experts,
 from headrace.models.gguf.architectures.dense import GRANITE_KEYS
 from headrace.models.gguf.keys import KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.sizes import stated
+from headrace.models.gguf.names import stated
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _LONGEST_STEP = 1e30  # steps are not limited
