@@ -7,7 +7,7 @@ generation_config.json.
 from dataclasses import dataclass
 
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.text.turn_ends import TURN_ENDS
+from headrace.models.text.control_tokens import TURN_ENDS
 from headrace.models.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary
 from headrace.runtime.errors import CheckpointError
 

@@ -19,6 +19,20 @@ from headrace.models.text.thinking import CLOSE, OPEN
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
+TURN_ENDS = (
+    "<|im_end|>",  # ChatML: Qwen, SmolLM
+    "<|eot_id|>",  # Llama 3
+    "<|eom_id|>",  # Llama 3, before a tool's answer
+    "<end_of_turn>",  # Gemma 2 and 3
+    "<turn|>",  # Gemma 4
+    "<|end|>",  # Phi
+    "<|endoftext|>",  # end of text: base models, and chats without their own token
+    "<|end_of_text|>",  # the same in Llama 3
+)
+"""Control tokens that end a turn in known model families, whatever EOS a checkpoint declares.
+
+They only count if the vocabulary has them as control tokens and the chat template, if any, writes them.
+"""
 _SECRET_NAMES = 0x100000  # supplementary private use area B, unused in ordinary text
 
 # Added tokens not declared special count as control tokens if the template writes them and they look like markup

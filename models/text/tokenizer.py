@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import has_side_file
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.text.control_tokens import ControlTokens, looks_like_markup, markup_in
+from headrace.models.text.control_tokens import TURN_ENDS, ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
 from headrace.models.text.other_formats import read_other_format
@@ -24,7 +24,6 @@ from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import TaggedStream, ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
-from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 

@@ -11,7 +11,7 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import _BY_NAME, _SAME_AS
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
-from headrace.models.text.turn_ends import TURN_ENDS
+from headrace.models.text.control_tokens import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.models.gguf.build import HERE, VOCABULARIES
 from tests.support.corpus import NASTY
