@@ -15,7 +15,7 @@ from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.attachments import parse_message, unquoted
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.config.grammar_file import is_schema, read_grammar_file
+from headrace.app.config.bounded_input import is_schema, read_grammar_file
 from headrace.app.sessions.records import Message, Role
 from headrace.runtime.errors import UsageError
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, ThinkingValue
-from headrace.app.config.grammar_file import is_schema, read_grammar_file
+from headrace.app.config.bounded_input import is_schema, read_grammar_file
 from headrace.models.text.thinking import LEVELS
 from headrace.runtime.config.value_types import (
     JSONObject,

@@ -51,3 +51,15 @@ def decoded(data: bytes, name: str) -> str:
         return without_mark(data, name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+
+
+def is_schema(text: str) -> bool:
+    """Return whether a text is a JSON schema itself, and not the name of its file."""
+    return text.lstrip().startswith("{") or text in ("object", "true", "false")
+
+
+def read_grammar_file(name: str) -> str:
+    """Return the text of a file with a JSON schema or a grammar. Raises UsageError."""
+    from headrace.models.text.structured.schema_check import MAX_BYTES  # late: other files need no schemas
+
+    return decoded(read_bounded(Path(name).expanduser(), MAX_BYTES), name)
