@@ -146,7 +146,6 @@ def _afmoe(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 # Laguna
 def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of sparse layers; without a list, of all but the first."""
-    values = fields.values
     experts = ExpertsConfig(
         *count_experts(fields, "num_experts"),
         size=fields.count("moe_intermediate_size"),
@@ -157,9 +156,9 @@ def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
         shared=fields.count("shared_expert_intermediate_size"),
         shared_at="shared_expert",
     )
-    kinds = values.get("mlp_layer_types") or ["dense", *["sparse"] * (layers - 1)]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise CheckpointError(f"config.json: mlp_layer_types does not list {layers} layers")
+    kinds = fields.listed("mlp_layer_types", layers)
+    if kinds is None:
+        kinds = ["dense", *["sparse"] * (layers - 1)]
     return [experts if kind == "sparse" else None for kind in kinds]
 
 
@@ -177,12 +176,11 @@ def _laguna_runs(fields: Fields) -> bool:
 def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add the heads of each layer, and leave out gates if the config does."""
     family = decoder.family if fields.values.get("gating", True) else replace(decoder.family, gates=None)
-    listed = fields.values.get("num_attention_heads_per_layer") or [decoder.heads] * len(decoder.layers)
-    if not isinstance(listed, list) or len(listed) != len(decoder.layers):
-        raise CheckpointError(f"config.json: num_attention_heads_per_layer does not list {len(decoder.layers)} layers")
-    counts = [
-        Fields({"num_attention_heads_per_layer": count}).count("num_attention_heads_per_layer") for count in listed
-    ]
+    key = "num_attention_heads_per_layer"
+    num_layers = len(decoder.layers)
+    counts = [decoder.heads] * num_layers
+    if fields.values.get(key) is not None:
+        counts = [entry.count(key) for entry in fields.per_layer(key, num_layers)]
     if any(count % decoder.kv_heads for count in counts):
         raise CheckpointError(f"config.json: {counts} attention heads cannot share {decoder.kv_heads} key/value heads")
     layers = (

@@ -294,3 +294,11 @@ def test_a_minicpm3_with_a_head_is_not_tied() -> None:
     decoder = decoder_config(normalized(config, ["lm_head.weight"]))
     assert decoder is not None
     assert not decoder.tied_embeddings
+
+
+@pytest.mark.parametrize("key", ["mlp_layer_types", "num_attention_heads_per_layer"])
+@pytest.mark.parametrize("listed", [[], ["sparse"]])
+def test_a_list_by_layer_of_another_length_is_refused(key: str, listed: list[str]) -> None:
+    config = mlx_lm_models.config_of("laguna")
+    with pytest.raises(CheckpointError, match=f"{key} does not list 2 layers"):
+        decoder_config(normalized({**config, key: listed}))
