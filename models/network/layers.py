@@ -53,7 +53,6 @@ from headrace.runtime.ops import (
     BoundedSilu,
     BranchNorms,
     Curve,
-    GatedErfGelu,
     LatentExperts,
     LayerWeights,
     MixerSizes,
@@ -453,11 +452,9 @@ def _head_norms(
 
 
 def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
-    """Return a layer's activation, if it has numbers of its own, or no kernel computes it."""
+    """Return a layer's activation, if it has numbers of its own."""
     if config.family.activation == "xielu":
         return _xielu(parameters, at)
-    if config.family.activation == "gated_erf_gelu":
-        return GatedErfGelu()
     if layer.cutoff is not None:
         return SparseGelu(layer.cutoff)
     return _bounded(config, layer.limit)

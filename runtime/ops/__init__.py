@@ -18,7 +18,7 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, native, reference
-from headrace.runtime.ops.activations import BoundedSilu, Curve, GatedCurve, GatedErfGelu, SituGate, SparseGelu, Xielu
+from headrace.runtime.ops.activations import BoundedSilu, Curve, GatedCurve, SituGate, SparseGelu, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import (
     AltUpWeights,
@@ -63,7 +63,6 @@ __all__ = [
     "BranchNorms",
     "Curve",
     "GatedCurve",
-    "GatedErfGelu",
     "IndexerWeights",
     "KVGroup",
     "KVKind",

@@ -38,10 +38,6 @@ class SparseGelu(NamedTuple):
     cutoff: float
 
 
-class GatedErfGelu(NamedTuple):
-    """A gated GELU without approximation (Spark 2.5)."""
-
-
 class SituGate(NamedTuple):
     """A gated SiLU with soft bounds (SiTU, Kimi K3): a tanh(gate / a) sigmoid(gate) * b tanh(up / b), in float32."""
 
@@ -49,9 +45,9 @@ class SituGate(NamedTuple):
     up_bound: float | None  # b; None: up as it is
 
 
-GatedCurve = BoundedSilu | SparseGelu | GatedErfGelu | SituGate
+GatedCurve = BoundedSilu | SparseGelu | SituGate
 Curve = Xielu | GatedCurve
-"""An activation with numbers of its own, or that no kernel computes."""
+"""An activation with numbers of its own."""
 
 
 def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -100,6 +96,10 @@ def _erf_gelu(x: mx.array) -> mx.array:
     return 0.5 * x * (1 + mx.erf(x * 0.7071067811865476))  # 1 / sqrt(2)
 
 
+def _erf_gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
+    return _erf_gelu(gate) * up
+
+
 def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
     below = negative * (mx.expm1(mx.minimum(x, eps)) - x)
     return mx.where(x > 0, positive * mx.square(x), below) + beta * x
@@ -134,8 +134,6 @@ def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compile
     """Return act(gate) * up, (.., F) each."""
     if isinstance(activation, BoundedSilu):
         return (_COMPILED_BOUNDED if compiled else _bounded_gated)(gate, up, *_numbers(activation, up.dtype))
-    if isinstance(activation, GatedErfGelu):
-        return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(gate) * up
     if isinstance(activation, SparseGelu):
         return _sparse_gelu_gated(gate, up, *_numbers(activation, mx.float32))
     if isinstance(activation, SituGate):
@@ -143,7 +141,15 @@ def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compile
     return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
 
-ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}
+ACTIVATIONS = {
+    "silu": _silu_gated,
+    "gelu": _gelu_gated,
+    "clamped": _clamped_gated,
+    "sigmoid": _sigmoid_gated,
+    "gated_erf_gelu": _erf_gelu_gated,
+}
+STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu"))
+"""Names that the native kernels lack."""
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
 _COMPILED_ERF_GELU = mx.compile(_erf_gelu, shapeless=True)

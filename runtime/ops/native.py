@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import mixtures, reference
-from headrace.runtime.ops.activations import Curve, GatedCurve, Xielu, unit
+from headrace.runtime.ops.activations import STOCK_ONLY, Curve, GatedCurve, Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -312,7 +312,9 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
 
 def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
     """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
-    if isinstance(activation, GatedCurve) or gate.shape != up.shape or not _floats(gate, up):
+    if isinstance(activation, GatedCurve) or activation in STOCK_ONLY:
+        return reference.glu(gate, up, activation)
+    if gate.shape != up.shape or not _floats(gate, up):
         return reference.glu(gate, up, activation)
     return kernels.gated(gate, up, activation)
 
@@ -338,7 +340,7 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
         return kernels.linear(x, matrix, norm, eps, None, "xielu", curve=activation)
     if activation == "tanh_gelu":
         return kernels.gated(kernels.linear(x, matrix, norm, eps), None, "gelu")
-    if activation == "erf_gelu" or isinstance(activation, GatedCurve):
+    if isinstance(activation, GatedCurve) or activation in STOCK_ONLY:
         return unit(kernels.linear(x, matrix, norm, eps), activation, compiled=False)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 
@@ -347,7 +349,7 @@ def experts(
     x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
 ) -> mx.array:
     """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
-    if m.is_composed:
+    if m.is_composed or activation in STOCK_ONLY:
         if normed is None:
             normed = rms_norm(x, norm, eps)
         return _experts_in_parts(x, normed, m, activation if m.curve is None else m.curve)

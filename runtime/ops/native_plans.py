@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from headrace.runtime.ops.activations import Xielu
+from headrace.runtime.ops.activations import STOCK_ONLY, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -124,7 +124,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     if layer.mixture is not None and (layer.mlp_norm is None or layer.mixture.is_composed):
         return None
     curve = layer.curve
-    if curve is not None and not isinstance(curve, Xielu):
+    if activation in STOCK_ONLY or (curve is not None and not isinstance(curve, Xielu)):
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
