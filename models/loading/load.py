@@ -310,8 +310,7 @@ def _sized_class(
     kernels: ops.Ops | None,
 ) -> Sized:
     """Return the network of one of mlx-lm's classes, perhaps with a head. See `sized_network`."""
-    from headrace.models.mlx_lm.mtp_network import add_head
-    from headrace.models.mlx_lm.network import MlxLmNetwork
+    from headrace.models.mlx_lm.network import MlxLmNetwork, add_head
 
     network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
     weights = sum(array.nbytes for array in network.arrays)

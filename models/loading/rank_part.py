@@ -88,7 +88,7 @@ class Rank:
 
     def _classes(self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None) -> Sized:
         """Do the same for mlx-lm's classes."""
-        from headrace.models.mlx_lm.mtp_network import add_head
+        from headrace.models.mlx_lm.network import add_head
         from headrace.models.mlx_lm.ranked import RankedMlxLm  # late: imports mlx-lm
 
         kernels = None if ops is reference else ops

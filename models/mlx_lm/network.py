@@ -1,7 +1,10 @@
-"""Networks of mlx-lm's model classes, for every architecture without a decoder of our own.
+"""Networks of mlx-lm's model classes, for every architecture without a decoder of our own, and their prediction heads.
 
 mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of a step; in prefill its logits are never
 evaluated. mlx-lm is imported only here, since that is slow.
+
+`loading.load` and `loading.rank_part` add a head (`add_head`); `network.head_decoder` does the same for headrace's own
+decoder.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +27,7 @@ from headrace.models.mlx_lm.load import load, quantize, refused
 from headrace.models.mlx_lm.long_rope import LongRope
 from headrace.models.mlx_lm.mtp import Head, project, text_model
 from headrace.models.network.long_rope import TokenHistory
+from headrace.models.network.mtp import HeadTensors
 from headrace.models.network.stored_kv import refused as refused_kv
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
@@ -181,3 +185,43 @@ class MlxLmNetwork:
     def _fresh_parts(self) -> list[CachePart]:
         """Return empty caches of a sequence."""
         return make_parts(self._model, self.kv_format)
+
+
+class MtpNetwork(MlxLmNetwork):
+    """A `runtime.network.DraftHead`: the model of one layer, with the head's input in place of its table."""
+
+    def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
+        """tokens, hidden (1, T), (1, T, E) -> (1, T, E)."""
+        [row] = kv.rows
+        assert isinstance(row.cache, MlxLmCache)
+        body = text_model(self._model).model
+        if self._functions is not None:
+            self._functions.phase = row.phase
+        body.embed_tokens.use(hidden)
+        out: mx.array = body(tokens, cache=row.cache.parts)
+        return out
+
+    def logits(self, x: mx.array) -> mx.array:
+        """(1, T, E) -> (1, V)."""
+        return project(self._model, x[:, -1:])[:, 0]
+
+
+def add_head(
+    network: MlxLmNetwork,
+    tensors: HeadTensors,
+    device: mx.DeviceType,
+    kernels: Ops | None,
+    requantize: Quantization | None,
+) -> MlxLmNetwork:
+    """Give mlx-lm's network its checkpoint's head, and return it. The head's arrays become some of the network's.
+
+    Draft tokens need a network that can drop the rejected ones; others get no head.
+    """
+    if not network.rolls_back:
+        return network
+    bound = Head(tensors, network.model)
+    head = MtpNetwork(tensors.checkpoint, device=device, requantize=requantize, kernels=kernels, head=bound)
+    head.use_kernels()
+    network.arrays = [*network.arrays, *head.arrays]
+    network.draft_head = head
+    return network

@@ -14,8 +14,7 @@ from headrace.models.cost.costs import shape_to_run
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import sized_network
-from headrace.models.mlx_lm.mtp_network import MtpNetwork, add_head
-from headrace.models.mlx_lm.network import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork, MtpNetwork, add_head
 from headrace.models.network.head_decoder import HeadDecoder, add_own_head
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mtp import head_tensors
