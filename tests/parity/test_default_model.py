@@ -7,6 +7,7 @@ There it need not generate as well: one forward pass over prompt and answer give
 each equals our token, its greedy answer is ours.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +55,29 @@ def limit(ops: Ops) -> float:
 
 
 @pytest.fixture(scope="module")
-def networks(default_model: Path) -> dict[str, Decoder]:
-    return {ops.name: load_decoder(default_model, ops) for ops in KERNELS}
+def network_of(default_model: Path) -> Callable[[Ops], Decoder]:
+    """Load the model on the operations that a test asks for."""
+    loaded: dict[str, Decoder] = {}
+
+    def load(ops: Ops) -> Decoder:
+        if ops.name not in loaded:
+            loaded[ops.name] = load_decoder(default_model, ops)
+        return loaded[ops.name]
+
+    return load
 
 
 class Answers:
     """Our greedy tokens and the logits (T, V) they were chosen from; the live prompt's answers are kept."""
 
-    def __init__(self, networks: dict[str, Decoder]) -> None:
-        self._networks = networks
+    def __init__(self, network_of: Callable[[Ops], Decoder]) -> None:
+        self._network_of = network_of
         self._live: dict[str, tuple[list[int], mx.array]] = {}
 
     def __call__(self, ops: Ops, name: str) -> tuple[list[int], mx.array]:
         if name == LIVE and ops.name in self._live:
             return self._live[ops.name]
-        network = WatchedNetwork(self._networks[ops.name])
+        network = WatchedNetwork(self._network_of(ops))
         steps = steps_of(ops, name)
         tokens, end = answer(
             network, Request(RECORDED[name].prompt, max_tokens=steps, speculate="off"), context_limit=1024
@@ -81,8 +90,8 @@ class Answers:
 
 
 @pytest.fixture(scope="module")
-def answers(networks: dict[str, Decoder]) -> Answers:
-    return Answers(networks)
+def answers(network_of: Callable[[Ops], Decoder]) -> Answers:
+    return Answers(network_of)
 
 
 @pytest.mark.sampled
@@ -131,9 +140,9 @@ def test_all_logits_equal_mlx_lms(answers: Answers, peer_logits: Any, ops: Ops) 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_chunking_does_not_change_logits(networks: dict[str, Decoder], ops: Ops) -> None:
+def test_chunking_does_not_change_logits(network_of: Callable[[Ops], Decoder], ops: Ops) -> None:
     """Whole, in chunks of 64 or 7, or one by one: the same logits, the same cache. Slow operations do chunks of 7."""
-    network = networks[ops.name]
+    network = network_of(ops)
     tokens = RECORDED["digits" if ops is not reference else "prose"].prompt
     length = len(tokens)
 

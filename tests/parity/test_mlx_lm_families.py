@@ -134,7 +134,7 @@ def said(events: Any) -> list[int]:
     return [token for event in events if isinstance(event, Step) for token in event.tokens]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", [ops for ops in KERNELS if ops.name != "native"], ids=name_of)
 def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
     """A first turn, a second one on its prefix and an edited one; all at once; with draft tokens from the prompt."""

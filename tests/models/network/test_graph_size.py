@@ -16,7 +16,7 @@ from tests.support.tiny import load_decoder
 pytestmark = pytest.mark.peer
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", rows())
 def test_a_layer_is_no_longer_than_mlx_lms(name: str, tmp_path: Path) -> None:
     own, other, family, mixed = rows()[name]

@@ -88,7 +88,7 @@ def _every_spec() -> Iterator[AttentionSpec]:
         yield replace(spec, projects="q", k_norm=None)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @_emulates
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("spec", list(_every_spec()))
@@ -121,7 +121,7 @@ def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> Non
     assert not names
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @_emulates
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ SPECS = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("queries", "entries"), [(1, 1), (1, 200), (3, 40)])
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("kv", "dtype"), [(Q8, mx.float16), (K8V4, mx.bfloat16), (Q4, mx.float32)])
