@@ -29,7 +29,9 @@ _LOOK_S = 0.05  # between looks at the limit
 _MOST_COMPOSED = 4  # characters that become one in the composed form of Unicode (NFC)
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
 
-_unfinished: list[Thread] = []  # calls without a waiter; at most one uses a processor
+# Calls without a waiter. At most one uses a processor: callers of `limited` hold the lock of `panics_hidden`, and the
+# next call waits for those in this list.
+_unfinished: list[Thread] = []
 
 
 class EncodingStoppedError(HeadraceError):

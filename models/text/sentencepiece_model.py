@@ -1,4 +1,7 @@
-"""Tokenizers from SentencePiece's tokenizer.model. Needs the sentencepiece package and protobuf."""
+"""Tokenizers from SentencePiece's tokenizer.model. Needs the sentencepiece package and protobuf.
+
+`other_formats` calls `read_sentencepiece`; tests/models/text/test_other_formats.py compares with the package's own ids.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

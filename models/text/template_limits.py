@@ -22,15 +22,15 @@ BASE_TEXT = 1_000_000  # characters of a value for any chat
 TEXT_PER_CHARACTER = 8  # plus per character of the chat
 BASE_TOTAL = 16_000_000  # characters of all values for any chat
 TOTAL_PER_CHARACTER = 128  # plus per character of the chat
-MAX_TOTAL = 128_000_000
+MAX_TOTAL = 128_000_000  # characters of all values, however long the chat
 PER_ITEM = 64  # characters charged per item of a list or dictionary
 PER_REFERENCE = 2  # characters charged per item that a list shares with another
 _BEGUN = -1  # stands for the size of a value whose items are being measured
 MAX_SECONDS = 2.0  # CPU seconds for any chat
 # Most templates take 0.1 ms per message; those that walk all messages for each one take 10 ms at 1,000 rounds.
 SECONDS_PER_MESSAGE = 0.02
-SECONDS_PER_TOOL = 0.03
-MAX_INT_BITS = 4096
+SECONDS_PER_TOOL = 0.03  # templates walk the schema of each
+MAX_INT_BITS = 4096  # templates count things
 MAX_COMPARED = 1_000_000_000  # pairs of characters that one search may compare, about a second
 _ROUNDS_PER_LOOK = 64  # at the clock
 _LARGE = 10_000  # characters of a value whose reading takes longer than a look at the clock
@@ -91,10 +91,11 @@ def size_of(value: object) -> int:
         return len(value)
     if isinstance(value, (dict, list, tuple)):
         known = _budget.sizes.get(id(value))
-        if known is not None and known[1] == _BEGUN:
-            raise TemplateRefusedError("it puts a value into itself")
         if known is not None:
-            return known[1]
+            _, size = known
+            if size == _BEGUN:
+                raise TemplateRefusedError("it puts a value into itself")
+            return size
         _budget.sizes[id(value)] = (value, _BEGUN)
         size = 1 + len(value) + sum(map(size_of, value))
         if isinstance(value, dict):

@@ -24,7 +24,9 @@ BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-_ID_BITS = 21  # of a token's id and of its rank by score
+# Of a token's id and of its rank by score: three fit a number. `gguf.header` and `sentencepiece_model` refuse the files
+# of larger vocabularies.
+_ID_BITS = 21
 _PLACE_BITS = 23  # of a place in the joined text of all tokens
 # The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
 _MAX_CHARACTERS = 1 << _PLACE_BITS

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits
 from headrace.models.text.structured import trial
 from headrace.models.text.structured.json_scan import JsonTokens
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
-from headrace.models.text.structured.schema_check import schema_text
+from headrace.models.text.structured.schema_check import MAX_BYTES, schema_text
 from headrace.models.text.structured.source import GrammarSource, Kind
 from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.structured.trial import Trial, TrialError
@@ -35,7 +35,7 @@ Thinks = Literal["no", "may", "once", "open"]
 Where thoughts are messages of their own, `may` allows several, and `once` one: a budget ends the first alone.
 """
 
-MAX_TEXT = 256 << 10  # bytes of a request's schema, regular expression or grammar
+MAX_TEXT = MAX_BYTES  # of a request's regular expression or grammar, too
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
 _MAX_COMPILED = 64  # compiled grammars: those of many tools, too
 _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools, and of the thinking before them

@@ -98,11 +98,11 @@ class JsonState:
     @property
     def quotes_to_end_a_key(self) -> int:
         """The fewest quotes after which a key may have ended that comes again; 0 if none can."""
-        if not any(self.levels):
+        if not any(self.levels):  # no open object has a key
             return 0
-        if self.key is not None:
+        if self.key is not None:  # its own end
             return 1
-        if self.in_text:
+        if self.in_text:  # the end of a value, and both quotes of a key
             return 3
         return 2
 
@@ -166,7 +166,7 @@ class JsonTokens:
         return state
 
     def narrow(self, row: Row, state: JsonState | None) -> Row:
-        """Return the allowed tokens (V,) without those that would go on too long, unless no others are left."""
+        """Return the allowed tokens (V,) without those that break a rule of the module, unless no others are left."""
         if state is None:
             return row
         narrowed = row.copy()

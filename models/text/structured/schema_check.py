@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.runtime.errors import UsageError
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = 256 << 10  # of a schema as text, far above those in use
 MAX_DEPTH = 60  # levels of objects and lists
 _LONGEST_NAME = 80  # characters of a name that a pattern leaves out: llguidance takes 250 brackets, three for each
 _LONGEST_PATH = 100  # characters of a path that are shown

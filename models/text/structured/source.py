@@ -1,4 +1,4 @@
-"""The text of a grammar, before it is compiled. Imports nothing: options of an answer hold it."""
+"""The text of a grammar, before it is compiled. Options of an answer hold it: it imports neither MLX nor llguidance."""
 
 from dataclasses import dataclass
 from typing import Literal

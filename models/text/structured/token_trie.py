@@ -57,7 +57,7 @@ class TokenTrie:
         for anchor in ("", _ANCHOR):  # after an anchor: a space that the tokenizer adds is cut off with it
             ids = self._tokenizer.encode_here(anchor + text)
             sizes = [len(self.tokens[index]) if self._is_text(index) else -len(wanted) for index in ids]
-            for start in range(min(3, len(ids))):
+            for start in range(min(3, len(ids))):  # the anchor, and a space before it, are two tokens at most
                 if sum(sizes[start:]) == len(wanted) and b"".join(self.tokens[i] for i in ids[start:]) == wanted:
                     return ids[start:]
         return self._longest_first(wanted)
@@ -67,15 +67,12 @@ class TokenTrie:
         ids = []
         at = 0
         while at < len(data):
-            sizes = range(min(self._longest, len(data) - at), 0, -1)
-            longest = next(
-                ((self._id_of[data[at : at + size]], size) for size in sizes if data[at : at + size] in self._id_of),
-                None,
-            )
+            pieces = (data[at : at + size] for size in range(min(self._longest, len(data) - at), 0, -1))
+            longest = next((piece for piece in pieces if piece in self._id_of), None)
             if longest is None:
                 return []  # no token of the vocabulary: nothing is forced
-            ids.append(longest[0])
-            at += longest[1]
+            ids.append(self._id_of[longest])
+            at += len(longest)
         return ids
 
     def _is_text(self, index: int) -> bool:

@@ -115,7 +115,7 @@ class Gemma(ToolForm):
         return closed_calls(closed, partial(self.read, final=True), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        quote = literal(self._tokens[2])
+        _, end, quote = map(literal, self._tokens)
         rules = [
             f"text: {quote} inner",
             *text_rules("inner", quote),
@@ -128,7 +128,7 @@ class Gemma(ToolForm):
         for number, tool in enumerate(tools):
             rules += self._tool_rules(number, tool, quote)
         names = " | ".join(f"call{number}" for number in range(len(tools)))
-        return "\n".join([f"rest: ({names}) {literal(self._tokens[1])}", *rules])
+        return "\n".join([f"rest: ({names}) {end}", *rules])
 
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
         """Return the rules of one tool's call. quote: Lark of the mark around a text."""

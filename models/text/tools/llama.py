@@ -129,6 +129,6 @@ class Llama(ToolForm):
         if self._writes_lists:
             return pythonic.list_rules(tools, "", parallel=self.parallel)
         opening = ""
-        if self._tags[1]:  # Llama 4's template writes empty tags before calls: `rest: (TAGS)? (call0 | call1)`
+        if self._end:  # Llama 4's template writes empty tags before calls: `rest: (TAGS)? (call0 | call1)`
             opening = f"({literal(''.join(self._tags))})?"
         return json_rules(tools, self._before, "}", literal(""), opening=opening)

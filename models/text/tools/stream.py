@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from headrace.models.text.stop_strings import half_length
-from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.models.text.thinking import CLOSE, CLOSING, OPEN
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.json_value import Brackets
@@ -218,7 +218,7 @@ class ToolStream:
                 return False
             reading = self._form.read(self._pending, final=True)
             if reading is not None and reading.calls:
-                released.append(f"\n{CLOSE}\n\n")
+                released.append(CLOSING)
                 self._thinks = False
                 self._at_start = True
                 return True

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from headrace.models.text.tools.call import Tool
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-MAX_TOOLS = 256
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # the forms read names of these characters alone
+MAX_TOOLS = 256  # each costs time in the template and in the grammar
 
 
 @dataclass(frozen=True, slots=True)
