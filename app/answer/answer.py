@@ -65,7 +65,8 @@ class Prompt:
 class Answer:
     """An answer being generated. Times count from `Prompt.started`.
 
-    steps: those so far. finished: its end, once there.
+    steps: those so far.
+    finished: its end, once there.
     ttft_s: seconds to the first text or tool call; None until then.
     cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
     energy: of the machine from the first step to the end, if `sensors` were set before it; None if unknown.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.events import Completed, TextChunk
 
-_MAX_BYTES = 1 << 26  # of a stored document, unpacked
+_MAX_BYTES = 1 << 26  # of a stored document, unpacked: a damaged one may unpack without end
 
 
 class StepText(NamedTuple):
@@ -97,7 +97,7 @@ def unpacked(data: object, content: str) -> AnswerSteps | None:
         if not isinstance(data, bytes):
             return None
         document = json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES))
-        # 2**53 is the largest integer up to which floats are exact.
+        # Up to 2**53 every integer is exact as a float.
         latencies = [_checked(micros, 1 << 53) / 1e6 for micros in document["latencies_us"]]
         steps = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
         at = steps.start

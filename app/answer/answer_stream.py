@@ -17,7 +17,8 @@ class AnswerStream:
 
     It ends early with `close`, at the end of a `with` or `async with` block, when a wait for a part is interrupted or
     cancelled, and when it is dropped. The memory of its sequence is then free. `for` waits on its thread, `async for`
-    lets other tasks run. Unread parts are kept; after 64 of them the model waits, unless it works for other answers.
+    lets other tasks run. Unread parts are kept; after 64 of them (`engine_thread.MAX_UNREAD`) the model waits, unless
+    it works for other answers.
     """
 
     def __init__(self, opened: OpenAnswer, engine: EngineThread, model: object, schema: object = None) -> None:

@@ -151,8 +151,8 @@ class EngineThread:
     is_paused: all answers wait for their readers.
     is_last: the interpreter ends.
 
-    Methods above the line are for other threads, those below it run on the thread itself. `_lock` guards the states of
-    loading and stopping alone; all else passes through queues.
+    Methods above the line are for other threads, those below it run on the thread itself; `_end` alone serves both.
+    `_lock` guards the states of loading and stopping alone; all else passes through queues.
     """
 
     def __init__(self, name: str, load: Callable[[], Answerer]) -> None:
@@ -271,7 +271,9 @@ class EngineThread:
                 opened.close()
         if not self._open or any(opened.is_wanted for opened in self._open.values()):
             return self._loaded.has_work
-        self.is_paused = True  # from here on, readers wake this thread
+        # Every open answer waits for its reader. From here on, readers wake this thread; one that read just before did
+        # not, so look again.
+        self.is_paused = True
         return any(opened.is_wanted for opened in self._open.values())
 
     def _take_submitted(self, *, wait: bool) -> None:
@@ -329,6 +331,7 @@ class EngineThread:
         memory.release_unused()
 
     def _end(self, opened: OpenAnswer) -> None:
+        """End an answer that nobody computes any more, on the thread or, once that is over, where it was submitted."""
         closed = EngineError(f"{self._name} was closed before the answer was whole", "close it after its answers")
         opened.put(closed if self._error is None else _for_reader(self._error))
         wake([opened])
@@ -414,5 +417,5 @@ def _close_all() -> None:
         engine.close()
 
 
-atexit.register(_close_all)  # after MLX's own: handlers run in reverse
-os.register_at_fork(after_in_child=_idle.clear)
+atexit.register(_close_all)  # registered after MLX's own handler, so called before it
+os.register_at_fork(after_in_child=_idle.clear)  # a fork does not copy threads

@@ -79,13 +79,18 @@ def answer_options(
     """Return the answer options among the fields.
 
     aliases: options by the other names that fields have for them.
-    more: options from other fields, in place of those by name.
+    more: options from other fields; None drops the value of a field by that name.
 
-    Special values of other servers mean the same here (`_translate`). Raises UsageError for a value out of range.
+    Special values of other servers mean the same here (`_translate`). Raises UsageError for a value out of range, and
+    for an option that both its own field and another ask for.
     """
     aliases = aliases or {}
+    more = more or {}
     given = {name: _translate(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
-    options = AnswerOptions.read(given | dict(more or {}), aliases=aliases)
+    for name, value in more.items():
+        if value is not None and given.get(name) is not None:
+            raise UsageError(f"{name} is asked for by another field, too")
+    options = AnswerOptions.read(given | dict(more), aliases=aliases)
     if len(options.stop or ()) > MAX_STOPS:
         raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")
     if len(options.logit_bias or ()) > MAX_BIASES:

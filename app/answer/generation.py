@@ -1,6 +1,6 @@
 """A finished answer for programs, and its value under a schema.
 
-`Model.generate` and `Model.batch` (`app.api`) return it. Its fields are public: docs/python.md describes them.
+`Model.generate`, `agenerate` and `batch` (`app.api`) return it. Its fields are public: docs/python.md describes them.
 """
 
 import json
@@ -72,16 +72,16 @@ class Generation:
 def generation(answer: Answer, schema: object = None) -> Generation:
     """Return a finished answer. schema: the caller's. Raises EngineError for a cut answer with a schema."""
     return Generation(
-        answer.text,
-        answer.end,
-        answer.request.sampling,
-        parsed_value(answer, schema),
-        tuple(answer.calls),
-        _message(answer),
-        [token for step in answer.steps for token in step.tokens],
-        [token_logprobs for step in answer.steps for token_logprobs in step.logprobs or ()],
-        answer.unchecked_tools,
-        answer.reports,
+        text=answer.text,
+        finished=answer.end,
+        sampling=answer.request.sampling,
+        parsed=parsed_value(answer, schema),
+        calls=tuple(answer.calls),
+        message=_message(answer),
+        tokens=[token for step in answer.steps for token in step.tokens],
+        logprobs=[token_logprobs for step in answer.steps for token_logprobs in step.logprobs or ()],
+        unchecked_tools=answer.unchecked_tools,
+        reports=answer.reports,
     )
 
 

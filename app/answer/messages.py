@@ -13,6 +13,7 @@ from headrace.app.answer.fields import object_named
 from headrace.runtime.config.value_types import OneOf, Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
+# Bounds on the work of a request, far above what clients send.
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024  # in one message
 # Roles of clients, and those that templates know.

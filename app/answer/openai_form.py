@@ -25,8 +25,9 @@ from headrace.runtime.errors import UsageError
 MAX_CHOICES = 16
 """Answers to one request: as many as the engine runs at a time by default (`answerer.MAX_RUNNING`)."""
 MAX_LOGPROBS = 5  # of completions, as in OpenAI's API
+# Other names of options: OpenAI's newer one, and llama.cpp's.
 _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
-# Fields of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
+# Fields of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer. Values that do not are neutral.
 REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
     "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
@@ -114,7 +115,10 @@ def _prompts(value: object) -> list[str]:
 
 
 def _thinking_switch(body: Body) -> bool | None:
-    """Return the switch of thinking: DeepSeek's and Anthropic's object, or vLLM's template variables."""
+    """Return the switch of thinking: DeepSeek's and Anthropic's object, or else vLLM's template variables.
+
+    Both are checked, also where only one counts.
+    """
     switch = body.get("thinking")
     variables = mapping(body, "chat_template_kwargs")
     variable = None

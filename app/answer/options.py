@@ -47,9 +47,13 @@ class ThinkingValue:
         if isinstance(value, bool):
             return value
         if isinstance(value, str):
-            if value in (*LEVELS, "on", "off"):
-                return value if value in LEVELS else value == "on"
-            value = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
+            if value in LEVELS:
+                return value
+            if value in ("on", "off"):
+                return value == "on"
+            # Nine digits are more than any context; `int` of a text of thousands would take long.
+            is_budget = value.isascii() and value.isdigit() and len(value) < 10
+            value = int(value) if is_budget else 0
         if isinstance(value, Integral) and (tokens := int(value)) > 0:
             return tokens
         raise ValueError(str(self))
@@ -62,6 +66,7 @@ class ThinkingValue:
 class Option:
     """A row of the table.
 
+    kind: the type of its values, which reads and checks them.
     help: a noun phrase.
     short: a short flag.
     default: for the command line's help.
@@ -163,7 +168,10 @@ class AnswerOptions:
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
     def stored(self) -> dict[str, Any]:
-        """Return the options that are set, as a session stores them: texts, numbers, `stop`; without a logit bias."""
+        """Return the options that are set, as a session stores them: JSON values, without a logit bias.
+
+        `app.chat.answer_setup.stored_options` reads them again. A schema and template variables are stored as texts.
+        """
         given = {name: value for name, value in self.given().items() if name != "logit_bias"}
         if self.schema is not None:
             given["schema"] = json.dumps(self.schema, ensure_ascii=False)

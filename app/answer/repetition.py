@@ -1,4 +1,7 @@
-"""Detection of an answer that repeats itself, exactly, by its token ids."""
+"""Detection of an answer that repeats itself, exactly, by its token ids.
+
+`Answer.take` adds the tokens of each step. Every chat shows `REPEATS`, and answers go on until the user ends them.
+"""
 
 from collections.abc import Sequence
 
@@ -7,11 +10,15 @@ REPEATED = 500
 LONGEST_PERIOD = 160
 """Longest repeated passage in tokens."""
 REPEATS = f"the answer has repeated itself for {REPEATED} tokens; larger models do this less"
-_BETWEEN = 32  # tokens between two checks: one compares up to 160 slices
+_BETWEEN = 32  # tokens between two checks: one compares up to LONGEST_PERIOD slices
 
 
 class Repetition:
-    """found: True once REPEATED tokens in a row each equalled the token one period before."""
+    """The end of one answer, as far as repetition needs it.
+
+    found: True once REPEATED tokens in a row each equalled the token one period before. Tokens are checked in groups,
+        so it may come up to `_BETWEEN` tokens later.
+    """
 
     def __init__(self) -> None:
         self.found = False

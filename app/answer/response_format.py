@@ -20,20 +20,39 @@ _OPTIONS = {"json": "schema", "regex": "regex"}
 
 
 def format_options(body: Body) -> dict[str, object]:
-    """Return the options that a chat or completion asks for. Raises UsageError."""
-    options = {} if body.get("response_format") is None else read_response_format(body["response_format"])
-    if options and any(body.get(name) is not None for name in GRAMMARS):
-        raise UsageError("response_format excludes schema, regex and grammar")
-    wanted = {name: value for name, value in mapping(body, "structured_outputs").items() if value is not None}
-    wanted |= {_GUIDED[name]: body[name] for name in _GUIDED if body.get(name) is not None}
-    for name, value in wanted.items():
-        if name == "choice":
-            options["regex"] = _any_of(value)
-        elif name in _OPTIONS:
-            options[_OPTIONS[name]] = value
-        else:
-            raise UsageError(f"structured_outputs.{name} is not supported")
-    return options
+    """Return the options that a chat or completion asks for in one of these forms.
+
+    Raises UsageError, also if two fields ask: an answer keeps to one form.
+    """
+    asked = _options_by_field(body)
+    own = [name for name in GRAMMARS if body.get(name) is not None]  # `AnswerOptions` reads these, and refuses two
+    if asked and len(asked) + len(own) > 1:
+        first, second, *_ = [*asked, *own]
+        raise UsageError(f"{first} excludes {second}")
+    return next(iter(asked.values()), {})
+
+
+def _options_by_field(body: Body) -> dict[str, dict[str, object]]:
+    """Return the options that each field asks for, without fields that ask for none."""
+    asked: dict[str, dict[str, object]] = {}
+    if body.get("response_format") is not None and (options := read_response_format(body["response_format"])):
+        asked["response_format"] = options
+    for key, value in mapping(body, "structured_outputs").items():
+        if value is not None:
+            asked[f"structured_outputs.{key}"] = _structured(key, value)
+    for name, key in _GUIDED.items():
+        if body.get(name) is not None:
+            asked[name] = _structured(key, body[name])
+    return asked
+
+
+def _structured(key: str, value: object) -> dict[str, object]:
+    """Return the option of a key of `structured_outputs`."""
+    if key == "choice":
+        return {"regex": _any_of(value)}
+    if key not in _OPTIONS:
+        raise UsageError(f"structured_outputs.{key} is not supported")
+    return {_OPTIONS[key]: value}
 
 
 def read_response_format(value: object) -> dict[str, object]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from headrace.runtime.machine.load import CPUUse
 
 _NAME = 24  # characters of another program's name that are shown
-_ALL = 0.995  # share of a step from which all of it counts as reading
-ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it, and not 100 % of it
+_ALL = 0.995  # share of a step from which all of it counts as reading: it rounds to 100 %
+ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it: less rounds to 100 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def sentence(figures: StepFigures) -> str:
 def cause(figures: StepFigures) -> str:
     """Return in one short line why steps are not faster; "" before their time is known."""
     if figures.slowed_by:
-        short = figures.slowed_by.partition(" (")[0]
+        short = figures.slowed_by.partition(" (")[0]  # without the program's name: `... cores (mostly pip)`
         return f"{short[0].upper()}{short[1:]}."
     if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""

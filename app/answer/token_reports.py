@@ -12,15 +12,15 @@ from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
 from headrace.runtime.errors import UsageError
 
-MOST = 20  # of chats; completions have `openai_form.MAX_LOGPROBS`, 5
+MAX_TOP_LOGPROBS = 20  # of chats; completions have `openai_form.MAX_LOGPROBS`, 5
 """Best tokens that are reported with each token, in OpenAI's form."""
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """Stands for a log probability of minus infinity, which JSON cannot have; the value of OpenAI's API."""
 
 
 def read_logprobs(wanted: object, top: object) -> int | None:
     """Return the number of best tokens that `logprobs` and `top_logprobs` ask for; None: off. Raises UsageError."""
-    count = 0 if top is None else read_value(Whole(0, MOST), "top_logprobs", top)
+    count = 0 if top is None else read_value(Whole(0, MAX_TOP_LOGPROBS), "top_logprobs", top)
     on = wanted is not None and read_value(Flag(), "logprobs", wanted)
     if count and not on:
         raise UsageError("top_logprobs needs logprobs: true")
@@ -52,8 +52,8 @@ def text_logprobs(tokens: Sequence[TokenReport], position: int = 0) -> dict[str,
         position += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [max(token.logprob, LEAST) for token in tokens],
-        "top_logprobs": [{text: max(logprob, LEAST) for text, logprob in token.top} for token in tokens],
+        "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in tokens],
+        "top_logprobs": [{text: max(logprob, MIN_LOGPROB) for text, logprob in token.top} for token in tokens],
         "text_offset": offsets,
     }
 
@@ -62,4 +62,4 @@ def _report(text: str, logprob: float, data: bytes | None) -> dict[str, object]:
     """Return a token's report. data: its bytes if they are not those of the text."""
     if data is None and "\ufffd" not in text:
         data = text.encode("utf-8", "surrogatepass")
-    return {"token": text, "logprob": max(logprob, LEAST), "bytes": None if data is None else list(data)}
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": None if data is None else list(data)}

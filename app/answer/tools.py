@@ -17,7 +17,7 @@ from headrace.runtime.errors import UsageError
 MAX_TOOLS = 512  # of one request, and of one namespace
 _CHOICES = ("auto", "none", "required")
 _FLAT_FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function in the Responses API
-_INPUT = "input"  # the parameter of a custom tool
+_INPUT = "input"  # the parameter of a custom tool; `messages._calls` writes it into calls of a history
 
 
 def tool_fields(body: Body) -> dict[str, Any]:

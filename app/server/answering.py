@@ -16,10 +16,15 @@ END = (Done, ContextFull, Failed, Abandoned, TokensCounted)
 
 
 class Answering:
-    """The running generations of one HTTP request. Events come as (choice, event)."""
+    """The running generations of one HTTP request. Events come as (choice, event).
+
+    ids: of the generations, by choice.
+    watchers: readers of step records that it counts as, see `ServedEngine.watch`.
+    open: ids of those that have not ended.
+    started: monotonic clock.
+    """
 
     def __init__(self, leave: Callable[["Answering"], None], ids: Sequence[int], watchers: int = 0) -> None:
-        """watchers: see `ServedEngine.watch`."""
         self.ids = ids
         self.watchers = watchers
         self.open = set(ids)

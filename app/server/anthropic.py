@@ -72,7 +72,7 @@ def read_call(body: Body) -> Call:
 
 
 def read_messages(body: Body) -> list[dict[str, object]]:
-    """Return the conversation, texts of one role in a row as one message. Raises UsageError."""
+    """Return the conversation, messages of the user in a row as one. Raises UsageError."""
     given = items(body, "messages", MAX_MESSAGES)
     if not given:
         raise UsageError("messages must be a list with at least one message")
@@ -109,7 +109,11 @@ def _text(block: object, where: str, *, in_history: bool = False) -> str:
 
 
 def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, object]]:
-    """Return a message; results of tools before the text beside them."""
+    """Return the messages that one stands for: results of tools, then the text beside them.
+
+    where: path of the message, for errors.
+    in_history: it is not the newest of the user, so that blocks which cannot be shown become words.
+    """
     given = object_named(where, value)
     role = given.get("role")
     content = given.get("content")
@@ -162,6 +166,7 @@ def _result(block: Body, identifier: str, where: str) -> dict[str, object]:
 
 
 def _budget(value: Body) -> bool | int | None:
+    """Return what `thinking` asks for: a budget in tokens, on or off, or nothing."""
     kind = value.get("type")
     if kind is None:
         return None
@@ -250,7 +255,7 @@ class MessageForm:
             return b""
         self._started = True
         reused = event.reused if isinstance(event, Prefill) else 0
-        fed = event.total + 1 if isinstance(event, Prefill) else 0
+        fed = event.total + 1 if isinstance(event, Prefill) else 0  # the last token belongs to the first decode step
         usage = {"input_tokens": fed, "cache_read_input_tokens": reused, "cache_creation_input_tokens": 0}
         message: dict[str, object] = {
             **self._head,

@@ -131,8 +131,9 @@ def _count_tokens(served: Served) -> Endpoint:
         finally:
             answering.leave()
         assert arrived is not None
-        assert isinstance(arrived[1], TokensCounted)
-        return DocumentResponse({"input_tokens": arrived[1].tokens})
+        _choice, counted = arrived
+        assert isinstance(counted, TokensCounted)
+        return DocumentResponse({"input_tokens": counted.tokens})
 
     async def endpoint(request: Request) -> Response:
         return await while_connected(request.receive, count(anthropic.read_call(await read_body(request))))

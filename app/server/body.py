@@ -20,7 +20,7 @@ BODY_S = 30.0  # for all of a body to arrive
 async def read_body(request: Request) -> dict[str, object]:
     """Return the body's JSON object. Raises ApiError for a body that is too large, too slow or no JSON object."""
     announced = request.headers.get("content-length", "0")
-    size = int(announced[:20]) if announced.isdecimal() else 0
+    size = int(announced[:20]) if announced.isdecimal() else 0  # twenty digits are too large in any case
     if size > _MOST_READ or (size > MAX_BODY and "expect" in request.headers):  # which sends nothing unasked
         raise _too_large()
     data = bytearray()

@@ -1,7 +1,8 @@
 """A model's engine process on an asyncio loop: requests in, events of each request out, restart, unload when idle.
 
-Everything runs on the loop's thread, and nothing blocks it: the engine's socket is read when it has data. Listeners see
-every event, for metrics and telemetry. `served_models.py` decides which engines run, `respond.py` submits requests.
+Everything runs on the loop's thread, and nothing blocks it before `close`: the engine's socket is read when it has
+data. Listeners see every event, for metrics and telemetry. `served_models.py` decides which engines run, `respond.py`
+submits requests.
 
 The process is stopped, loading, ready, failed or dead (`client.State`). A dead one is started again by `_watch`; an
 idle one may be unloaded, on a thread that has the client meanwhile (`_is_unloading`): no other method may touch it
@@ -35,6 +36,7 @@ from headrace.runtime.errors import HeadraceError
 _TICK_S = 0.25  # between two looks at the process and the clock
 _RESTART_S = (0.0, 1.0, 5.0, 30.0)  # before a restart: the first, second, ... in a row
 _STEADY_S = 60.0  # of work after which restarts count from the beginning
+_DURATIONS = 16  # latest answers, of which the median duration is told to refused clients
 DIED = ApiError(500, "the engine stopped unexpectedly; it is started again", "engine_died")
 
 Listener = Callable[[Event], None]
@@ -84,7 +86,7 @@ class ServedEngine:
         self._deaths: list[float] = []  # times of the process's recent ends, each within _STEADY_S
         self._restart_at: float | None = None  # None: no restart is due
         self._given_name = name
-        self._unload: asyncio.Future[None] | None = None  # under way
+        self._unload: asyncio.Future[None] | None = None  # the latest, under way or done
         self._kv_limit: int | None = None  # bytes
         self._durations: list[float] = []  # of the latest answers
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +131,7 @@ class ServedEngine:
         return self._unload is not None and not self._unload.done()
 
     async def close(self) -> None:
-        """End the engine process."""
+        """End the engine process, which may take its time to write K/V: the loop waits."""
         if self._task is not None:
             self._task.cancel()
         if self._unload is not None:
@@ -139,7 +141,7 @@ class ServedEngine:
 
     @property
     def state(self) -> str:
-        """ready, loading, unloaded (when idle), failed or restarting."""
+        """ready, loading, unloaded (when idle, or for another model's memory), failed or restarting."""
         return {"stopped": "unloaded", "dead": "restarting"}.get(self._client.state, self._client.state)
 
     @property
@@ -279,8 +281,11 @@ class ServedEngine:
             if descriptor is not None:
                 loop.add_reader(descriptor, self._poll)
         if descriptor is not None and self._client.behind != self._writing:
-            self._writing = not self._writing
-            loop.add_writer(descriptor, self._poll) if self._writing else loop.remove_writer(descriptor)
+            self._writing = self._client.behind
+            if self._writing:
+                loop.add_writer(descriptor, self._poll)
+            else:
+                loop.remove_writer(descriptor)
 
     def _detach(self) -> None:
         if self._descriptor is not None:
@@ -317,7 +322,7 @@ class ServedEngine:
             return
         if isinstance(event, END):
             del self._answering[generation]
-            self._durations = [*self._durations[-15:], time.monotonic() - answering.started]
+            self._durations = [*self._durations, time.monotonic() - answering.started][-_DURATIONS:]
         answering.put(generation, event)
 
     def _died(self) -> None:

@@ -10,7 +10,13 @@ from headrace.app.engine.events import Abandoned, ContextFull, Event, Failed, on
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 
-# Anthropic's error types by status; others are invalid_request_error below 500, else api_error.
+# Error types by status. Others are invalid_request_error below 500, else server_error (OpenAI's) or api_error.
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -20,6 +26,7 @@ _ANTHROPIC_TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+# Names of classes of `runtime.errors`, as `Failed.error` has them.
 _OF_REQUEST = ("UsageError", "CheckpointError", "ContextLimitError")  # a template's refusal is a CheckpointError
 _MEMORY = ("NotEnoughMemoryError", "PoolFullError")
 INTERNAL = "internal error of the server"
@@ -55,12 +62,8 @@ class ApiError(Exception):
 
     def openai(self) -> dict[str, object]:
         """Return the error document of OpenAI's API."""
-        kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-        fault = "server_error"
-        if self.status < 500:
-            fault = "invalid_request_error"
-        error = {"message": self.message, "type": kind.get(self.status, fault), "param": self.param, "code": self.code}
-        return {"error": error}
+        kind = _OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, object]:
         """Return the error document of Anthropic's API."""
@@ -77,7 +80,7 @@ def api_error(error: Exception) -> ApiError:
     """Return the error of a request for any exception. HEADRACE_DEBUG shows unexpected ones on standard error."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError):  # a message about a field begins with its name
         return refused(one_line(str(error), error.hint), str(error).partition(" ")[0].rstrip(":"))
     if isinstance(error, HeadraceError):
         return ApiError(503, one_line(str(error), error.hint), "unavailable", retry_after=5)

@@ -12,7 +12,7 @@ def prefix_of(call: Call, event: Event) -> dict[str, object]:
     """Return the `headrace` object of a response: its `prefix` and `prompt`. Empty for other events, or unasked."""
     if not call.explain or not isinstance(event, Prefill) or event.reuse is None:
         return {}
-    prompt_tokens = event.total + event.reused + 1
+    prompt_tokens = event.total + event.reused + 1  # the last token belongs to the first decode step
     return {
         "prefix": {
             "prompt_tokens": prompt_tokens,
@@ -38,4 +38,5 @@ def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
 
 
 def _figures(reuse: PromptReuse) -> dict[str, object]:
+    """Return the figures of the reuse, without tokens prefetched during typing: a server has none."""
     return {name: value for name, value in reuse.document().items() if name != "prefetched"}

@@ -30,7 +30,7 @@ class Rules:
     origins: frozenset[str] = frozenset()
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for a request that is not allowed. headers: by lower-case name."""
+        """Raise ApiError for a request that is not allowed. headers: by lower-case name."""
         host = headers.get("host", "")
         if self.key is None and not _is_local(host, self.host):
             message = "the Host header does not name this machine; --api-key KEY allows any"

@@ -1,7 +1,7 @@
 """`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engines' events.
 
-Names and labels are public: dashboards break if one changes. Figures come from the events that all
-listeners of a `ServedEngine` get.
+Names and labels are public: dashboards break if one changes. Figures come from the events that all listeners of a
+`ServedEngine` get.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ class Metrics:
     """
 
     def __init__(self, engines: Callable[[], list[ServedEngine]]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # times at which the server started, again and again
+        # Each counter would have a second series, of the time at which the server started.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         self._loads: dict[ServedEngine, BatchStatus] = {}  # the latest of each loaded model
         self.requests = Counter(
@@ -111,10 +112,10 @@ class Metrics:
         if not self._loads:
             return
         states = [state for status in loads for state in status.states.values()]
-        for state in ("waiting", "prefill", "decode", "preempted"):
+        for state in ("waiting", "prefill", "decode", "preempted"):  # those of `sequence.State` before its end
             self._sequences.labels(state).set(states.count(state))
         self._kv.labels("used").set(sum(status.kv_used_bytes for status in loads))
         self._kv.labels("budget").set(sum(status.kv_room_bytes for status in loads))
         pools = [status.blocks for status in loads if status.blocks is not None]
-        for state in ("used", "shared", "cached", "free"):
+        for state in ("used", "shared", "cached", "free"):  # fields of `PoolStats`
             self._blocks.labels(state).set(sum(getattr(blocks, state) for blocks in pools))

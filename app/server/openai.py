@@ -63,7 +63,8 @@ class OpenAIForm(ABC):
         extra = prefix_of(self._call, event)
         self._own |= extra
         if self._call.steps and (figures := document(event)) is not None:
-            extra |= {"event": figures[0], "data": figures[1]}
+            name, data = figures
+            extra |= {"event": name, "data": data}
         if extra:
             return data_events([{**self._head(self.chunk), "choices": [], "headrace": extra}])
         return b""

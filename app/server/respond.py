@@ -126,13 +126,9 @@ def thinking_of(call: Call, card: ModelCard, defaults: AnswerOptions) -> Thinkin
 
 def _unchecked(first: tuple[int, Event] | None) -> dict[str, str]:
     """Return the header that names tools whose calls may have any arguments."""
-    event = first[1] if first is not None else None
-    if isinstance(event, Prefill):
-        names = event.unchecked_tools
-    else:
-        names = ()
-    if names:
-        return {"Headrace-Unchecked-Tools": ", ".join(names)[:_LONGEST_HEADER]}
+    match first:
+        case (_, Prefill(unchecked_tools=names)) if names:
+            return {"Headrace-Unchecked-Tools": ", ".join(names)[:_LONGEST_HEADER]}
     return {}
 
 

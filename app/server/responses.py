@@ -56,6 +56,7 @@ _COMPACTED = (
     "[An earlier part of this conversation was shortened by another service, in a form that is not readable here.]"
 )
 _LOGPROBS = "message.output_text.logprobs"  # an entry of `include`
+_MAX_PARTS = 1024  # of a reasoning item; this server writes one
 _WRITTEN = "written"  # arguments of an open call of a custom tool, no field of the item
 _USAGE_NAMES = {  # fields of `openai_usage` that this API names otherwise; all others are passed on
     "prompt_tokens": "input_tokens",
@@ -67,7 +68,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def read_call(body: Body) -> Call:
-    """Return the call of a body. Raises UsageError that name the field."""
+    """Return the call of a body. Raises UsageError that names the field."""
     refuse(body, REFUSED)
     read(body, "truncation", OneOf(("auto", "disabled")))  # a prompt that is too long is refused either way
     return Call(
@@ -176,7 +177,7 @@ def _has_reasoning_alone(messages: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:
-    """Return the last message if it is the assistant's, or a new one behind it."""
+    """Return the last message if it is the assistant's, or a new one after it."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
@@ -190,7 +191,7 @@ def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, object]:
 
 def _reasoning(entry: Body, where: str) -> str:
     """Return the text of a reasoning item that this server wrote; "" for another server's encrypted one."""
-    parts = items(entry, "content", 1024)
+    parts = items(entry, "content", _MAX_PARTS)
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
         raise UsageError(f"{where}.content must have parts with texts")
     return "".join(part["text"] for part in parts)

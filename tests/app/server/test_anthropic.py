@@ -135,6 +135,7 @@ def _called(**fields: object) -> dict[str, Any]:
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"thinking": {"type": []}}, "thinking.type"),
         ({"max_tokens": "many"}, "max_tokens"),
+        ({"output_config": {"format": {"type": "json_object"}}, "schema": {"x": 1}}, "schema"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
     ],
 )

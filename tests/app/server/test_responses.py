@@ -214,6 +214,7 @@ def test_a_cut_call_is_incomplete() -> None:
         ({"input": [{"type": "local_shell_call", "call_id": "s1", "action": "ls"}]}, "input[0].action"),
         ({"input": [{"type": "local_shell_call_output", "output": "two"}]}, "input[0].id"),
         ({"input": [{"type": "hologram"}]}, "items of type 'hologram' are not supported"),
+        ({"text": {"format": {"type": "json_object"}}, "schema": {"x": 1}}, "schema"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": "low"}, "reasoning"),
     ],
