@@ -10,11 +10,11 @@ from headrace.app.sessions.rows import readable
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
-_MOST_PROBLEMS = 20  # of the file's structure; one damaged page causes many
+_MAX_PROBLEMS = 20  # of the file's structure; one damaged page causes many
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReadableSession:
     """A session with all its readable messages; `damaged` of each names unreadable columns."""
 
     session: Session
@@ -34,7 +34,7 @@ class Examination:
     """
 
     problems: list[str]
-    sessions: list[Kept]
+    sessions: list[ReadableSession]
 
     @property
     def is_damaged(self) -> bool:
@@ -45,7 +45,7 @@ def examine(store: SessionStore) -> Examination:
     """Read the whole file. Raises no error for damage."""
     problems: list[str] = []
     try:
-        messages = [readable(row[0]) for row in store.db.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
+        messages = [readable(text) for (text,) in store.db.rows(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
         problems += [line for text in messages if text != "ok" for line in text.splitlines()]
     except SessionError as error:
         problems.append(str(error))
@@ -55,23 +55,24 @@ def examine(store: SessionStore) -> Examination:
         "SELECT DISTINCT session_id FROM messages INDEXED BY messages_by_session",  # includes lost sessions
     ):
         try:
-            ids |= {row[0]: None for row in store.db.rows(query)}
+            ids |= {id: None for (id,) in store.db.rows(query)}
         except SessionError as error:
             problems.append(str(error))
-    conversations = [_kept(store, id, problems) for id in ids]
+    conversations = [_read_session(store, id, problems) for id in ids]
     return Examination(
         list(dict.fromkeys(problems)),
-        [readable for readable in conversations if readable.messages or readable.session.draft],
+        [conversation for conversation in conversations if conversation.messages or conversation.session.draft],
     )
 
 
-def _kept(store: SessionStore, session_id: str, problems: list[str]) -> Kept:
+def _read_session(store: SessionStore, session_id: str, problems: list[str]) -> ReadableSession:
+    """Return what can be read of a session. Adds to `problems` why its messages cannot."""
     try:
         session = store.session(session_id)
     except SessionError:
         session = Session(readable(session_id), "", 0.0, 0.0, damaged=(EVERYTHING,))
     try:
-        return Kept(session, store.messages(session_id))
+        return ReadableSession(session, store.messages(session_id))
     except SessionError as error:
         problems.append(str(error))
-        return Kept(session, [])
+        return ReadableSession(session, [])

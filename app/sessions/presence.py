@@ -34,7 +34,8 @@ class Presence:
                 alone = True
             except OSError:
                 alone = False
-            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, offset)  # shared with other processes
+            with suppress(BlockingIOError):  # another process has the exclusive lock this very moment
+                fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, offset)
         except OSError:
             return False
         return not alone

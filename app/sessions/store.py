@@ -22,7 +22,7 @@ from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
 from headrace.app.sessions.rows import marked, message_of, readable, session_of
 from headrace.app.sessions.salvage import readable_messages, readable_sessions
-from headrace.app.sessions.write_back import write_back
+from headrace.app.sessions.write_back import record_changes, write_back
 from headrace.models.text.thinking import Kinds
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
@@ -49,7 +49,7 @@ class SessionStore:
         path = path or database_path()
         self.db = Database(path)
         self.unsaved: str | None = None
-        self._left: tuple[float, int] | None = None  # time, and last message id, when the file was left
+        self._left: int | None = None  # id of the last message, when the file was left
         self._presence = Presence(path.with_suffix(".open"))
 
     def close(self) -> None:
@@ -59,17 +59,21 @@ class SessionStore:
     def go_unsaved(self) -> None:
         """Go on with a copy in memory, after the disk was full. Raises SessionError if the file cannot be read."""
         self.db.leave_file()
+        record_changes(self.db)
         (last,) = self.db.rows("SELECT coalesce(max(seq), 0) AS id FROM sqlite_sequence WHERE name = 'messages'")
-        self._left = time.time(), last["id"]
+        self._left = last["id"]
         self.unsaved = f"this chat is not saved: the disk of {self.db.path} is full"
 
     def save_again(self) -> bool:
-        """Write what was kept in memory to the file, if its disk has room again; return whether it was written."""
+        """Write what was kept in memory to the file, if its disk has room again; return whether it was written.
+
+        For the end of a chat: the store goes on in memory, and writes no later change.
+        """
         if self._left is None:
             return False
         try:
             with closing(Database(self.db.path)) as file:
-                write_back(self.db, file, *self._left)
+                write_back(self.db, file, self._left)
         except SessionError:
             return False
         self.unsaved = self._left = None

@@ -41,10 +41,10 @@ def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[Tree
             waiting.append((below[0], depth, lead, lead))
             return
         # A stack: the last child first, so that the first is taken from it first.
-        branch = ("└ ", "  ")
+        own, under = "└ ", "  "  # the graph before the child, and before what is below it
         for message in reversed(below):
-            waiting.append((message, depth + 1, lead + branch[0], lead + branch[1]))
-            branch = ("├ ", "│ ")
+            waiting.append((message, depth + 1, lead + own, lead + under))
+            own, under = "├ ", "│ "
 
     hang(None, 0, "")
     while waiting:

@@ -1,4 +1,7 @@
-"""Writing sessions that were kept in memory back to their file, once its disk has room again."""
+"""Writing sessions that were kept in memory back to their file, once its disk has room again.
+
+`record_changes` has SQLite note which sessions change in memory, by whichever method of the store; those are written.
+"""
 
 from collections.abc import Mapping
 
@@ -11,15 +14,41 @@ _MESSAGE = (
 )
 
 
-def write_back(memory: Database, file: Database, since: float, last_id: int) -> None:
-    """Write the sessions of `memory` that changed after `since` to `file`, in one transaction.
+# Changes of rows, with the id of the session each belongs to. An empty session that is cleared away is left to the
+# next `SessionStore.create`: another process may have filled it.
+_SESSION_BY_CHANGE = {
+    "INSERT ON sessions": "new.id",
+    "UPDATE ON sessions": "new.id",
+    "DELETE ON sessions WHEN old.active_leaf IS NOT NULL OR old.draft IS NOT NULL": "old.id",
+    "INSERT ON messages": "new.session_id",
+    "UPDATE ON messages": "new.session_id",
+    "DELETE ON messages": "old.session_id",
+    "INSERT ON pieces": "(SELECT session_id FROM messages WHERE id = new.message_id)",
+}
 
-    last_id: of the messages that both have. Later ones get new ids in the file, where other processes may have added
-    some. Raises SessionError, and changes nothing, if the file cannot be written.
+
+def record_changes(memory: Database) -> None:
+    """Note in a table `changed` the ids of the sessions that change from now on. Raises SessionError."""
+    memory.run("CREATE TABLE changed (id TEXT PRIMARY KEY)")
+    for number, (change, session) in enumerate(_SESSION_BY_CHANGE.items()):
+        noted = f"INSERT OR IGNORE INTO changed VALUES ({session});"
+        memory.run(f"CREATE TRIGGER changed_{number} AFTER {change} BEGIN {noted} END")
+
+
+def write_back(memory: Database, file: Database, last_id: int) -> None:
+    """Write the sessions that changed in `memory` since `record_changes` to `file`, in one transaction.
+
+    Sessions that were deleted there are deleted. last_id: of the messages that both have. Later ones get new ids in the
+    file, where other processes may have added some. Raises SessionError, and changes nothing, if the file cannot be
+    written.
     """
+    existing = {row["id"] for row in memory.rows("SELECT id FROM sessions")}
     with file.transaction(durable=True):
-        for session in memory.rows("SELECT * FROM sessions WHERE updated_at >= ?", since):
-            _write_session(memory, file, session["id"], last_id)
+        for row in memory.rows("SELECT id FROM changed"):
+            if row["id"] in existing:
+                _write_session(memory, file, row["id"], last_id)
+            else:
+                file.run("DELETE FROM sessions WHERE id = ?", row["id"])
 
 
 def _write_session(memory: Database, file: Database, session_id: str, last_id: int) -> None:

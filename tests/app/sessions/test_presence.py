@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from headrace.app.chat.session_branch import SessionBranch
@@ -14,6 +14,17 @@ import sys
 from pathlib import Path
 from headrace.app.sessions.presence import Presence
 print(Presence(Path(sys.argv[1])).open(sys.argv[2]), flush=True)
+sys.stdin.read()
+"""
+
+
+# Holds the exclusive lock of `Presence.open`, for longer than that does.
+HOLD_ALONE = """
+import fcntl, os, sys
+from zlib import crc32
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.lockf(file, fcntl.LOCK_EX, 1, crc32(sys.argv[2].encode()) & 0x7FFFFFFF)
+print("held", flush=True)
 sys.stdin.read()
 """
 
@@ -40,6 +51,18 @@ def test_a_session_counts_as_shared_until_the_other_process_ends(tmp_path: Path)
         assert store.hold(here.id)
     assert not store.hold(here.id)
     store.close()
+
+
+def test_two_processes_that_open_a_session_at_once_see_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with closing(SessionStore(path)) as store:
+        session = store.create()
+        command = [sys.executable, "-c", HOLD_ALONE, str(path.with_suffix(".open")), session.id]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            assert store.hold(session.id)
+        assert not store.hold(session.id)
 
 
 def test_messages_of_another_process_do_not_change_the_shown_branch(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.app.sessions import store as stores
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import SessionError
+from headrace.runtime.errors import SessionError, UnknownSessionError
 
 
 @pytest.fixture
@@ -52,6 +52,45 @@ def test_unsaved_messages_are_merged_with_other_changes(path: Path) -> None:
         assert (session.prompt_from, session.summary) == (session.active_leaf, "a summary")
         assert texts(store, untouched) == ["as it was", "added elsewhere"]
         assert (texts(store, new), store.session(new).system) == (["three"], "Be brief.")
+
+
+def test_every_kind_of_change_is_written_back(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        renamed = store.create().id
+        set_up = store.create(model="a").id
+        switched = store.create().id
+        cut = store.create().id
+        grown = store.create().id
+        deleted = store.create().id
+        untouched = store.create().id
+        for session in (renamed, set_up, switched, cut, grown, deleted, untouched):
+            first = store.add(session, None, "user", "one")
+            store.add(session, first.id, "assistant", "two")
+        older = store.branch(switched)[-1]
+        store.add(switched, older.parent_id, "assistant", "another two")
+        growing = store.begin_answer(grown, store.branch(grown)[-1].id, "m")
+        store.go_unsaved()
+        with closing(SessionStore(path)) as other:
+            other.rename(untouched, "named elsewhere")
+        store.rename(renamed, "a new name")
+        store.set_model(set_up, "b")
+        store.set_system(set_up, "Be brief.")
+        store.set_sampling(set_up, {"temperature": 0.5})
+        store.activate(older)
+        store.remove(store.branch(cut)[-1])
+        store.grow(growing.id, "three")
+        store.delete(deleted)
+        assert store.save_again()
+    with closing(SessionStore(path)) as store:
+        assert store.session(renamed).title == "a new name"
+        changed = store.session(set_up)
+        assert (changed.model, changed.system, changed.sampling) == ("b", "Be brief.", {"temperature": 0.5})
+        assert texts(store, switched) == ["one", "two"]
+        assert [message.content for message in store.messages(cut)] == ["one"]
+        assert texts(store, grown) == ["one", "two", "three"]
+        assert store.session(untouched).title == "named elsewhere"
+        with pytest.raises(UnknownSessionError):
+            store.session(deleted)
 
 
 def test_a_disk_that_is_still_full_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
