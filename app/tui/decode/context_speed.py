@@ -3,7 +3,8 @@
 The bytes that each token adds to a step are known. The roofline curve is the limit by the measured peak bandwidth and
 arithmetic at one token per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
 
-`context_chart` draws numbers alone; the section takes them from `LiveMetrics.history`. tests/tui/test_charts.py.
+`context_chart` draws numbers alone; the section takes them from `LiveMetrics.history`.
+tests/tui/test_charts.py guards this.
 """
 
 from collections.abc import Callable, Sequence

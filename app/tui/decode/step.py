@@ -34,7 +34,7 @@ _LOOKS = {  # style of each part's bar, and its name where that is a longer one
 }
 _NAME = 14  # cells of a part's name
 _VALUE = 10  # cells of its value
-_MIN_BAR = 4
+_MIN_BAR = 4  # cells; a shorter bar shows nothing
 
 
 class StepSection(Section):

@@ -4,7 +4,7 @@ Slow steps have the colours of the latency chart. Accepted draft tokens are gree
 through. `⏎` is a line break, `·` a step without text of its own: part of a character, or the end of the answer.
 
 `LatencySection` shows both below its chart in F2. Steps have an index in the answer; records are kept for the newest
-ones only, so an index there is `index - first`. tests/tui/test_step_text.py.
+ones only, so an index there is `index - first`. tests/tui/test_step_text.py guards this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -137,10 +137,11 @@ def record_line(record: StepRecord, text: StepText | None, width: int) -> Conten
 def text_legend(*, has_drafts: bool) -> Content:
     """Return the meaning of the colours of text and bars."""
     drafts = [("■", "$text-success"), (" draft taken  ", "$quiet")] if has_drafts else []
+    _, over_near, over_far = SLOW
     return Content.assemble(
         *drafts,
-        ("■", SLOW[1]), (f" over {NEAR:g} p50  ", "$quiet"),
-        ("■", SLOW[2]), (f" over {FAR:g} p50", "$quiet"),
+        ("■", over_near), (f" over {NEAR:g} p50  ", "$quiet"),
+        ("■", over_far), (f" over {FAR:g} p50", "$quiet"),
     )  # fmt: skip
 
 

@@ -11,20 +11,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-# Each row: command, platform, environment variable that has to be set ("": none).
+
+class _Tool(NamedTuple):
+    """A program of a platform."""
+
+    command: tuple[str, ...]
+    platform: str  # as in `sys.platform`
+    variable: str = ""  # environment variable that has to be set, where the platform has several displays
+
+
+# In the order in which they are tried.
 _CLIPBOARDS = (
-    (("pbcopy",), "darwin", ""),
-    (("wl-copy",), "linux", "WAYLAND_DISPLAY"),
-    (("xclip", "-selection", "clipboard"), "linux", "DISPLAY"),
-    (("xsel", "--clipboard", "--input"), "linux", "DISPLAY"),
-    (("clip.exe",), "linux", "WSL_DISTRO_NAME"),
+    _Tool(("pbcopy",), "darwin"),
+    _Tool(("wl-copy",), "linux", "WAYLAND_DISPLAY"),
+    _Tool(("xclip", "-selection", "clipboard"), "linux", "DISPLAY"),
+    _Tool(("xsel", "--clipboard", "--input"), "linux", "DISPLAY"),
+    _Tool(("clip.exe",), "linux", "WSL_DISTRO_NAME"),
 )
 _BROWSERS = (
-    (("open",), "darwin", ""),
-    (("wslview",), "linux", "WSL_DISTRO_NAME"),
-    (("xdg-open",), "linux", "WAYLAND_DISPLAY"),
-    (("xdg-open",), "linux", "DISPLAY"),
+    _Tool(("open",), "darwin"),
+    _Tool(("wslview",), "linux", "WSL_DISTRO_NAME"),
+    _Tool(("xdg-open",), "linux", "WAYLAND_DISPLAY"),
+    _Tool(("xdg-open",), "linux", "DISPLAY"),
 )
 _PATIENCE_S = 2.0  # for a clipboard tool, which may wait for a display that is gone
 
@@ -61,8 +71,10 @@ def open_address(address: str) -> bool:
     return False
 
 
-def _installed(tools: Sequence[tuple[tuple[str, ...], str, str]]) -> Iterator[tuple[str, ...]]:
+def _installed(tools: Sequence[_Tool]) -> Iterator[tuple[str, ...]]:
     """Yield the commands that are installed and work on this platform and display."""
-    for command, platform, variable in tools:
-        if sys.platform == platform and (not variable or os.environ.get(variable)) and shutil.which(command[0]):
-            yield command
+    for tool in tools:
+        has_display = not tool.variable or bool(os.environ.get(tool.variable))
+        program, *_ = tool.command
+        if sys.platform == tool.platform and has_display and shutil.which(program):
+            yield tool.command

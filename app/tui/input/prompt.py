@@ -3,8 +3,8 @@
 A long paste is shown as a placeholder, which is edited and deleted as one character would be.
 
 Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break; so does Enter after a backslash and within
-triple quotes. Up on the first line and Down on the last
-step through the history. Each key is handled before the next one: Enter sends the text of its own moment.
+triple quotes. Up on the first line and Down on the last step through the history. Each key is handled before the next
+one: Enter sends the text of its own moment.
 
 The chat's screen and the comparison's have one each, and take its messages (`Sent`, `Interrupted`, ...). Two texts are
 told apart: `text` as it stands there, with placeholders, and `whole_text` with the pastes in full.

@@ -4,7 +4,7 @@ A pass reads the weights once for all its sequences, so a token's share is weigh
 `runtime.metrics.telemetry`.
 
 `LiveMetrics` has one `TurnAnswers` for each turn: a chat's single answer, several (/again, /compare), or the endless
-turn of `headrace top`. tests/tui/test_several_metrics.py.
+turn of `headrace top`. tests/tui/test_several_metrics.py guards this.
 """
 
 from collections import deque

@@ -72,18 +72,19 @@ class Turn:
 
     @classmethod
     def of(cls, number: int, summary: Summary, reason: str) -> "Turn":
+        """Return the turn of an ended answer. reason: why it ended."""
         return cls(
-            number,
-            summary.prompt_tokens,
-            summary.reused_tokens,
-            summary.completion_tokens,
-            summary.ttft_s,
-            summary.prefill_tokens_per_second,
-            summary.decode_tokens_per_second,
-            summary.achieved_gb_s,
-            reason,
-            summary.mbu,
-            summary.busy,
+            number=number,
+            prompt_tokens=summary.prompt_tokens,
+            reused_tokens=summary.reused_tokens,
+            completion_tokens=summary.completion_tokens,
+            ttft_s=summary.ttft_s,
+            prefill_tokens_per_second=summary.prefill_tokens_per_second,
+            tokens_per_second=summary.decode_tokens_per_second,
+            achieved_gb_s=summary.achieved_gb_s,
+            finish_reason=reason,
+            mbu=summary.mbu,
+            busy=summary.busy,
         )
 
 
@@ -130,8 +131,16 @@ class FirstToken:
         """Return the parts of an ended answer; None for one without text."""
         if summary.ttft_s is None:
             return None
-        known = summary.queue_s, summary.tokenize_s, summary.prefill_s, summary.first_step_s or 0.0
-        return cls(summary.ttft_s, *known, max(0.0, summary.ttft_s - sum(known)))
+        step_s = summary.first_step_s or 0.0
+        known_s = summary.queue_s + summary.tokenize_s + summary.prefill_s + step_s
+        return cls(
+            summary.ttft_s,
+            wait_s=summary.queue_s,
+            tokenize_s=summary.tokenize_s,
+            prefill_s=summary.prefill_s,
+            step_s=step_s,
+            rest_s=max(0.0, summary.ttft_s - known_s),
+        )
 
     def parts(self) -> list[tuple[str, float]]:
         """Return (name, seconds), the longest first."""

@@ -36,7 +36,7 @@ from headrace.runtime.errors import DeletedError, HeadraceError, SessionError
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers
 
-NOTIFICATION_S = 4.0
+NOTIFICATION_S = 4.0  # long enough to read one or two lines
 
 
 class ChatState:

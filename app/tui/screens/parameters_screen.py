@@ -72,8 +72,9 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """Show the field's full description at the bottom, or its error."""
-        if self._refused is not None and event.widget.id == self._refused[0]:
-            self._say(self._refused[1])
+        refused, reason = self._refused or (None, Content(""))
+        if refused is not None and event.widget.id == refused:
+            self._say(reason)
             return
         if event.widget.id == "filter":
             self._say(Content.styled("Enter goes to the first parameter shown", "$quiet"))
@@ -116,8 +117,9 @@ class ParametersScreen(SingleDismissal, ModalScreen[None]):
             try:
                 values[parameter.name] = read_parameter(parameter.name, field.value)
             except UsageError as error:
-                self._refused = parameter.name, Content.styled(f"✗ {error}", "bold $text-error")
-                self._say(self._refused[1])
+                reason = Content.styled(f"✗ {error}", "bold $text-error")
+                self._refused = parameter.name, reason
+                self._say(reason)
                 self.query_one("#filter", Input).clear()  # it may hide the field
                 field.focus()  # says so again, whenever that comes about
                 return

@@ -15,7 +15,7 @@ Lines = list[tuple[Content, bool]]
 
 def mark_message(session_id: str, summary: str) -> Message:
     """Return the placeholder message with the summary, "" if there is none."""
-    return Message(MARK, session_id, None, "assistant", summary, 0.0)
+    return Message(id=MARK, session_id=session_id, parent_id=None, role="assistant", content=summary, created_at=0.0)
 
 
 def mark_lines(text: list[Content], words: int, left_out: int, width: int, *, unfolded: bool) -> Lines:

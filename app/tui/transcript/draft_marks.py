@@ -5,7 +5,7 @@ Words that are not found there stay as they are. Rejected draft tokens are no pa
 into the lines after the last word before them.
 
 `Entry` calls `sanitised`, then `mark_drafts`, while draft tokens are shown (/guesses); nothing is stored. A wrong place
-moves a mark, never text. tests/tui/test_guesses.py.
+moves a mark, never text. tests/tui/test_guesses.py guards this.
 """
 
 import re
@@ -150,7 +150,7 @@ def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain
 def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[int, str]]) -> Content:
     """Return a line with rejected draft tokens. A table's padding after them shrinks by their width."""
     for at, text in reversed(rejected):
-        # The last word that begins before them; the start of the line, if there is none.
+        # The last word that begins before them; the start of the line, if there is none. Words have rising columns.
         before = max((piece for piece in pieces if piece.position < at), default=Piece(pieces[0].column, at, 0))
         column = before.column + min(before.length, at - before.position)
         struck = _struck(text)

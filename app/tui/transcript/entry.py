@@ -107,8 +107,7 @@ class Entry:
         return rough
 
     def extend_last_line(self, message: Message) -> tuple[int, list[Row]] | None:
-        """Return new rows for a few plain words appended to the answer, and the row from which they replace the old
-        ones.
+        """Return the index of the answer's last row and the rows in its place, for a few plain words appended to it.
 
         None if more than the last line would change. The next `update` lays the text out exactly.
         """

@@ -48,14 +48,16 @@ class RowStrips:
         # `GrowingMarkdown`. The row's kind is not in the key: only "user" changes the look, and no content object is in
         # rows of "user" and of another kind. Marked and selected rows are never in the cache, and `clear` empties it
         # when the style changes.
-        content = row[0]
+        content, _ = row
         key = id(content), width, thumb
         drawn = self._drawn.get(key)
-        if drawn is None:
-            # The cache keeps the content, too: as long as the object exists, no other one has its id.
-            drawn = content, self._finished(self._text(row, width), width, thumb=thumb)
-            self._drawn[key] = drawn
-        return drawn[1]
+        if drawn is not None:
+            _, strip = drawn
+            return strip
+        strip = self._finished(self._text(row, width), width, thumb=thumb)
+        # The cache keeps the content, too: as long as the object exists, no other one has its id.
+        self._drawn[key] = content, strip
+        return strip
 
     def located(self, line: int, row: Row) -> Strip:
         """Return a row with the position of every character, for selection with the mouse."""

@@ -42,7 +42,17 @@ class ShownBranch:
         """Return the messages to show, first to last."""
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
-            messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
+            messages.append(
+                Message(
+                    id=_PENDING,
+                    session_id=conversation.session.id,
+                    parent_id=None,
+                    role="assistant",
+                    content="",
+                    created_at=0.0,
+                    partial=True,
+                )
+            )
         left_out = conversation.branch.not_sent
         summary = conversation.session.summary
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)

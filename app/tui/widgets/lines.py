@@ -180,11 +180,6 @@ class Section(Lines):
         repaint_subtitle(self, subtitle)
 
 
-def row(*pieces: Piece) -> Content:
-    """Return one line from its pieces."""
-    return Content.assemble(*pieces)
-
-
 def spread(left: Content, right: Content, width: int) -> Content:
     """Return `left` and `right` at the ends of a line; without room, `left` alone."""
     gap = width - left.cell_length - right.cell_length
