@@ -38,9 +38,11 @@ _HOUR_S = 3600.0  # age from which any other is
 _MIN_PASSES = 8  # also beyond these seconds: the result is an upper quartile
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
-# Bytes of a pass, (least, most). If memory is short, a CPU's pass may have a quarter of the least (`_cpu_size`).
-_CPU_SIZE = (256 << 20, 2 << 30)  # of all threads
-_GPU_SIZE = (64 << 20, 1 << 30)  # the least on Metal only
+# Bytes of a pass. If memory is short, a CPU's pass may have a quarter of the least (`_cpu_size`).
+_LEAST_ON_CPU = 256 << 20  # of all threads, as the next one
+_MOST_ON_CPU = 2 << 30
+_LEAST_ON_GPU = 64 << 20  # on Metal only
+_MOST_ON_GPU = 1 << 30
 _GPU_BATCH = 8  # reads per submission
 _GPU_TRIALS = 3  # submissions of each reader, of which the fastest tells which reader is used
 _COLUMNS = 4096  # of the 4-bit matrix
@@ -211,9 +213,9 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
 @contextmanager
 def _gpu_reader(host: Machine) -> Iterator[Reader]:
     """Read on the GPU by the faster of two operations, over the same memory."""
-    size = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
+    size = min(_MOST_ON_GPU, (host.device_memory_bytes or _MOST_ON_GPU) // 8)
     if host.backend == "metal":  # the GPU's memory is the machine's
-        size = _affordable(size, _GPU_SIZE[0])
+        size = _affordable(size, _LEAST_ON_GPU)
     data = mx.arange(size // 4, dtype=mx.float32)
     rows = size // _ROW_BYTES
     # Eight 4-bit weights are in 32 bits. Any bits are valid codes, so the floats serve as a matrix, too.
@@ -258,7 +260,7 @@ def _repeat(passes: Sequence[Callable[[], float]], budget_s: float, progress: Pr
 
 def _cpu_size(threads: int) -> int:
     """Return the bytes of a pass of all threads."""
-    return _affordable(min(max(threads * _SHARE, _CPU_SIZE[0]), _CPU_SIZE[1]), _CPU_SIZE[0] // 4)
+    return _affordable(min(max(threads * _SHARE, _LEAST_ON_CPU), _MOST_ON_CPU), _LEAST_ON_CPU // 4)
 
 
 def _affordable(size: int, least: int) -> int:

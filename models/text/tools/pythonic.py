@@ -157,7 +157,7 @@ def _calls(body: str) -> tuple[ToolCall, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Return the parts of a text between its commas, without those in quotes and brackets. The last may be empty."""
+    """Return the parts of a text between its commas outside of quotes and brackets. An empty last one is left out."""
     parts: list[str] = []
     start = 0
     for position, char in _outer_characters(text):
@@ -170,7 +170,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _outer_characters(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yield the positions and characters outside of quotes and brackets; of a bracket the closing one."""
+    """Yield the positions and characters outside of quotes and brackets; of these the closing ones."""
     depth = 0
     quote = ""
     is_escaped = False
