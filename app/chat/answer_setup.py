@@ -1,7 +1,7 @@
 """The setup of an answer (model, system prompt, sampling), its request, and settings for another answer.
 
 Used by the conversation, and by `/compare` and `/again`. A session stores sampling as plain values by option name;
-`stored_options` is the only reader of that form, and `AnswerOptions.stored` its writer.
+`stored_options` alone makes options of them, and `AnswerOptions.stored` writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from headrace.app.sessions.records import Message, Session
 from headrace.models.text.thinking import NO_TEXT
 from headrace.runtime.errors import UsageError
 
+_SEEDS = 2**64  # a seed has 64 bits
 WARM = AnswerOptions(temperature=0.7, min_p=0.05)
 """Sampling of another answer in place of greedy decoding."""
 WARMER = f"temperature 0 would repeat the answer: sampled at {WARM.temperature}"
@@ -52,7 +53,7 @@ class AnswerSetup:
 def stored_options(sampling: Mapping[str, object]) -> AnswerOptions:
     """Return a session's sampling as options, without unknown names. Raises UsageError for a value out of range."""
     values = {name: value for name, value in sampling.items() if name in OPTIONS}
-    biases = values.get("logit_bias")
+    biases = values.get("logit_bias")  # of a session of an earlier version: `AnswerOptions.stored` leaves it out
     if isinstance(biases, list):
         values["logit_bias"] = _parsed_biases(biases)
     return AnswerOptions.read(values)
@@ -129,6 +130,6 @@ def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int 
     if isinstance(seed, int):
         answer = next((message for message in branch.messages if message.parent_id == question), None)
         existing = len(branch.store.alternatives(answer)) if answer is not None else 0
-        # The question's first answer has `seed`, each further one the next. A seed has 64 bits.
-        sampling["seed"] = (seed + existing + later) % 2**64
+        # The question's first answer has `seed`, each further one the next.
+        sampling["seed"] = (seed + existing + later) % _SEEDS
     return sampling

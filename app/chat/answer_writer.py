@@ -22,7 +22,11 @@ Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
 
 class AnswerWriter:
-    """turn: the generation that is running. unstored: the last one, if it could not be stored when it ended."""
+    """Writes the answers of one branch, one after the other.
+
+    turn: the generation that is running.
+    unstored: the last one, if it could not be stored when it ended.
+    """
 
     def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
         self.turn: Turn | None = None
@@ -90,6 +94,8 @@ class AnswerWriter:
     def handle(self, turn: Turn, event: Event) -> None:
         """Add to the answer, or store it at its end. Raises SessionError if its message cannot be created or stored."""
         card = self._engine.card
+        # The answer's message is created with them, at its first text: by then a model that was still loading when the
+        # answer was asked for is known, with the settings it recommends.
         if turn.answer is None and turn.sampling is not None:
             turn.model = self.model_name
             turn.sampling = settings_used(turn.sampling, card)

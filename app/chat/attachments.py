@@ -36,8 +36,8 @@ _TEXT_SUFFIXES = re.compile(
     r"|php|pl|proto|ps1|pyi?|rb|rs|rst|scala|sh|sql|srt|swift|tex|toml|tsv|tsx?|txt|vtt|xml|ya?ml|zig)",
     re.IGNORECASE,
 )
-MAX_FILES = 100
-_MAX_ENTRIES = 20_000  # searched in a folder
+MAX_FILES = 100  # of a folder or pattern: more are hardly meant, such as those of `@~/`
+_MAX_ENTRIES = 20_000  # searched in a folder: a fraction of a second
 
 
 def unquoted(path: str) -> str:

@@ -11,18 +11,24 @@ from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError
 
-LEAST = 2
-MOST = 8
-"""Bounds of the number of candidates."""
+MIN_CANDIDATES = 2
+MAX_CANDIDATES = 8
+"""The help of `/again` in `commands.py` has both bounds in words."""
 
 
 class Candidates(ParallelAnswers):
-    """answers: the candidates, named 1, 2, ... question: their question. first: the number of messages before them."""
+    """Several answers to one question, of which one may be taken.
+
+    answers: the candidates, named 1, 2, ...
+    question: their question.
+    first: the number of messages before them.
+    """
 
     def __init__(self, conversation: Conversation, count: int) -> None:
         """Submit all requests. Raises UsageError, EngineError, SessionError."""
-        if not LEAST <= count <= MOST:
-            raise UsageError(f"/again takes a number from {LEAST} to {MOST}, not {count}", "as in /again 4")
+        if not MIN_CANDIDATES <= count <= MAX_CANDIDATES:
+            bounds = f"{MIN_CANDIDATES} to {MAX_CANDIDATES}"
+            raise UsageError(f"/again takes a number from {bounds}, not {count}", "as in /again 4")
         super().__init__(conversation)
         question, samplings = conversation.resamplings(count)
         self.notice = WARMER if conversation.greedy else None

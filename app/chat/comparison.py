@@ -40,7 +40,11 @@ class _ModelEngine:
 
 
 class Comparison(ParallelAnswers):
-    """answers: A, with the session's setup, and B. first: the number of messages before the compared question."""
+    """Two answers to each question, on branches of their own.
+
+    answers: A, with the session's setup, and B.
+    first: the number of messages before the compared question.
+    """
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class Comparison(ParallelAnswers):
         if isinstance(event, Died) and state == "dead":
             engine.model = None
         if isinstance(event, Damaged):
-            self.notice = event.message
+            self.notice = one_line(event.message, event.hint)
         if answer is None:
             return
         if isinstance(event, Ready):

@@ -43,7 +43,7 @@ class ContextQuestion:
     @property
     def answers(self) -> list[tuple[ContextChoice, str, str]]:
         """The rows of CONTEXT_CHOICES that can work."""
-        return [answer for answer in CONTEXT_CHOICES if answer[0] in self.choices]
+        return [(choice, key, text) for choice, key, text in CONTEXT_CHOICES if choice in self.choices]
 
     @property
     def text(self) -> str:
@@ -103,12 +103,13 @@ class ContextTrimming:
         if leaf.role == "user" and not answered:
             branch.store.take_back(leaf)
             branch.reload(leaf.parent_id)
-            self.returned = self.typed[1] if self.typed[0] == leaf.content else leaf.content
+            content, typed_text = self.typed
+            self.returned = typed_text if content == leaf.content else leaf.content
 
     def dropped(self, count: int) -> None:
         """Store that the engine left out the first `count` messages of the prompt."""
-        first = runs(self._branch.session, self._branch.messages)[count][0]
-        self.trim(first.id, self._branch.session.summary)
+        first_left, *_ = runs(self._branch.session, self._branch.messages)[count]
+        self.trim(first_left.id, self._branch.session.summary)
 
     def trim(self, first: int | None, summary: str) -> None:
         """Leave out all messages before `first` and send the summary instead."""

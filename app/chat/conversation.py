@@ -199,7 +199,7 @@ class Conversation:
     # --- branches, prompt and model --------------------------------------------------------------------------
 
     def switch_branch(self, message_id: int, step: int) -> None:
-        """Activate the next (1) or previous (-1) alternative at this message, if there is one."""
+        """Activate the alternative `step` places after the active one at this message, or the nearest to that."""
         self._leave_branch()
         self.branch.switch(message_id, step)
 

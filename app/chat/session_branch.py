@@ -85,7 +85,7 @@ class SessionBranch:
         return Alternatives(tuple(ids), ids.index(message.id))
 
     def switch(self, message_id: int, step: int) -> None:
-        """Activate the next (1) or previous (-1) alternative at this message, if there is one.
+        """Activate the alternative `step` places after the active one at this message, or the nearest to that.
 
         The message may be of a branch that was just left: keys are quicker than the screen that shows the new one.
         """
@@ -118,7 +118,7 @@ class SessionBranch:
             self.session = self.store.set_draft(self.session.id, draft)
 
     def set_sampling(self, values: Mapping[str, object]) -> None:
-        """Change sampling settings (SamplingParams fields, max_tokens, stop); None removes one."""
+        """Change settings of answers, by option name, in the form of `AnswerOptions.stored`; None removes one."""
         merged = {key: value for key, value in {**self.session.sampling, **values}.items() if value is not None}
         self.session = self.store.set_sampling(self.session.id, merged)
 
@@ -133,8 +133,8 @@ def cached_tokens(branch: list[Message]) -> int:
 
 def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
     """Return the tokens of prompt and answer in the KV cache: the last token of a cut-off answer was never fed."""
-    was_cut = reason != "stop"
-    return prompt + completion - was_cut
+    never_fed = 0 if reason == "stop" else 1
+    return prompt + completion - never_fed
 
 
 def new_session(store: SessionStore, before: Session) -> Session:

@@ -7,6 +7,7 @@ number of the request: counts of earlier texts are ignored.
 import time
 from collections.abc import Sequence
 
+from headrace.app.chat.answer_setup import stored_options
 from headrace.app.chat.attachments import read_attachments, take_attachments
 from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.commands import PrefetchPrompt
@@ -38,7 +39,7 @@ class UnsentMessage:
     def prefetch(
         self, text: str, session: Session, branch: Sequence[Message], *, count_only: bool = False
     ) -> PrefetchPrompt | None:
-        """Return the request for this text; None if nothing would be sent, or a file cannot be read."""
+        """Return the request for this text; None if nothing would be sent, or a file or a setting cannot be read."""
         try:
             content, self.files = take_attachments(text, read=self._read_lately)
         except UsageError as error:  # reported in full when it is sent
@@ -51,18 +52,28 @@ class UnsentMessage:
         messages = prompt_messages(session, branch, content.rstrip(), self.files)
         if not messages:
             return None
-        files = tuple(file.text for file in self.files)
-        thinking = session.sampling.get("thinking")
-        if not isinstance(thinking, bool | int | str):
-            thinking = None
-        return PrefetchPrompt(messages, thinking, self._requests, count_only=count_only, files=files)
+        try:
+            options = stored_options(session.sampling)
+        except UsageError:  # reported when it is sent
+            return None
+        return PrefetchPrompt(
+            messages,
+            options.thinking,
+            self._requests,
+            count_only=count_only,
+            files=tuple(file.text for file in self.files),
+            variables=options.chat_template_kwargs,
+        )
 
     def _read_lately(self, name: str) -> Sequence[Attachment]:
         now = time.monotonic()
-        self._read = {known: entry for known, entry in self._read.items() if now < entry[0] + _FRESH_S}
+        for known, (read_at, _) in list(self._read.items()):
+            if now >= read_at + _FRESH_S:
+                del self._read[known]
         if name not in self._read:
             self._read[name] = now, read_attachments(name)
-        return self._read[name][1]
+        _, files = self._read[name]
+        return files
 
     def counted_by(self, counted: PromptCounted) -> bool:
         """Take a count; counts of earlier texts are ignored. Return True for a count of the conversation alone."""

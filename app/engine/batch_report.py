@@ -54,14 +54,14 @@ class BatchReport:
         load = self._engine.load()
         send(
             BatchStatus(
-                states,
-                self._tokens,
-                now,
-                tuple(self._batches),
-                load.kv_used_bytes,
-                load.kv_room_bytes,
-                load.pool_bytes,
-                load.blocks,
+                states=states,
+                tokens=self._tokens,
+                at=now,
+                batches=tuple(self._batches),
+                kv_used_bytes=load.kv_used_bytes,
+                kv_room_bytes=load.kv_room_bytes,
+                pool_bytes=load.pool_bytes,
+                blocks=load.blocks,
             )
         )
         self._batches = []

@@ -1,4 +1,6 @@
-"""The handle of the engine process in the chat or the server: start, submit, poll. Nothing here blocks or imports mlx.
+"""The handle of the engine process in the chat or the server: start, submit, poll. Nothing here imports mlx.
+
+Only the end of a process is waited for: at once if it is killed, and in `close` while it writes K/V to disk.
 
 A client belongs to one thread. `state` and `card` change only in `start`, `poll` and `close`. Chat and server use
 `EngineClient`; a chat with --connect uses `remote.RemoteEngine`. Both are a `ChatEngine`, and so is the scripted engine
@@ -44,7 +46,7 @@ State = Literal["stopped", "loading", "ready", "failed", "dead"]
 
 
 class ChatEngine(Protocol):
-    """An engine for a chat: `EngineClient`, or a scripted one in tests."""
+    """An engine for a chat: `EngineClient`, `RemoteEngine`, or a scripted one in tests."""
 
     @property
     def state(self) -> State:
@@ -196,7 +198,8 @@ class EngineClient:
 
     def pull(self, name: str) -> None:
         if self._pull is not None:
-            raise EngineError(f"{self._pull[0]} is still being fetched", "one at a time")
+            fetched, _ = self._pull
+            raise EngineError(f"{fetched} is still being fetched", "one at a time")
         try:
             link = EngineLink()
         except OSError as error:

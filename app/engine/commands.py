@@ -1,7 +1,7 @@
 """Commands from the chat or the server to its engine process.
 
-`client.EngineClient` sends each by a method of its own, and `process.Server` runs them. `ModelSpec` is one, too: it
-loads a model.
+`client.EngineClient` sends them, `Quit` through its `link.EngineLink`, and `process.Server` runs them. `ModelSpec` is
+one, too: it loads a model.
 """
 
 import time
@@ -85,6 +85,7 @@ class PrefetchPrompt:
     id: of the count, which its event names.
     count_only: do not prefill.
     files: texts within the last message to be counted one by one.
+    variables: of the chat template.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -92,6 +93,7 @@ class PrefetchPrompt:
     id: int = 0
     count_only: bool = False
     files: Sequence[str] = ()
+    variables: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

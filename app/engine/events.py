@@ -101,7 +101,9 @@ class PromptCounted:
 class PrefixCached:
     """The prompt tokens in the KV cache after prefetching.
 
-    reuse: of that prompt, before. shared_blocks: K/V blocks that cached sequences other than its own begin with, too.
+    used_bytes, allocated_bytes: of the cache.
+    reuse: of that prompt, before.
+    shared_blocks: K/V blocks that cached sequences other than its own begin with, too.
     """
 
     tokens: int
@@ -146,8 +148,9 @@ class Prefill:
 class Delta:
     """Parts of an answer since the last delta, in order, as the `Answerer` gave them.
 
-    ttft_s: seconds from the request to the first text; None before that. opening: text of the chat template, before
-    that of the parts. has_steps: the text of each step is known; a server's stream does not tell it.
+    ttft_s: seconds from the request to the first text; None before that.
+    opening: text of the chat template, before that of the parts.
+    has_steps: the text of each step is known; a server's stream does not tell it.
     """
 
     id: int

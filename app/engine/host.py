@@ -236,7 +236,7 @@ class EngineHost:
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
         batch = 0
-        several = len(self._running) / 2 if self._serving else 1  # pairs of answers: deltas of many come less often
+        pairs = len(self._running) / 2 if self._serving else 1  # of answers: deltas of many come less often
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
@@ -244,7 +244,7 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    running.outbox.text_s = self._text_s * max(1, several)
+                    running.outbox.text_s = self._text_s * max(1, pairs)
                     running.outbox.add(event)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
@@ -274,16 +274,16 @@ class EngineHost:
                     running.explained = True
                     send(
                         Prefill(
-                            running.id,
-                            event.done,
-                            event.total,
-                            event.reused,
-                            answer.prompt.waited_s,
-                            answer.prompt.tokenize_s,
-                            reuse,
-                            tuple(answer.unchecked_tools),
-                            prompt,
-                            running.sequence.timeline.prefill_s,
+                            id=running.id,
+                            done=event.done,
+                            total=event.total,
+                            reused=event.reused,
+                            waited_s=answer.prompt.waited_s,
+                            tokenize_s=answer.prompt.tokenize_s,
+                            reuse=reuse,
+                            unchecked_tools=tuple(answer.unchecked_tools),
+                            prompt=prompt,
+                            prefill_s=running.sequence.timeline.prefill_s,
                         )
                     )
         states = {running.id: running.sequence.state for running in self._running.values()}
@@ -315,7 +315,9 @@ class EngineHost:
         last = command.messages[-1]
         self.idle.typing = last["role"] == "user"
         with encoding_ends(stop):
-            prompt = self._answerer.chat_prompt.encode(command.messages, thinking=command.thinking)
+            prompt = self._answerer.chat_prompt.encode(
+                command.messages, thinking=command.thinking, variables=command.variables
+            )
             message = self._count(last["content"]) if last["role"] == "user" else 0
             self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)

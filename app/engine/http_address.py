@@ -14,13 +14,14 @@ from headrace.runtime.errors import UsageError
 # Bounds in bytes on a server's lines and documents.
 _LONGEST_LINE = 16 << 20
 _LONGEST_BODY = 4 << 20
+_LONGEST_MESSAGE = 500  # characters of a server's error that are shown
 
 
 class ServerError(HTTPException):
     """An answer with an error: its message, in one line. code: its name for programs; "" without one."""
 
     def __init__(self, message: str, code: str = "") -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(" ".join(message.split())[:_LONGEST_MESSAGE])
         self.code = code
 
 
@@ -80,9 +81,9 @@ def events(response: HTTPResponse) -> Iterator[tuple[str, str]]:
     name = ""
     while line := response.readline(_LONGEST_LINE):
         if line.startswith(b"event:"):
-            name = line[6:].strip().decode()
+            name = line.removeprefix(b"event:").strip().decode()
         elif line.startswith(b"data:"):
-            yield name, line[5:].strip().decode()
+            yield name, line.removeprefix(b"data:").strip().decode()
         elif not line.strip():
             name = ""
 
@@ -91,6 +92,6 @@ def _error(status: int, body: bytes) -> ServerError:
     """Return the error of a response, in OpenAI's form or any other."""
     try:
         error = json.loads(body)["error"]
-        return ServerError(str(error["message"])[:500], str(error.get("code") or ""))
+        return ServerError(str(error["message"]), str(error.get("code") or ""))
     except (ValueError, TypeError, KeyError):
         return ServerError(f"the server answered with status {status}")

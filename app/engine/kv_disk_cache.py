@@ -1,8 +1,8 @@
 """Disk cache of recent chats' K/V, so that a reopened chat is not prefilled again.
 
-`EngineHost` and `headrace run` use it. Blocks are written while the engine is idle, or within a second after the chat
-was left. Missing or damaged blocks are computed again. Deleting a session clears the whole cache
-(`app.sessions.kv_cache`), which contains its text.
+`EngineHost` and `headrace run` use it. Blocks are written while the engine is idle, or at its end, for a second at most
+(`client._LAST_S`, `run.answer._WRITE_S`). Missing or damaged blocks are computed again. Deleting a session clears the
+whole cache (`app.sessions.kv_cache`), which contains its text.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class KVDiskCache:
         return bool(self._pending)
 
     def write(self, stop: Callable[[], bool]) -> None:
-        """Write the queue until `stop()`, which is called before every file; the rest stays queued."""
+        """Write the queue, newest first, until `stop()`, which is called before every file; the rest stays queued."""
         if not self._pending:
             return
         while self._pending:

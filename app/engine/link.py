@@ -146,7 +146,8 @@ def _exit_message(code: int, log: str, kill_reason: str) -> str:
         return f"the engine's memory ran out; {METAL_HINT}"
     _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
     if lost and code == 1:
-        return f"{LOST_RANK}{rest.partition(chr(10))[0]}; this machine goes on alone"
+        reason, *_ = rest.splitlines() or [""]
+        return f"{LOST_RANK}{reason}; this machine goes on alone"
     if code == -signal.SIGKILL and kill_reason:
         return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"
     if code == -signal.SIGKILL:

@@ -18,7 +18,10 @@ Send = Callable[[Event], None]
 
 
 class Outbox:
-    """text_s: seconds between two deltas."""
+    """Collects the parts of one answer, and sends them as deltas.
+
+    text_s: seconds between two deltas.
+    """
 
     def __init__(
         self, generation: int, answer: Answer, send: Callable[[Delta], None], *, text_s: float = TEXT_S

@@ -183,8 +183,10 @@ class Server:
         else:
             command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
         if command is not None:
-            if idle is not None:
-                idle.rest() if isinstance(command, Rest) else idle.resume()
+            if idle is not None and isinstance(command, Rest):
+                idle.rest()
+            elif idle is not None:
+                idle.resume()
             self._run(command)
         elif idle is not None:
             idle.run(self._inbox.waiting, self._send)
@@ -293,7 +295,7 @@ def main(descriptor: int) -> None:
 
 
 def throttled(sink: Progress) -> Progress:
-    """Return a sink that passes one report per 0.1 s and stage, and each stage's first and last."""
+    """Return a sink that passes one report of a stage per _INTERVAL_S, its first, and its last if `total` is known."""
     passed: dict[str, float] = {}
 
     def report(stage: str, done: int, total: int | None, /) -> None:

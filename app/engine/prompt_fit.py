@@ -35,7 +35,8 @@ class PromptFit:
         if len(prompt) <= self.longest:
             return prompt
         if command.drop_oldest and (starts := _turn_starts(command.messages)):
-            # The fewest turns to drop: prompts get shorter with each, so a binary search finds the first that fits.
+            # The fewest turns to drop: prompts get shorter with each, so a binary search finds the first that fits. If
+            # none does, only the last turn stays, which may take all of the room.
             limit = self._limit * _FILL_AFTER_DROP
             index = bisect_left(starts, True, key=lambda count: len(self._encode(command, count)) <= limit)
             count = starts[min(index, len(starts) - 1)]

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from queue import Empty, SimpleQueue
 from socket import SHUT_RDWR
@@ -28,7 +28,7 @@ from headrace.runtime.errors import EngineError
 
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0  # without a byte from the server
-_OWN = "headrace"  # owner of the models of our own server
+_OWN = "headrace"  # owner of the models of our own server: `owned_by` in `app.server.models`
 _CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: headrace's, and vLLM's
 # Options that other servers do not know: some refuse unknown fields.
 _OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
@@ -81,8 +81,9 @@ class RemoteEngine:
             self._events.put((self._current, Abandoned(each)))  # before the error of the closed connection
             with self._changes:
                 connection = self._running.pop(each, None)
-            if connection is not None and connection.sock is not None:
-                connection.sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
+            if connection is not None and (sock := connection.sock) is not None:
+                with suppress(OSError):  # the server has ended the connection, or the thread just has
+                    sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
 
     def poll(self) -> list[Event]:
         events: list[Event] = []
@@ -212,10 +213,39 @@ def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
     from headrace.runtime.metrics.cost import StepCost
 
     limit = next((model[key] for key in _CONTEXT if isinstance(model.get(key), int)), 0)
-    machine = Machine("cpu", "a server", "", None, None, "", "", 1, 1, frozenset())
-    machine.__dict__.update(gpu_cores=None, chip=None)
-    card = ModelCard(name, "", "", None, "", limit, 0, StepCost(0, 0, []), {}, True, 0.0, machine, None, None, {}, 1, 0)
-    return replace(card, notes=("sizes and memory of this server are unknown",))
+    machine = Machine(
+        backend="cpu",
+        device_name="a server",
+        architecture="",
+        memory_bytes=None,
+        device_memory_bytes=None,
+        os="",
+        cpu="",
+        physical_cores=1,
+        usable_cores=1,
+        isa=frozenset(),
+    )
+    machine.__dict__.update(gpu_cores=None, chip=None)  # cached properties: nothing is looked up on this machine
+    return ModelCard(
+        name=name,
+        path="",
+        origin="",
+        licence=None,
+        kind="",
+        context_limit=limit,
+        weight_bytes=0,
+        cost=StepCost(0, 0, []),
+        generation_defaults={},
+        thinks=True,
+        load_s=0.0,
+        machine=machine,
+        peak=None,
+        budget=None,
+        kernels={},
+        spare_cpus=1,
+        active_memory_bytes=0,
+        notes=("sizes and memory of this server are unknown",),
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -44,7 +44,7 @@ class RemoteAnswer:
     def take(self, chunk: Mapping[str, Any]) -> list[Event]:
         """Return the events of a chunk. Raises ServerError for an error in the stream, KeyError for other objects."""
         if error := chunk.get("error"):
-            raise ServerError(str(error.get("message", error))[:500], str(error.get("code") or ""))
+            raise ServerError(str(error.get("message", error)), str(error.get("code") or ""))
         self._usage = chunk.get("usage") or self._usage
         if extension := chunk.get("headrace"):
             return self._reported(extension)
@@ -106,7 +106,18 @@ class RemoteAnswer:
         else:
             self._latencies.append(latency)
         self._pieces += 1
-        return StepRecord(self._pieces - 1, 0, latency, 0, 0, 0, 0, 0, 0, 0)
+        return StepRecord(
+            index=self._pieces - 1,
+            context=0,
+            latency_s=latency,
+            weight_bytes=0,
+            kv_bytes_read=0,
+            kv_bytes_written=0,
+            kv_used_bytes=0,
+            kv_allocated_bytes=0,
+            active_memory_bytes=0,
+            peak_memory_bytes=0,
+        )
 
     def _summary(self) -> Summary:
         tokens = int(self._usage.get("completion_tokens") or self._pieces)

@@ -19,8 +19,9 @@ _END_S = 15.0  # for a server to end
 def server_process(arguments: Sequence[str], key: str | None) -> Iterator[str]:
     """Run a server on a free port during the block, and yield its address. It ends with this process, too.
 
-    arguments: of `headrace serve`. key: that requests must have; None: none. Raises the error that the server ended
-    with.
+    arguments: of `headrace serve`.
+    key: that requests must have; None: none.
+    Raises the error that the server ended with.
     """
     command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "-q", "--parent", str(os.getpid())]
     with tempfile.TemporaryFile() as errors:

@@ -80,7 +80,8 @@ class AnswerPrinter:
         facts = [] if message.metrics is None else summary_phrases(message.metrics)
         ending = ENDINGS.get(message.finish_reason or "")
         if ending is not None:
-            facts.append(ending[1])  # its words, without the mark
+            _mark, words = ending
+            facts.append(words)
         if facts:
             self._terminal.say(f"({', '.join(facts)})")
 
@@ -105,7 +106,9 @@ class AnswerPrinter:
 class LineChat:
     """One conversation at a time.
 
-    attached: `/file` lines for the next message. show_thinking: print thinking. ended: /quit was typed.
+    attached: `/file` lines for the next message.
+    show_thinking: print thinking.
+    ended: /quit was typed.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ParallelAnswer
+from headrace.app.engine.events import Damaged
 from headrace.app.model_info import report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
@@ -234,6 +235,13 @@ def test_an_engine_crash_loses_one_answer_only(talk: Conversation) -> None:
     assert a.messages[-1].finish_reason == "died"
     assert "SIGKILL" in str(a.notice)
     assert said(b)[-1] == "Hello, world."
+
+
+def test_damaged_weights_are_reported_with_the_remedy(talk: Conversation) -> None:
+    it = Comparison(talk, WARM, no_second)
+    engine_of(talk)._backlog.append(Damaged("tiny is damaged", "remove it"))
+    it.poll()
+    assert it.notice == "tiny is damaged (remove it)"
 
 
 def test_a_question_longer_than_the_context_is_reported(talk: Conversation) -> None:

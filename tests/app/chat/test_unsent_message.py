@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat import attachments, unsent_message
+from headrace.app.chat.answer_setup import answer_request
 from headrace.app.engine.events import PromptCounted
-from headrace.app.sessions.records import Session
+from headrace.app.sessions.records import Message, Session
 
 
 def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +29,22 @@ def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pyte
     asked = typed.prefetch(f"@{tmp_path}/ see this", session, [])
     assert asked is not None
     assert asked.files == ("two",)
+
+
+def test_a_prompt_is_asked_for_as_it_will_be_sent() -> None:
+    sampling = {"thinking": "on", "chat_template_kwargs": '{"preserve_thinking": true}'}
+    session = Session("s", "", 0.0, 0.0, sampling=sampling)
+    asked = unsent_message.UnsentMessage().prefetch("why?", session, [])
+    sent = answer_request(1, session, [Message(1, "s", None, "user", "why?", 0.0)])
+    assert asked is not None
+    assert asked.messages == sent.messages
+    assert (asked.thinking, asked.variables) == (sent.options.thinking, sent.options.chat_template_kwargs)
+    assert asked.variables == {"preserve_thinking": True}
+
+
+def test_nothing_is_asked_with_settings_that_cannot_be_sent() -> None:
+    session = Session("s", "", 0.0, 0.0, sampling={"temperature": -1})
+    assert unsent_message.UnsentMessage().prefetch("why?", session, []) is None
 
 
 def test_counts_of_files_stay_until_they_are_counted_again(tmp_path: Path) -> None:

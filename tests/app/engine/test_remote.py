@@ -1,10 +1,13 @@
 """A chat's engine on a server: headrace's own, and one of another program."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +102,16 @@ def test_a_cancelled_answer_ends_on_the_server_too(engine: RemoteEngine, server:
     assert until(engine, Abandoned).id == 1
     server.until(requests=0)
     assert engine.poll() == []
+
+
+def test_cancelling_an_answer_whose_connection_has_just_ended_is_harmless() -> None:
+    engine = RemoteEngine(HTTPAddress("http://127.0.0.1:1"))
+    with closing(HTTPConnection("127.0.0.1")) as connection:
+        connection.sock = socket.socket()  # connected to nothing
+        engine._open.add(1)
+        engine._running[1] = connection
+        engine.cancel(1)
+    assert engine.poll() == [Abandoned(1)]
 
 
 def test_errors_of_the_server_are_errors_of_the_answer(engine: RemoteEngine) -> None:
