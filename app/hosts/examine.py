@@ -16,6 +16,7 @@ from headrace.runtime.errors import HeadraceError
 _CLOCK_S = 2.0  # of difference between clocks, which confuses logs
 _SLOW_S = 0.3e-3  # a latency from which tensor parallel waits longer than it computes
 _LITTLE_MEMORY = 1 << 30  # bytes; less holds no part of a model worth dividing
+_ASK_THERE = "`headrace doctor` there"
 
 
 def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
@@ -82,9 +83,10 @@ def _problems(
     if host.rank:
         error = refusal(host, report, own_report, model)
     if error is not None:
-        add("broken", str(error), error.hint or "`headrace doctor` there")
+        add("broken", str(error), error.hint or _ASK_THERE)
     if "link_error" in report:
-        add("broken", *report["link_error"])
+        problem, hint = report["link_error"]
+        add("broken", problem, hint or _ASK_THERE)
     if "machine" not in report:
         return problems
     offset = report.get("clock_offset", 0.0)

@@ -31,7 +31,7 @@ _LONGEST_NAME = 255  # characters, as in DNS
 # NAME=VALUE without control characters: `HF_HOME=/data/hf`.
 _ENV = re.compile(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f\ud800-\udfff]*\Z", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-MOST = 64
+MAX_HOSTS = 64
 """Hosts of one run."""
 Device = str | tuple[str, ...] | None
 """RDMA device, or several, towards another rank; None: none."""
@@ -115,8 +115,8 @@ def read_hosts(text: str) -> Hosts:
     backend = read.backend or RING
     if backend not in _BACKENDS:
         raise UsageError(f"--hosts: {backend!r} is no backend here", f"use one of {', '.join(_BACKENDS)}")
-    if not 2 <= len(read.hosts) <= MOST:
-        raise UsageError(f"--hosts: {len(read.hosts)} hosts, where 2 to {MOST} are needed", _FORM)
+    if not 2 <= len(read.hosts) <= MAX_HOSTS:
+        raise UsageError(f"--hosts: {len(read.hosts)} hosts, where 2 to {MAX_HOSTS} are needed", _FORM)
     hosts = [_checked(rank, row) for rank, row in enumerate(read.hosts)]
     _check_rdma(backend, hosts)
     if not all(map(_ENV.match, read.envs)):
@@ -205,7 +205,7 @@ def _address(ssh: str, text: str) -> str:
 
 
 def _check_ring(hosts: Sequence[Host]) -> None:
-    """Raises UsageError for addresses that MLX's ring does not take."""
+    """Raise UsageError for addresses that MLX's ring does not take."""
     if ip := next((ip for host in hosts for ip in host.ips if ":" in ip), None):
         raise UsageError(f"--hosts: MLX's ring takes no IPv6 address such as {ip}", "name an IPv4 address")
     if odd := next((host for host in hosts if len(host.ips) != len(hosts[0].ips)), None):
@@ -216,7 +216,7 @@ def _check_ring(hosts: Sequence[Host]) -> None:
 
 
 def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
-    """Raises UsageError for devices that do not match the hosts; JACCL's ring needs those of neighbours only."""
+    """Raise UsageError for devices that do not match the hosts; JACCL's ring needs those of neighbours only."""
     if backend not in (JACCL, JACCL_RING):
         return
     count = len(hosts)
@@ -249,7 +249,9 @@ def _resolved(host: Host) -> str:
         return "127.0.0.1"
     name = _ssh_hostname(host.ssh)
     try:
-        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        first, *_ = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        *_, (address, *_) = first
+        return str(address)
     except (OSError, UnicodeError):
         if host.rank == 0:
             return "127.0.0.1"

@@ -226,5 +226,5 @@ def end_all(processes: Sequence[RankProcess], *, grace_s: float) -> None:
 
 def _ssh(host: Host) -> list[str]:
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "LogLevel=ERROR"]
-    options += ["ServerAliveInterval=2", "ServerAliveCountMax=3"]
+    options += ["ServerAliveInterval=2", "ServerAliveCountMax=3"]  # ssh ends after six seconds without its server
     return ["ssh", "-T", *(part for option in options for part in ("-o", option)), "--", host.ssh]

@@ -1,7 +1,7 @@
 """A rank from 1 on, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
 
-Standard input has an order, then `go`; its end ends the process, however rank 0 has ended. Standard output has one
-report, and heartbeats, which rank 0 answers. Both are lines of JSON.
+Standard input has an order, whose keys `Ranks.start` (start.py) writes, then `go`; its end ends the process, however
+rank 0 has ended. Standard output has one report, and heartbeats, which rank 0 answers. Both are lines of JSON.
 """
 
 import ctypes

@@ -256,6 +256,13 @@ def test_an_examination_reports_every_problem(tmp_path: Path) -> None:
     assert examination.examine(replace(two(), backend="no-such"), model)["ok"] is False
 
 
+def test_a_rank_that_ends_before_its_link_is_measured_is_reported_with_a_hint() -> None:
+    own = {"versions": own_versions()}
+    report = {**own, "link_error": ("rank 1 ended", None)}
+    problems = examination._problems(two().hosts[1], report, own, None, None, "ring")
+    assert problems == [{"severity": "broken", "what": "rank 1 ended", "do": "`headrace doctor` there"}]
+
+
 def test_digests_tell_copies_from_other_weights(tmp_path: Path) -> None:
     first = write_chat_model(tmp_path / "first")
     large = first / "model-2.safetensors"
