@@ -22,6 +22,9 @@ bool known_width(int bits) {
   return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
 }
 
+// `a`, which is evaluated, row-contiguous. An evaluation takes tens of microseconds, longer than the move of most arrays.
+mx::array row_contiguous(const mx::array& a) { return a.flags().row_contiguous ? a : settled(a); }
+
 // (N, columns) -> (bands, columns, kBand), in huge pages.
 mx::array interleaved(const mx::array& a) {
   const int rows = a.shape(0), columns = a.shape(1);
@@ -125,13 +128,13 @@ void MatrixHandle::fill() {
   }
   mx::eval(std::move(all));
   const auto moved = [&](const mx::array& a) {
-    return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
+    return view_.rounds() ? interleaved(row_contiguous(a)) : in_huge_pages(row_contiguous(a));
   };
   if (from.offsets.has_value()) {
     auto every = symmetric<Type::f32>;
     if (view_.type == Type::f16) every = symmetric<Type::f16>;
     if (view_.type == Type::bf16) every = symmetric<Type::bf16>;
-    if (!view_.may_be_symmetric() || !every(settled(*from.scales), settled(*from.offsets), view_.bits)) {
+    if (!view_.may_be_symmetric() || !every(row_contiguous(*from.scales), row_contiguous(*from.offsets), view_.bits)) {
       offsets_ = moved(*from.offsets);
       view_.offsets = offsets_->data<void>();
     }
@@ -140,7 +143,7 @@ void MatrixHandle::fill() {
     scales_ = moved(*from.scales);
     view_.scales = scales_->data<void>();
   }
-  data_ = view_.planed() ? interleaved_planes(settled(from.data), view_.bits) : moved(from.data);
+  data_ = view_.planed() ? interleaved_planes(row_contiguous(from.data), view_.bits) : moved(from.data);
   view_.data = data_->data<void>();
   if (from.bias.has_value()) {
     bias_ = settled(mx::astype(*from.bias, mx::float32, mx::Device(mx::Device::cpu)));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels.h"
 #include "pool.h"
@@ -47,6 +48,42 @@ inline void split_planes(int bits, const uint32_t* from, int64_t words, uint32_t
 
 inline int64_t bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
 
+// The numbers of a and b by turns, those of the first or of the second half of both.
+template <int Half, class Vector, int... Lane>
+Vector by_turns(Vector a, Vector b, std::integer_sequence<int, Lane...>) {
+  constexpr int kLanes = sizeof...(Lane);
+  return __builtin_shufflevector(a, b, (Half * kLanes / 2 + Lane / 2 + Lane % 2 * kLanes)...);
+}
+
+constexpr int kVectorBytes = 16;  // of a vector that every processor has
+template <class T>
+constexpr int64_t kSide = kVectorBytes / sizeof(T);  // rows and columns of a square, which are transposed in vectors
+
+// to[c * kBand + r] = from[r * columns + c] for r and c below kSide.
+template <class T>
+void transpose_square(const T* from, int64_t columns, T* to) {
+  typedef T Vector __attribute__((vector_size(kVectorBytes)));
+  constexpr int kRows = kSide<T>, kHalf = kRows / 2;
+  constexpr std::make_integer_sequence<int, kRows> kLanes{};
+  Vector rows[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) std::memcpy(&rows[r], from + r * columns, sizeof rows[r]);
+  // A round moves the highest bit of a number's row below those of its lane, and the highest of its lane below those of its row.
+#pragma GCC unroll 4
+  for (int round = 1; round < kRows; round *= 2) {
+    Vector mixed[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kHalf; ++r) {
+      mixed[2 * r] = by_turns<0>(rows[r], rows[r + kHalf], kLanes);
+      mixed[2 * r + 1] = by_turns<1>(rows[r], rows[r + kHalf], kLanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) rows[r] = mixed[r];
+  }
+#pragma GCC unroll 16
+  for (int c = 0; c < kRows; ++c) std::memcpy(to + c * kBand, &rows[c], sizeof rows[c]);
+}
+
 // to (bands, columns, kBand) from (rows, columns).
 template <class T>
 void interleave(Pool& pool, const T* from, int64_t rows, int64_t columns, T* to) {
@@ -59,8 +96,18 @@ void interleave(Pool& pool, const T* from, int64_t rows, int64_t columns, T* to)
       if (here < kBand) std::fill(out, out + kBand * columns, T{0});
       for (int64_t begin = 0; begin < columns; begin += kAtOnce) {
         const int64_t end = std::min(columns, begin + kAtOnce);
-        for (int64_t lane = 0; lane < here; ++lane) {
-          for (int64_t c = begin; c < end; ++c) out[c * kBand + lane] = band[lane * columns + c];
+        // As many lines of the next band: the processor does not follow 32 rows by itself.
+        const T* ahead = band + kBand * (columns + begin);
+        for (int64_t i = 0; i < kBand * kAtOnce; i += kAtOnce) __builtin_prefetch(ahead + i);
+        for (int64_t lane = 0; lane < here; lane += kSide<T>) {
+          const int64_t below = std::min(here, lane + kSide<T>);
+          const int64_t squares_end = lane + kSide<T> <= here ? end / kSide<T> * kSide<T> : begin;
+          for (int64_t c = begin; c < squares_end; c += kSide<T>) {
+            transpose_square(band + lane * columns + c, columns, out + c * kBand + lane);
+          }
+          for (int64_t r = lane; r < below; ++r) {
+            for (int64_t c = squares_end; c < end; ++c) out[c * kBand + r] = band[r * columns + c];
+          }
         }
       }
     }

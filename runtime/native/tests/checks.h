@@ -18,6 +18,7 @@ int failures();
 void test_halves();
 void test_pool(bool forks);
 void test_streaming();
+void test_interleaving();
 void test_projections(const Kernels& kernels);
 void test_experts(const Kernels& kernels);
 void test_mixers(const Kernels& kernels);

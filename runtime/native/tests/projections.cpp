@@ -115,6 +115,25 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   }
 }
 
+// The layout by its definition, for rows and columns that fill no square of interleave().
+template <class T>
+void test_interleaving() {
+  for (const int64_t rows : {1, 13, 32, 51, 96}) {
+    for (const int64_t columns : {1, 3, 16, 18, 67, 131}) {
+      const Guarded from = random_bytes(rows * columns * static_cast<int64_t>(sizeof(T)));
+      Guarded to(bands(rows) * kBand * columns * static_cast<int64_t>(sizeof(T)));
+      interleave(Pool::shared(), from.as<T>(), rows, columns, to.as<T>());
+      for (int64_t row = 0; row < bands(rows) * kBand; ++row) {
+        for (int64_t c = 0; c < columns; ++c) {
+          const T expected = row < rows ? from.as<T>()[row * columns + c] : T{0};
+          const int64_t at = (row / kBand * columns + c) * kBand + row % kBand;
+          check(to.as<T>()[at] == expected, "a number's place", "interleaving");
+        }
+      }
+    }
+  }
+}
+
 // Every row, and rows that no matrix has.
 void test_embedding(const Weights& w) {
   const int64_t n = w.view.n, k = w.view.k;
@@ -216,6 +235,12 @@ void test_two_callers(const Kernels& kernels) {
 }
 
 }  // namespace
+
+void test_interleaving() {
+  test_interleaving<uint8_t>();
+  test_interleaving<uint16_t>();
+  test_interleaving<uint32_t>();
+}
 
 void test_projections(const Kernels& kernels) {
   test_formats(kernels);

@@ -82,7 +82,7 @@ for kind in "$@"; do
         LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)"
         LD_PRELOAD+=" $(c++ -print-file-name=libstdc++.so)"
         "$python" -c "from headrace.runtime.ops import native; assert native._native.__file__.startswith('$tree/')"
-        "$python" -m pytest -p no:cacheprovider tests/runtime/test_native_{kernels,lifetime,weights}.py
+        "$python" -m pytest -p no:cacheprovider tests/runtime/ops/test_native_{kernels,lifetime,weights}.py
         "$python" -m tests.fuzz kernels kernel-pass kernel-mixers --seconds 60
       )
       ;;

@@ -43,6 +43,17 @@ def test_weight_slabs_are_filled_and_freed() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)
 
 
+@pytest.mark.parametrize("group", [32, 128])
+def test_matrices_are_interleaved_in_bands_of_32_rows(group: int) -> None:
+    """Each band has word k of all its rows, then word k + 1; scales and biases alike."""
+    data, scales, biases = mx.quantize(mx.random.normal((70, 1152)), bits=4, group_size=group)
+    weight = Weight(data, scales.astype(mx.float16), biases.astype(mx.float16), bits=4, group_size=group)
+    prepared = native.prepare(weight, mx.float32)
+    for stored, moved in zip(weight.arrays, prepared.arrays, strict=True):
+        bands = mx.pad(stored, [(0, 96 - 70), (0, 0)]).reshape(3, 32, -1)
+        assert mx.array_equal(moved, bands.swapaxes(1, 2))
+
+
 @pytest.mark.parametrize("bits", [0, 4, 6])
 @pytest.mark.parametrize("bias", [False, True])
 def test_weights_read_in_a_block_equal_weights_read_immediately(bits: int, bias: bool) -> None:
