@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.metrics.cost import LayerKV
 
 _ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
@@ -106,7 +106,7 @@ class Marks:
         return least_wanted
 
 
-class MlxLmCache(CacheLengths):
+class MlxLmCache(KVCache):
     """The caches of `make_prompt_cache`, with marks if a part drops entries."""
 
     def __init__(self, parts: list[CachePart], limit: int, kv: Sequence[LayerKV]) -> None:

@@ -9,8 +9,8 @@ with recurrent state or sliding windows to a marked length.
     entries:  0 .......... committed .......... length .......... limit
               final        of a pass in flight  free
 
-`CacheLengths` is the base of the caches here and of mlx-lm's. tests/runtime/kv/test_cache.py compares caches with a
-plain list, and test_cache_protocol.py runs an engine over another layout behind these protocols.
+`KVCache` is the base of the caches here and of mlx-lm's. tests/runtime/kv/test_cache.py compares caches with a plain
+list, and test_cache_protocol.py runs an engine over another layout behind these interfaces.
 B = sequences, T = new tokens, E = model width, N = tokens of all rows, H / Hkv = query / key-value heads,
 D = head dimension.
 """
@@ -30,56 +30,65 @@ _Projected = TypeVar("_Projected", mx.array, Projections)
 CHUNK = 256
 
 
-class KVCache(Protocol):
-    """The engine's side of one sequence's cache."""
+class KVCache:
+    """One sequence's cache, as the engine uses it: its entries' numbers. Subclasses have the entries.
 
-    limit: int
-    needs_marks: bool
-    """True if `trim` reaches marked lengths only (recurrent state, sliding windows)."""
+    limit: entries at most.
+    length: entries appended so far, committed or not.
+    committed: final entries.
+    needs_marks: `trim` reaches marked lengths only (recurrent state, sliding windows); else any committed length.
+    """
 
-    @property
-    def length(self) -> int:
-        """Entries appended so far, committed or not."""
-        ...
+    needs_marks = False
 
-    @property
-    def committed(self) -> int:
-        """Final entries."""
-        ...
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a cache needs room for at least one token, not {limit}")
+        self.limit = limit
+        self.length = 0
+        self.committed = 0
 
     @property
     def committed_bytes(self) -> int:
         """Bytes of the committed entries."""
-        ...
+        raise NotImplementedError
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes allocated, in use or not."""
-        ...
+        raise NotImplementedError
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` entries as appended. Raises ContextLimitError past the limit."""
+        if self.length + tokens > self.limit:
+            raise ContextLimitError(f"the context limit of {self.limit} tokens is reached")
+        self.length += tokens
 
     def commit(self, tokens: int) -> None:
         """Make the next `tokens` appended entries final."""
-        ...
+        if self.committed + tokens > self.length:
+            raise ValueError(f"cannot commit {tokens} of {self.length - self.committed} pending entries")
+        self.committed += tokens
 
     def rollback(self) -> None:
         """Drop the uncommitted entries. Caches with recurrent state drop those that the newest pass committed, too."""
-        ...
+        self.length = self.committed
 
     def reachable(self, length: int) -> int:
         """Return the most of the first `length` committed entries that `trim` can keep, or 0."""
-        ...
+        return length
 
     def trim(self, length: int) -> None:
         """Keep the first `length` committed entries, and drop all others. See `reachable`."""
-        ...
+        if not 0 <= length <= self.committed:
+            raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
+        self.length = self.committed = length
 
     def mark(self) -> None:
-        """Make the current length reachable; nothing may be pending. Old marks are evicted."""
-        ...
+        """Make the current length reachable, if not all are; nothing may be pending. Old marks are evicted."""
 
     def close(self) -> None:
-        """Release shared memory. The cache is not used again."""
-        ...
+        """Release shared memory, if there is some. The cache is not used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,51 +159,6 @@ def compute_after(x: _Projected, previous: mx.array | None) -> _Projected:
         return x
     ordered: _Projected = mx.depends(x, previous)
     return ordered
-
-
-class CacheLengths:
-    """Appended and committed entries of a cache, and their limit. Any committed length is reachable."""
-
-    needs_marks = False
-
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"a cache needs room for at least one token, not {limit}")
-        self.limit = limit
-        self.length = 0
-        self.committed = 0
-
-    def advance(self, tokens: int) -> None:
-        """Count `tokens` entries as appended. Raises ContextLimitError past the limit."""
-        if self.length + tokens > self.limit:
-            raise ContextLimitError(f"the context limit of {self.limit} tokens is reached")
-        self.length += tokens
-
-    def commit(self, tokens: int) -> None:
-        """Make the next `tokens` appended entries final."""
-        if self.committed + tokens > self.length:
-            raise ValueError(f"cannot commit {tokens} of {self.length - self.committed} pending entries")
-        self.committed += tokens
-
-    def rollback(self) -> None:
-        """Drop the uncommitted entries."""
-        self.length = self.committed
-
-    def trim(self, length: int) -> None:
-        """Keep the first `length` committed entries, and drop all others."""
-        if not 0 <= length <= self.committed:
-            raise ValueError(f"cannot trim {self.committed} committed entries to {length}")
-        self.length = self.committed = length
-
-    def close(self) -> None:
-        """Do nothing: the memory is freed with the object."""
-
-    def mark(self) -> None:
-        """Do nothing: every length is reachable."""
-
-    def reachable(self, length: int) -> int:
-        """Return the most of the first `length` committed entries that `trim` can keep."""
-        return length
 
 
 @dataclass(frozen=True, slots=True)

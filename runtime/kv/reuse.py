@@ -10,13 +10,13 @@ next pass, `cache_blocks` makes committed entries available to other sequences. 
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.prefix_index import PrefixNode, PrefixPath
 from headrace.runtime.ops import BLOCK, Phase
 
 
-class ReusableCache(CacheLengths):
+class ReusableCache(KVCache):
     """One sequence's lengths, and the nodes of its entries in the prefix index. pool: None without prefix sharing."""
 
     def __init__(self, pool: BlockPool | None, limit: int) -> None:

@@ -9,7 +9,7 @@ Contract: a pass of the head, and its logits, are handed to the device at once a
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 
@@ -69,7 +69,7 @@ class _HeadCaches:
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
         self._leader.log("head", "acquire", self._number, self._limit)
         inner = self._backend.acquire(prompt, entries)
-        return LeaderCache(inner, self._number, self._leader, [], ("head",))
+        return cast(KVCache, LeaderCache(inner, self._number, self._leader, [], ("head",)))
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         [row] = rows

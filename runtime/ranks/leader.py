@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -252,7 +252,7 @@ class LeaderBackend:
             made = LeaderCache(inner, self._made, self._leader, list(prompt))
             lengths = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
             if len(lengths) == 1:
-                return made
+                return cast(KVCache, made)  # it has what it lacks from `inner`
             made.close()
             end = min(lengths) + 1
 

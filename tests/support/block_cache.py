@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.kv.cache import CacheLengths, KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
@@ -20,7 +20,7 @@ BLOCK = 5  # entries; no divisor of anything
 NOTHING = float("nan")  # whoever reads too far will notice
 
 
-class BlockCache(CacheLengths):
+class BlockCache(KVCache):
     """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
 
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops) -> None:

@@ -12,7 +12,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.machine.sensors import Readings
 from tests.support.tiny import load_decoder, write_model
 
@@ -43,13 +43,13 @@ def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int
 
 def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    advance = CacheLengths.advance
+    advance = KVCache.advance
 
-    def counted(cache: CacheLengths, tokens: int) -> None:
+    def counted(cache: KVCache, tokens: int) -> None:
         fed.append(tokens)
         advance(cache, tokens)
 
-    monkeypatch.setattr(CacheLengths, "advance", counted)
+    monkeypatch.setattr(KVCache, "advance", counted)
     backend = OwnEngine("tiny", decoder, limit=256)
     backend.warm_up(Test(0, 4, 100))
     assert sum(fed) >= 100

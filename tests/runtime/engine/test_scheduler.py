@@ -14,7 +14,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.scheduler import REFEED, ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
-from headrace.runtime.kv.cache import CHUNK, CacheLengths
+from headrace.runtime.kv.cache import CHUNK, KVCache
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import PassFacts
 
@@ -63,7 +63,7 @@ class Served(RuleBasedStateMachine):
             if not sequence.remaining and not sequence.pending:
                 self._end(sequence)
         for sequence in self.scheduler.admit():
-            sequence.cache = CacheLengths(LIMIT)
+            sequence.cache = KVCache(LIMIT)
             self.fed[sequence] = []
             if sequence not in self.first_admissions:
                 self.first_admissions.append(sequence)
@@ -192,7 +192,7 @@ def test_prompts_are_prefilled_oldest_first_within_the_chunk_budget() -> None:
     sequences = [Sequence(Request(range(301), 5), LIMIT, timeline) for _ in range(3)]
     for sequence in sequences:
         scheduler.waiting.append(sequence)
-        sequence.cache = CacheLengths(LIMIT)
+        sequence.cache = KVCache(LIMIT)
     scheduler.admit()
     assert [(share.sequence, share.count) for share in scheduler.plan()] == [(sequences[0], 300), (sequences[1], 212)]
 

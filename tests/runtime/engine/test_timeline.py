@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime.engine.timeline import Timeline
-from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, mbu
 
@@ -16,7 +16,7 @@ COST = StepCost(weight_bytes=1_000_000, weight_flops=0, kv=[LayerKV(4, 100), Lay
 PROMPT = 8
 
 
-class CountedCache(CacheLengths):
+class CountedCache(KVCache):
     """A cache of lengths only; 600 bytes an entry, room for 32."""
 
     @property

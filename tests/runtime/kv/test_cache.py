@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.kv.cache import CHUNK, CacheLengths, KVShape
+from headrace.runtime.kv.cache import CHUNK, KVCache, KVShape
 from headrace.runtime.kv.slot_cache import GROWTH, SlotCache
 from headrace.runtime.metrics.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.ops import AttentionSpec, Ops, reference
@@ -261,4 +261,4 @@ def test_bytes_follow_the_dtype(dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_cache_without_room_is_refused(limit: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
-        CacheLengths(limit)
+        KVCache(limit)
