@@ -12,9 +12,9 @@ from tests.support.tiny import load_decoder, write_model
 
 @pytest.fixture(scope="session")
 def buffered(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    """A 3-layer llama of random weights, vocabulary of 96, on the reference operations."""
+    """A 2-layer llama of random weights, vocabulary of 96, on the reference operations."""
     directory: Path = tmp_path_factory.mktemp("tiny") / "llama"
-    network = load_decoder(write_model(directory, "llama"))
+    network = load_decoder(write_model(directory, "llama", changes={"num_hidden_layers": 2}))
     mx.eval(network.arrays)  # tests that weigh memory start from loaded weights, whichever runs first
     return network
 
