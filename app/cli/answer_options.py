@@ -53,7 +53,7 @@ def answer_option(name: str) -> Callable[[Command], Command]:
     help = f"{row.help}."
     if row.default:
         help = f"{row.help} [{row.default}]."
-    match row.kind:
+    match row.kind:  # a class before those that it is a kind of: TextFile is a Text, TokenLimit a Whole
         case ThinkingValue():
             return click.option(*declared, metavar="|".join(("off", "on", *LEVELS, "N")), help=help)
         case Texts():
@@ -68,7 +68,7 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, metavar="JSON", help=help)
         case TextFile():
             return click.option(*declared, metavar="FILE", help=help)
-        case Text():
+        case Text():  # of the options only the regular expression
             return click.option(*declared, metavar="REGEX", help=help)
         case Whole():
             return click.option(*declared, type=int, help=help)

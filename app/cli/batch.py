@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.runtime.network import Network
 
 STDOUT = "-"
-PARALLEL = 16  # requests at a time, unless --parallel says otherwise
+PARALLEL = 16  # requests at a time, unless --parallel says otherwise: as `answerer.MAX_RUNNING`
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class BatchArguments:
     quiet: bool
 
     def check(self) -> None:
-        """Raises UsageError for arguments that exclude each other."""
+        """Raise UsageError for arguments that exclude each other."""
         if self.as_json and self.output in (None, STDOUT):
             raise UsageError("--json needs -o OUT.jsonl, since results go to standard output")
         if self.raw and (self.system or self.options.thinking is not None):

@@ -244,7 +244,8 @@ def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") ->
         system = settings.chat.system if given.system is None else given.system
         return store.create(model=model, system=system, sampling=sampling)
     session = store.find(given.resume, drafts=True)
-    agree_to_copy(given.model if given.model is not None else session.model, chat=True)
+    if given.connect is None:
+        agree_to_copy(given.model if given.model is not None else session.model, chat=True)
     if given.model is not None:
         session = store.set_model(session.id, given.model)
     if given.system is not None:

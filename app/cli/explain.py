@@ -36,7 +36,7 @@ def explain(name: tuple[str, ...], as_json: bool) -> None:
 
 def _text(each: Explanation) -> str:
     also = f" ({', '.join(each.aliases)})" if each.aliases else ""
-    rows = [_wrapped(f"{title:<15}", getattr(each, field)) for field, title in FIELDS]
+    rows = [_wrapped(f"{title:<15}", getattr(each, field)) for field, title in FIELDS]  # the longest title has 13
     return "\n".join([_wrapped("", f"{each.name}{also}"), fill(each.sentence, _COLUMNS), *rows])
 
 

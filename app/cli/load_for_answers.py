@@ -1,8 +1,8 @@
 """Models for commands that answer: found, copied or fetched with progress drawn, loaded, and their files checked.
 
-`run`, `batch`, `verify`, `tokenize` and others go `resolved_model`, `load_noted`, then `load_draft`. `chat` and
-`serve`, which load in another process, only call `agree_to_copy`. The copy that some .gguf files need in the store is
-announced with its size, and asked for on a terminal.
+`run`, `batch`, `verify` and others call `resolved_model`, then `load_noted`, and for a draft `load_draft`. Commands
+that load in another process (`chat`, `serve`) or in their own way only call `agree_to_copy`. The copy that some .gguf
+files need in the store is announced with its size, and asked for on a terminal.
 """
 
 import sys

@@ -137,7 +137,8 @@ def adapter_option(command: Command) -> Command:
             if arguments["model"] is None and _continues_session(arguments):
                 raise UsageError("--adapter needs -m MODEL here: the session has its own model")
             model = chosen_model(arguments["model"], load_settings()) or DEFAULT_MODEL
-            if split_adapter(model)[1] is not None:
+            _base, own_adapter = split_adapter(model)
+            if own_adapter is not None:
                 raise UsageError(f"--adapter: {model} has an adapter already", "name its base model with -m")
             arguments["model"] = f"{model}+{adapter}"
         return command(**arguments)
@@ -157,7 +158,10 @@ def _refuse_adapter(model: str | None) -> None:
     from headrace.models.registry.adapters import split_adapter
 
     name = chosen_model(model, load_settings())
-    if name is not None and split_adapter(name)[1] is not None:
+    if name is None:
+        return
+    _base, adapter = split_adapter(name)
+    if adapter is not None:
         raise adapter_on_hosts(name)
 
 

@@ -59,6 +59,7 @@ from headrace.runtime.metrics.units import format_bytes, percent
 
 _GROUP_SIZE = 64  # weights per scale, without --group-size
 _LABEL = 14  # cells of a label of `show`
+_MAX_DIFFERING = 8  # modules in another format that `show` names; more would fill the screen
 
 # Texts of `show` for the values of `sequences`, `speculates` and `draft_head` in `checkpoint_document`.
 _SEQUENCES = {
@@ -345,7 +346,7 @@ def _overlap(files: CachedFiles | None, others: CachedFiles) -> bool:
 
     Older entries store a GGUF without its folder in the repository, so that it may be in any.
     """
-    if files is None or files[:2] != others[:2]:  # another repository or commit
+    if files is None or (files.repo, files.commit) != (others.repo, others.commit):
         return False
     if files.file is None or others.file is None:  # the revision, with all of its files
         return others.file is None
@@ -434,7 +435,7 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
     formats: dict[str, int] = stated["formats"]
     rows = [("Format", "; ".join(f"{count} × {name}" for name, count in formats.items()) or "no matrices")]
     differing: dict[str, str] = stated["differing"]
-    if 0 < len(differing) <= 8:
+    if len(differing) <= _MAX_DIFFERING:
         rows += [("", f"{module}: {name}") for module, name in differing.items()]
     if document["stored_format"]:
         rows.append(("Loading", document["stored_format"]))

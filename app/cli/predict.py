@@ -214,7 +214,7 @@ def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> No
     from headrace.app.predict.document import catalog_fit
     from headrace.app.predict.targets import targets_for
 
-    target = targets_for((chip,) if chip else (), memory, others=False)[0]
+    target, *_ = targets_for((chip,) if chip else (), memory, others=False)  # of several variants the first
     document = catalog_fit(target, context)
     if as_json:
         print_json(document)

@@ -16,7 +16,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on standard error. Raises HeadraceError for "no"."""
+    """Ask on standard error whether something is to be removed. Raises HeadraceError for "no"."""
     if not click.confirm(question, err=True):
         raise HeadraceError("nothing was removed")
 

@@ -94,7 +94,11 @@ class ServeArguments:
     "--queue", type=click.IntRange(0, 10_000), default=MAX_WAITING, help=f"Waiting requests, at most [{MAX_WAITING}]."
 )
 @click.option(
-    "--grace", type=click.FloatRange(0, 3600), default=GRACE_S, metavar="S", help="Seconds for answers at SIGTERM [30]."
+    "--grace",
+    type=click.FloatRange(0, 3600),
+    default=GRACE_S,
+    metavar="S",
+    help=f"Seconds for answers at SIGTERM [{GRACE_S:g}].",
 )
 @click.option(
     "--idle-unload", type=click.FloatRange(1), metavar="S", help="Seconds without a request until memory is freed."

@@ -32,7 +32,7 @@ Document = TypeVar("Document")
 
 # Options of lengths, which --speculate excludes: its workloads have their own.
 _LENGTHS = {"prompts": "-p", "generates": "-n", "depths": "-d", "combined": "--pg", "arrivals": "--arrivals"}
-# Options that --quality takes.
+# Fields of `BenchOptions` that --quality takes.
 _WITH_QUALITY = {
     *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
     "activations",
@@ -257,7 +257,10 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
 
 
 def _require_peers(document: "RunDocument", engines: list[str]) -> None:
-    """Raise EngineError if a requested peer was not measured."""
+    """Raise EngineError if a requested peer was not measured.
+
+    Its reason is a note: `peers.open_peers` and `Session` begin theirs with the words that are looked for here.
+    """
     measured = {entry.engine for entry in document.results}
     for engine in engines:
         if engine not in measured:

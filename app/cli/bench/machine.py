@@ -79,7 +79,8 @@ class _Report:
         from headrace.app.bench.measure.run import Options, run
         from headrace.app.bench.show.live import live_view
 
-        given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))  # no CPU kernels
+        # mlx-lm is compared on GPUs alone: MLX has no fast kernels for CPUs.
+        given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))
         options = Options(
             models=[name],
             tests=plan([PROMPT], [GENERATE], DEPTHS, combined=False, batches=[1], arrivals=[0]),
@@ -139,7 +140,10 @@ def _fitting() -> list[str]:
 
 
 def _agreed(names: Sequence[str]) -> Sequence[str]:
-    """Return the models that are installed, and the others after a yes to their download; all fetch the default."""
+    """Return the models that are installed, and the others after a yes to their download.
+
+    The first is fetched without asking: it is the smallest, the default model unless that does not fit.
+    """
     from headrace.app.chat.download_plan import download_plan
     from headrace.runtime.metrics.units import format_bytes
 

@@ -156,7 +156,10 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return all problems, broken things first. A Python without MLX is the only finding on its software."""
+    """Return all problems, broken things first.
+
+    On a Mac for which MLX has no wheels, that is the only one about software: all others follow from it.
+    """
     problems = [*_intel(report)]
     if not problems:
         problems = [*report.failures, *_software(report)]
@@ -348,7 +351,7 @@ def sessions_state() -> State:
     try:
         database = Database(path)
         try:
-            report = [str(row[0]) for row in database.rows("PRAGMA quick_check")]
+            report = [str(line) for (line,) in database.rows("PRAGMA quick_check")]
             (count,) = database.rows("SELECT count(*) FROM sessions")[0]
         finally:
             database.close()
@@ -367,10 +370,15 @@ def models_state() -> State:
     from headrace.models.registry.store import INCOMPLETE, Store
 
     store = Store()
+    try:
+        names = store.names()
+    except OSError as error:
+        what = f"the models in {store.root} cannot be read: {error.strerror}"
+        return State("unreadable", [Finding("broken", what, "make it a folder of yours, or set HEADRACE_HOME")])
     problems = []
     installed = 0
     unrecorded = 0
-    for name in store.names():
+    for name in names:
         try:
             model = store.get(name)
             if model is None:
@@ -381,7 +389,7 @@ def models_state() -> State:
             unrecorded += not _check_model(model)
         except HeadraceError as error:
             problems.append(Finding("broken", str(error), error.hint or "pull it again"))
-    if not store.names():
+    if not names:
         return State("none yet")
     count = f"{installed} installed"
     if unrecorded:

@@ -73,7 +73,7 @@ class RunArguments:
         return self.as_json or self.stats or self.explain or self.trace is not None
 
     def check(self) -> None:
-        """Raises UsageError for arguments that exclude each other."""
+        """Raise UsageError for arguments that exclude each other."""
         report = self.with_steps or self.logprobs is not None  # parts of the JSON document
         figures = self.stats or self.explain  # on standard error
         if self.trace is not None:

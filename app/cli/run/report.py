@@ -295,6 +295,7 @@ def summary_line(report: RunReport) -> str:
     rate = summary.decode_tokens_per_second
     parts = phrases(summary.completion_tokens, rate, summary.ttft_s, shown, busy=busy)
     if summary.accepted:
+        # After tokens and speed, which come first in `phrases`.
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
     elif shown is not None:  # there is no room for both
         parts[-1] += f" of {report.mbu.base_gb_s:.0f} GB/s"

@@ -124,7 +124,7 @@ def run_samples(answerer: Answerer, prompt: Prompt, session: RunSession, argumen
         print_json(_document(answerer, samples, source))
     elif sys.stderr.isatty() and not arguments.quiet:
         say(sampling_phrase(first.request.sampling, source), err=True)
-    if len(samples.finished) < count:
+    if len(samples.finished) < count:  # Ctrl-C: an answer that failed has raised its error
         return 130
     for answer in answers:
         answer.check_whole()

@@ -62,7 +62,15 @@ class RunSession:
             options = stored_options(stored.sampling)
         else:
             usual = chosen_model(None, settings)
-            stored = Session("", "", 0.0, 0.0, usual, settings.chat.system, settings.sampling.stored())
+            stored = Session(
+                id="",
+                title="",
+                created_at=0.0,
+                updated_at=0.0,
+                model=usual,
+                system=settings.chat.system,
+                sampling=settings.sampling.stored(),
+            )
             options = settings.sampling
         self.options = arguments.options.over(options)
         stored_as: SamplingSource = "settings" if wanted is None else "session"

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,16 @@ def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(UsageError, match="--temperature"):
         _ = chat.ChatOptions(**{**none, "temperature": -1.0}).sampling
+
+
+def test_a_chat_with_a_server_asks_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "agree_to_copy", lambda *_, **__: pytest.fail("asked"))
+    none = dict.fromkeys(field.name for field in fields(chat.ChatOptions))
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        made = chat._session(store, chat.ChatOptions(**{**none, "connect": "http://server"}), Settings())
+        store.add(made.id, None, "user", "hi")
+        again = chat.ChatOptions(**{**none, "connect": "http://server", "resume": "last"})
+        assert chat._session(store, again, Settings()).id == made.id
 
 
 @pytest.mark.parametrize(

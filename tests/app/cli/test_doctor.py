@@ -345,6 +345,14 @@ def test_errors_of_settings_sessions_and_models_are_findings(quick: Path) -> Non
     assert re.search(r"the stored model mine is damaged: config.json has [\d,]+ bytes, not the", result.stdout)
 
 
+def test_a_file_in_place_of_the_store_is_a_finding(quick: Path) -> None:
+    (quick / "data").mkdir()
+    (quick / "data" / "models").write_text("")
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "models cannot be read: Not a directory" in re.sub(r"\s+", " ", result.stdout)
+
+
 def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert diagnosis._place("models", tmp_path / "new" / "models").writable
