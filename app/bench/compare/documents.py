@@ -113,8 +113,8 @@ def compare_documents(a: RunDocument, b: RunDocument) -> Comparison:
     theirs = {_key(entry): entry for entry in b.results}
     shared = [key for key in ours if key in theirs]
     differences = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
-    known = [key for key in shared if differences[key] is not None]
-    significant = dict(zip(known, holm([value.p for key in known if (value := differences[key])]), strict=True))
+    p_values = {key: each.p for key, each in differences.items() if each is not None}
+    significant = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return Comparison(
         a=ComparedRun(a.created, a.command),
         b=ComparedRun(b.created, b.command),
@@ -163,6 +163,7 @@ def _pairs(entry: Result) -> list[tuple[float, float | None]]:
 
 
 def _key(entry: Result) -> tuple[str, str, str, int]:
+    """Return what two results must share to be compared: engine, model, test and depth."""
     return entry.engine, entry.model, entry.test, entry.depth
 
 

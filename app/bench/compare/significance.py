@@ -84,7 +84,8 @@ def _residuals(x: Sequence[float], y: Sequence[float], slope: float) -> list[flo
 def _inflation(sides: Sequence[Sequence[float]]) -> float:
     """Return the variance inflation of a mean by autocorrelation r: (1 + r) / (1 - r), at least 1.
 
-    r is corrected for its bias in short series (Kendall, 1954).
+    r is corrected for its bias in short series (Kendall, 1954). It counts as at most 0.9, an inflation of 19: towards 1
+    it would grow without bound, by a coefficient that a short series cannot tell so exactly.
     """
     squares = sum(residual * residual for side in sides for residual in side)
     if squares == 0:

@@ -27,6 +27,7 @@ def hosts_account(
     measured = list(ranks.links.values())
     link = link_between(ranks.hosts, measured)
     waits = link_seconds(shape_to_run(model.checkpoint), ranks.split, link)
+    # That of the first decode test: one number for the run.
     median_ms = next((entry.itl_ms.p50 for entry in results if not entry.prompt_tokens), None)
     by_rank = list(zip(*times, strict=True))
     return HostsAccount(
@@ -55,7 +56,7 @@ def hosts_notes(account: HostsAccount | None) -> list[str]:
     by_rank = [
         f"{name} {each.compute_s * 1e3:.1f} ms computing, {each.wait_s * 1e3:.1f} waiting for ranks, "
         f"{each.collective_s * 1e3:.1f} the rest"
-        for name, each in zip(account.ranks, account.rank_times, strict=False)
+        for name, each in zip(account.ranks, account.rank_times, strict=False)  # no times: no step was timed
     ]
     if by_rank:
         lines.append(f"of a timed step: {'; '.join(by_rank)}")

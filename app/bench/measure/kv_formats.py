@@ -17,7 +17,8 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.ops.kv_format import kv_format
 
-_LLAMA_CPP_NAMES = {"f16": "f16", "q8": "q8_0"}  # of the formats in which it is compared
+# llama.cpp's names of the formats in which it is compared: keys of `KV_TYPES` in children/llama_cpp_child.py.
+_LLAMA_CPP_NAMES = {"f16": "f16", "q8": "q8_0"}
 
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """headrace's own engine as a benchmark backend.
 
-Requests go through `Engine.generate`, greedily. Each depth has an engine whose prefix stays in the cache and is
-trimmed back after each repetition, where the cache allows it. A test feeds fresh random tokens, so the prefix cache
-finds nothing else.
+Requests are greedy, but for workloads at temperature 1. For tests of one sequence each depth has an engine whose prefix
+stays in the cache and is trimmed back before each repetition, where the cache allows it. A test feeds fresh random
+tokens, so the prefix cache finds nothing else.
 
 `OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
 an arrival, a batch, or one sequence.
@@ -76,7 +76,7 @@ class OwnEngine:
         self._questions = questions or {}
         self._draft = draft
         self.rank_times: list[tuple[RankTimes, ...]] = []
-        """Times by rank of one decode step in some, on several machines."""
+        """Times by rank of the decode steps that have them, one of every few; empty on one machine."""
         self._num_pairs: Counter[Test] = Counter()  # measured of each workload
         self._workload_engines_by_batch: dict[int, Engine] = {}  # prompts and pass costs stay in them
 

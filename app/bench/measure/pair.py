@@ -25,7 +25,7 @@ from headrace.runtime.speculation.proposer import Speculation
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
-LEAST = 8  # tokens; shorter answers are not measured
+MIN_ANSWER = 8  # tokens; shorter answers are not measured
 _TRIES = 8  # seeds tried before an error
 
 
@@ -77,7 +77,7 @@ class _Run:
 def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "auto") -> Sample:
     """Measure repetition `turn`, which determines the seeds: mode `way` against no speculation.
 
-    Raises EngineError for answers shorter than LEAST tokens.
+    Raises EngineError for answers shorter than MIN_ANSWER tokens.
     """
     if turn % 2:
         order: tuple[Speculation, Speculation] = (way, "off")
@@ -90,7 +90,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
         runs = {speculates: _answer(engine, test, question, seed, speculates) for speculates in order}
         on = runs[way]
         off = runs["off"]
-        if min(on.counted, off.counted) >= LEAST:
+        if min(on.counted, off.counted) >= MIN_ANSWER:
             break
     else:
         raise EngineError(f"{test.label}: the model's answers are too short to measure")

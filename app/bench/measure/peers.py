@@ -1,7 +1,8 @@
 """Other implementations on the same weights (`--vs`), and the child processes that run them.
 
 A peer that cannot be opened becomes a note. A new peer is a function in `OPENERS` that returns a `sample.Backend`, a
-choice of --vs in `app/cli/bench/options.py`, and, if it needs its own interpreter, a program in `children/`.
+choice of --vs in `app/cli/bench/options.py`, its K/V formats in `kv_formats.check_formats`, and, if it needs its own
+interpreter, a program in `children/`.
 """
 
 import hashlib
@@ -31,7 +32,8 @@ from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import EngineError
 
 CHILDREN = Path(__file__).parent / "children"
-_WARM_UP_TOKENS = 16
+_WARM_UP_TOKENS = 16  # of a test's short form, as `own.WARM_UP_TOKENS`
+_END_S = 2.0  # for a child to exit by itself
 
 
 class _Ready(Struct):
@@ -132,7 +134,7 @@ OPENERS: dict[str, Callable[[Peer, LoadedModel, Sequence[Test], int], tuple[Back
 
 
 def same_weights(gguf: str, model: LoadedModel) -> str:
-    """Return whether headrace's model was converted from this very GGUF file."""
+    """Return in words whether headrace's model was converted from this very GGUF file."""
     known = (model.checkpoint.origin or {}).get("sha256")
     with Path(gguf).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -160,7 +162,7 @@ class ChildProcess:
         questions: Mapping[str, Question] | None = None,
         scratch: TemporaryDirectory[str] | None = None,
     ) -> None:
-        self._scratch = scratch  # the child's folder, removed behind it
+        self._scratch = scratch  # the child's folder, removed after its end
         self._questions = questions or {}  # workloads by name
         self._tunes = tunes  # sends the whole test once, so that the child finds its fastest settings
         self.engine = engine
@@ -236,7 +238,7 @@ class ChildProcess:
             if pipe is not None:
                 pipe.close()
         try:
-            self._process.wait(2)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

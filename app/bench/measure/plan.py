@@ -22,6 +22,7 @@ TEMPERATURES = (0.0, 1.0)  # of workloads
 Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING = 4  # sequences that an arrival joins without --batch
 BEFORE = 64  # tokens that each of them has decoded
+_MAX_COUNT = 1 << 24  # tokens: far beyond any model's context, so a slip of the keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def plan(
     arrivals: lengths of joining prompts.
     Raises UsageError if no test is left, or a decode is too short for an inter-token latency.
     """
-    if any(1 <= generate < 2 for generate in generates):
+    if 1 in generates:
         raise UsageError("-n: a decode test needs at least 2 tokens, since speed is measured between tokens")
     _check_batches(batches)
     tests: list[Test] = []
@@ -150,6 +151,6 @@ def parse_counts(text: str, option: str) -> list[int]:
     if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
         raise UsageError(f"{option} must be counts such as 128 or 0,512,2048, not {text[:60]!r}")
     counts = [int(part) for part in parts]
-    if any(count > 1 << 24 for count in counts):
-        raise UsageError(f"{option}: numbers must be at most {1 << 24:,}")
+    if any(count > _MAX_COUNT for count in counts):
+        raise UsageError(f"{option}: numbers must be at most {_MAX_COUNT:,}")
     return list(dict.fromkeys(counts))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -50,6 +50,13 @@ _KINDS = {
 PARTS = ("weights", "attention and KV", "norms and the rest", "token selection", "graph building")
 
 
+class Call(NamedTuple):
+    """A recorded call of an operation: its name, a key of `_KINDS`, and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
 class _Apart:
     """An `Ops` that computes every operation of a layer by itself."""
 
@@ -68,7 +75,7 @@ class _Recorder(_Apart):
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[Call] = []
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._ops, name)
@@ -77,7 +84,7 @@ class _Recorder(_Apart):
 
         # Layers pass these operations' arguments by position alone. A keyword raises a TypeError here.
         def noted(*arguments: Any) -> Any:
-            self.calls.append((name, arguments))
+            self.calls.append(Call(name, arguments))
             return function(*arguments)
 
         return noted
@@ -96,10 +103,10 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     token = mx.array([1])
     calls, logits = _record(network, kv, cache, token)
     works: dict[str, Callable[[], Any]] = {
-        "weights": lambda: [_again(network.ops, call) for call in calls if _KINDS[call[0]] == "weights"],
+        "weights": lambda: [_again(network.ops, call) for call in calls if _KINDS[call.name] == "weights"],
         "attention and KV": lambda: _attend_again(kv, cache, calls),
         "norms and the rest": lambda: [
-            _again(network.ops, call) for call in calls if _KINDS[call[0]] == "norms and the rest"
+            _again(network.ops, call) for call in calls if _KINDS[call.name] == "norms and the rest"
         ],
         "token selection": lambda: sampler(logits),
     }
@@ -128,9 +135,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     )
 
 
-def _record(
-    network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array
-) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
+def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) -> tuple[list[Call], mx.array]:
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(recorder)
@@ -145,11 +150,11 @@ def _record(
             return getattr(kv_pass, name)
 
         def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
-            recorder.calls.append(("attend", (layer, qkv, spec)))
+            recorder.calls.append(Call("attend", (layer, qkv, spec)))
             return kv_pass.attend(layer, qkv, spec)
 
         def mix(self, layer: int, x: mx.array, spec: Any) -> mx.array:
-            recorder.calls.append(("mix", (layer, x, spec)))
+            recorder.calls.append(Call("mix", (layer, x, spec)))
             return kv_pass.mix(layer, x, spec)
 
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
@@ -158,19 +163,19 @@ def _record(
     x = twin.layers(x, Noting())
     logits = twin.logits(x)
     kv_pass.advance()
-    for _, arguments in recorder.calls:
-        inputs += [argument for argument in arguments if isinstance(argument, mx.array | list)]
+    for call in recorder.calls:
+        inputs += [argument for argument in call.arguments if isinstance(argument, mx.array | list)]
     mx.eval(logits, inputs, kv_pass.arrays)
     cache.rollback()
     return recorder.calls, logits
 
 
-def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
-    name, arguments = call
-    return getattr(ops, name)(*arguments)
+def _again(ops: Ops, call: Call) -> Any:
+    return getattr(ops, call.name)(*call.arguments)
 
 
-def _attend_again(kv: KVBackend, cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
+def _attend_again(kv: KVBackend, cache: KVCache, calls: list[Call]) -> list[mx.array]:
+    """Return the graph of a pass over all layers' attention alone, on its recorded inputs."""
     kv_pass = one_pass(kv, cache, 1, "decode")
     outputs = [getattr(kv_pass, name)(*arguments) for name, arguments in calls if name in ("attend", "mix")]
     kv_pass.advance()

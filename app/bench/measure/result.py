@@ -204,7 +204,7 @@ class _MemoryUse:
 
 def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, nominal: float | None) -> _MemoryUse:
     samples = [repetition.sample for repetition in repetitions]
-    first = samples[0]
+    first = samples[0]  # its bytes stand for all: steps of one test read the same, those of a workload nearly so
     if not test.generate or first.weight_bytes is None or first.kv_bytes is None:
         return _MemoryUse()
     per_step = first.weight_bytes + first.kv_bytes

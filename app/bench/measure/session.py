@@ -109,7 +109,7 @@ class Session:
             self.notes.append(f"{backend.engine} is left out{since}: {error}")
 
     def _leave_out_failed(self) -> None:
-        self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
+        self._pairs = [(backend, test) for backend, test in self._pairs if backend not in self._failed]
 
     def _measure(self, backend: Backend, test: Test, began: float) -> None:
         key = _key(backend, test)

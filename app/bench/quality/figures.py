@@ -93,8 +93,9 @@ def tail_figure(rows: Sequence[Sequence[float]]) -> Figure:
     """Return the interpolated quantile TAIL of rows (conditions, tokens)."""
     max_values = max(map(len, rows)) * len(rows)
     # Only values in the tail can become the quantile, so a block's others are dropped before each resample is sorted.
-    # This is an upper bound of values at or above the quantile in any resample. One without the short last block has
-    # almost twice the values, if there are few blocks. 2 more: the quantile is interpolated between two neighbours.
+    # This is an upper bound of values at or above the quantile in any resample: one that draws a whole block in place
+    # of a short last one has more values than there are, with two blocks almost twice as many. 2 more: the quantile is
+    # interpolated between two neighbours.
     num_kept = math.ceil((1 - TAIL) * 2 * max_values) + 2
     blocks = [(sorted(block)[-num_kept:], len(block)) for block in _blocks(rows)]
 

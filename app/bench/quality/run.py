@@ -48,7 +48,7 @@ class Options:
     """Options of a run.
 
     model: the reference; None: the default model.
-    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set.
+    kv: formats to compare with the default K/V; None: all packed ones, or none if `against` or `coarse` is set.
     against: models to compare with.
     coarse: compare 8-bit activations of prompts.
     depths: tokens in the cache; None means DEPTHS, as far as text and model go.
@@ -83,6 +83,8 @@ class Variant:
 
 
 class ScoredText(Struct, frozen=True):
+    """The text whose tokens are scored, in a document: its file's name, and the digest of its content."""
+
     file: str
     sha256: str
 

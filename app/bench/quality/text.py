@@ -22,7 +22,7 @@ SCORED = 512
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A context and the tokens fed behind it; `targets` are the next tokens of each."""
+    """A context and the tokens fed after it; `targets` are the next tokens of each."""
 
     context: list[int]
     fed: list[int]
@@ -67,7 +67,10 @@ def passages(
 
 
 def _passage(ids: list[int], start: int, depth: int, opening: list[int]) -> Passage:
+    """Return the passage of the targets from `start` on. opening: tokens that begin every text of this tokenizer."""
     targets = ids[start:]
+    # The token before the targets is fed as well, since it predicts the first. The context is what stands before it, in
+    # `depth` tokens with the opening; at depth 0 the opening is fed in its place.
     if depth == 0:
         return Passage([], [*(opening or [ids[start - 1]]), *targets[:-1]], targets)
     before = depth - len(opening)

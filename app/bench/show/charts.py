@@ -33,7 +33,7 @@ _LONG_NAME = 28  # characters; longer legend names get a line each
 
 
 def speed_by_depth(results: Sequence[Result]) -> str | None:
-    """Plot decode speed by depth with 95 % intervals and our engine's roofline."""
+    """Plot decode speed by depth with 95 % intervals and our engine's roofline, of as many engines as SERIES has."""
     groups = _by_engine([entry for entry in results if entry.is_single_decode])
     if not groups:
         return None
@@ -64,7 +64,7 @@ def speed_by_depth(results: Sequence[Result]) -> str | None:
 
 
 def latency_distribution(results: Sequence[Result]) -> str | None:
-    """Plot the cumulative distribution of step latencies."""
+    """Plot the cumulative distribution of step latencies, of as many results as SERIES has."""
     shown = [entry for entry in results if entry.is_single_decode and _latencies(entry)]
     if not shown:
         return None
@@ -135,7 +135,7 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
 
 
 def bytes_per_step(results: Sequence[Result]) -> str | None:
-    """Plot the bytes read per decode step: weights, and the cache on top."""
+    """Plot the bytes moved per decode step: weights read, and K/V read and written beside them."""
     shown = [entry for entry in results if entry.is_single_decode and entry.step_bytes is not None]
     if not shown:
         return None
@@ -206,7 +206,7 @@ def _svg(draw: Callable[["Axes"], None], in_words: str, rows: int | None = None)
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    height = _HEIGHT if rows is None else max(1.6, 0.34 * rows + 0.9)
+    height = _HEIGHT if rows is None else max(1.6, 0.34 * rows + 0.9)  # inches: of a bar, and of the x axis
     style = {
         "svg.fonttype": "none", "svg.hashsalt": "headrace", "font.family": "sans-serif", "font.size": 11,
         "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,

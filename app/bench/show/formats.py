@@ -141,7 +141,7 @@ def kv_ratio_line(ratio: KVRatio) -> str:
 
 
 def scaling_line(scaled: Scaling) -> str:
-    """Format a batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
+    """Format a batch: `tg128 x8 (headrace): 4.20x of one sequence (4.10 to 4.31), a step takes 1.90x (...)`."""
     several = scaled.speedup
     step = scaled.step_time
     return (

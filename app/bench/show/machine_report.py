@@ -13,7 +13,7 @@ from headrace.app.bench.measure.records import Interval, Result, RunDocument
 from headrace.app.verify.verify import VerifyDocument
 
 _DIGITS = 4  # significant
-_HASH = 12  # characters of a model's digest, as `app.predict.measured` compares them
+_HASH = 12  # characters of a model's digest: enough to tell the models of a report apart
 Facts = dict[str, object]
 """Keys and values of a table."""
 

@@ -76,7 +76,7 @@ def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:
     total = sum(profile.parts_ms.values())
     rows = [("profile", Text(headline(profile)))]
     for name, milliseconds in profile.parts_ms.items():
-        line = Text(f"{name:<19}")
+        line = Text(f"{name:<19}")  # the longest of `profile.PARTS` and a space
         if width >= _BARS_FROM:
             filled = round(milliseconds / total * _BAR)
             line.append("━" * filled, "cyan").append("─" * (_BAR - filled), "dim")

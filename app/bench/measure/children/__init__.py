@@ -11,6 +11,6 @@ Clock readings are fields of `app.bench.measure.sample.Sample` by name: "prefill
 measured), "latencies_s", maybe "own_tokens_per_second", and of a workload "prompt_tokens".
 
 For logits, {"context": tokens} drops everything and feeds tokens; the answer is {"settings": {}}. {"feed": tokens,
-"pieces": N, "file": FILE} feeds tokens behind them, N per pass, and writes float32 logits (T, V) to FILE; the answer is
+"pieces": N, "file": FILE} feeds tokens after them, N per pass, and writes float32 logits (T, V) to FILE; the answer is
 {"seconds": duration of the passes}. "exact": true in both asks for float32 throughout.
 """
