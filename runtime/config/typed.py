@@ -59,14 +59,17 @@ def _in_our_words(complaint: str) -> str:
     text, _, path = complaint.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     subject = path or "the document"
-    if key := _KEY.fullmatch(text):
-        if key[1] == "contains unknown":
-            return f"{subject} has the unknown key {key[2]:.60}"
-        return f"{path}.{key[2]} is missing".removeprefix(".")
-    if types := _TYPE.fullmatch(text):
-        return f"{subject} must be {_nouns(types[1])}, not {_nouns(types[2])}"
-    if limit := _RANGE.fullmatch(text):
-        return f"{subject} must be {_RELATIONS[limit[1]].format(_plain(limit[2]))}"
+    if found := _KEY.fullmatch(text):
+        problem, key = found.groups()
+        if problem == "contains unknown":
+            return f"{subject} has the unknown key {key:.60}"
+        return f"{path}.{key} is missing".removeprefix(".")
+    if found := _TYPE.fullmatch(text):
+        wanted, given = found.groups()
+        return f"{subject} must be {_nouns(wanted)}, not {_nouns(given)}"
+    if found := _RANGE.fullmatch(text):
+        relation, bound = found.groups()
+        return f"{subject} must be {_RELATIONS[relation].format(_plain(bound))}"
     return f"{subject} has no usable value"
 
 

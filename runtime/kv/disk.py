@@ -90,7 +90,8 @@ class DiskStore:
         try:
             with open_regular(path, _LARGEST) as file:
                 start = file.read(len(_MAGIC) + calcsize(_HEAD))
-            if start[: len(_MAGIC)] != _MAGIC or unpack_from(_HEAD, start, len(_MAGIC))[1] != key:
+            _, stored_key, *_ = unpack_from(_HEAD, start, len(_MAGIC))
+            if start[: len(_MAGIC)] != _MAGIC or stored_key != key:
                 return False
             os.utime(path)
         except (OSError, ValueError, error):
@@ -247,9 +248,11 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
     used = list[tuple[int, int]]()  # (group, block): in use until the end, so that later blocks do not evict them
     loaded = 0
     for number, (file_name, part) in enumerate(file_names(index.root.key, tokens)):
-        if number < len(path) and path[number][1] == len(part):
-            parent = path[number][0]
-            continue
+        if number < len(path):
+            known, entries = path[number]
+            if entries == len(part):
+                parent = known
+                continue
         block = store.get(file_name)
         if block is None or not _follows(block, parent, part):
             break

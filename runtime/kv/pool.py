@@ -284,12 +284,13 @@ class BlockPool:
             rest = tokens[first : first + BLOCK]
             parents = [self.index.root, *(node for node, _ in path[:-1])]
             ends = [
-                (node, len(node.tokens))
+                node
                 for node in parents[-1].children_by_token.get(rest[0], ())
                 if node.states is not None and node.common(rest, answers) == len(node.tokens)
             ]
             if ends:
-                return [*path[:-1], max(ends, key=lambda end: end[1])]
+                longest = max(ends, key=lambda node: len(node.tokens))
+                return [*path[:-1], (longest, len(longest.tokens))]
             path = path[:-1]
         return path
 

@@ -83,7 +83,8 @@ def placed_heads(
             return q, None, None
         if len(others) == 1:
             others.append(_heads(parts[-1], spec))
-        return q, others[0], others[1]
+        placed_keys, values = others
+        return q, placed_keys, values
     q, k, v = split_heads(parts, spec)
     if together:
         both = _heads(qkv[0][..., : (spec.heads + spec.kv_heads) * spec.head_dim], spec)

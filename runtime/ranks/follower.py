@@ -62,7 +62,7 @@ class Follower:
                 on_lost(RankLostError(f"rank 0 {reason}"))
             end(1)
 
-        self.address = address[0]  # rank 0's
+        self.address, _ = address  # rank 0's
         self.link = Link(connect(address, rank, key, timeout), "rank 0", lose)
         self.link.start()
 

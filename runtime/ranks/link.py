@@ -188,7 +188,8 @@ class Reception:
 
 def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> socket.socket:
     """Return a connection of rank `rank` to rank 0. Raises RankLostError if it is not there or has another key."""
-    at = f"rank 0 at {address[0]}:{address[1]}"
+    host, port = address
+    at = f"rank 0 at {host}:{port}"
     try:
         connection = socket.create_connection(address, timeout)
     except OSError as error:
