@@ -230,6 +230,7 @@ class ChatPrompt:
             tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
             return OPENING if tail.endswith(form.opening) else ""
         if form is not None and not form.has_channels:
+            # "open" or "close", see `ThinkingForm`.
             marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]
             return OPENING if marks[-1:] == ["open"] else ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)

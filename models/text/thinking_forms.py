@@ -296,7 +296,8 @@ class TaggedStream(ThinkingStream):
                 return text
             self._header += text
             return ""
-        if mark != _TAGS[2]:
+        opens, closes, after_name = _TAGS
+        if mark != after_name:
             self._begin = mark
             self._header = ""
             return ""
@@ -304,7 +305,7 @@ class TaggedStream(ThinkingStream):
         # The one that ends it.
         name = self._header or ""
         self._header = None
-        is_opening = self._begin == _TAGS[0]
+        is_opening = self._begin == opens
         if name == _THOUGHT:
             return self._turn(is_opening)
         if name in (_RESPONSE, _WHOLE):
@@ -316,7 +317,7 @@ class TaggedStream(ThinkingStream):
         # Calls are read with the end of the text before them, as the template writes them.
         written = [self._begin, name]
         if self._has_ended:
-            written = [_TAGS[1], _RESPONSE, _TAGS[2], *written]
+            written = [closes, _RESPONSE, after_name, *written]
         return self._turn(False) + "".join(map(self._text_of, written)) + text
 
     def _text_of(self, part: str) -> str:

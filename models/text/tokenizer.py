@@ -171,8 +171,9 @@ class Tokenizer:
                 text = self.token_text(index)
             else:
                 text = stream.add(index)
-            if parts and parts[-1][1] == is_control:
-                parts[-1] = parts[-1][0] + text, is_control
+            before, was_control = parts[-1] if parts else ("", None)
+            if was_control == is_control:
+                parts[-1] = before + text, is_control
             else:
                 parts.append((text, is_control))
         rest = stream.finish()

@@ -53,5 +53,6 @@ def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: Tool
     times = "*" if use.parallel else "?"
     if "<[" in begin:  # text before the first control token belongs to TEXT, where a lone `<` is nothing special
         return [f"answer: (TEXT {begin[begin.index('<[') :]} rest){times} TEXT"]
+    # In Lark's `/.../`: with `\/` for a slash, and `\n` for the line break that `re.escape` leaves after a backslash.
     pattern = re.escape(form.rule_begin).replace("/", "\\/").replace("\\\n", "\\n")
     return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{pattern}/"]
