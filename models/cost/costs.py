@@ -15,21 +15,21 @@ from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime import ops
+from headrace.runtime.engine.prefill import LARGEST
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.ops.attention import FUSED, SCORES
 
 # Fitted to peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
 # Bytes of Python, MLX, kernels and text libraries. A GPU's own libraries are a generous estimate, not measured.
 _PROGRAM = {False: 42_000_000, True: 100_000_000}  # on a CPU, on a GPU
 _TOKEN = 300  # bytes per vocabulary entry of a tokenizer
 _PARSED = 100  # further bytes per entry while its file is parsed
-_ROWS = {False: 512, True: 2048}  # largest chunk on a CPU and on a GPU: `runtime.engine.prefill.LARGEST`
 _FLOAT = 4  # bytes
 _SCORES = 96 << 20  # bytes of attention scores in stock MLX on a CPU
-_SCORES_ON_GPU = 256 << 20  # the same on a GPU, twice `runtime.ops.attention.SCORES`, where no fused kernel is taken
-_FUSED = (64, 72, 80, 96, 128)  # head sizes with one: `runtime.ops.attention.FUSED`
+_SCORES_ON_GPU = 2 * SCORES[mx.DeviceType.gpu]  # the same on a GPU, for head sizes without a fused kernel
 
 
 def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
@@ -57,11 +57,12 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     working = 0
     if on_gpu:
         working = memory.CACHE_LIMIT
-        if shape.head_dim not in _FUSED:
+        if shape.head_dim not in FUSED:
             working += _SCORES_ON_GPU
     elif _is_stock(shape):
         working = _SCORES
-    peak = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
+    rows = LARGEST[mx.DeviceType.gpu if on_gpu else mx.DeviceType.cpu]  # of the largest chunk
+    peak = max(_FLOAT * rows * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + working
 
 

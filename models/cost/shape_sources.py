@@ -2,7 +2,7 @@
 
     shape_of_config(config)         config.json alone: sizes follow from its quantization or dtype
     shape_of_checkpoint(checkpoint) safetensors headers: exact
-    shape_of_gguf(container)        GGUF headers: after headrace's conversion
+    shape_of_gguf(container)        GGUF headers: as headrace links or converts the file, which test_link.py compares
     shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
 All raise UnsupportedModelError for an architecture with unknown matrices, CheckpointError for contradictory values.
@@ -23,7 +23,7 @@ from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.quantization import stated_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.decoder_costs import (
@@ -126,41 +126,18 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
 
 def shape_of_gguf(container: "Container") -> StepShape:
-    """Return the shape from the headers of a GGUF, in the format it is converted to."""
-    from headrace.models.gguf.architectures import architecture_of
-    from headrace.models.gguf.convert import header_config, quantization_section
-    from headrace.models.gguf.metadata import Metadata
-    from headrace.models.gguf.names import targets
-    from headrace.models.gguf.tensors import is_quantized, stored_bytes, stored_groups
+    """Return the shape from the headers of a GGUF, in the format that it is linked or converted to."""
+    from headrace.models.gguf.convert import layout_of, quantization_section
 
+    layout = layout_of(container)
+    forms = layout.forms(groups_of_16=has_shape(layout.config))  # which mlx-lm's classes lack
     file = container.paths[0]
-    if "token_embd.weight" not in container.tensors:
-        raise CheckpointError(f"{file.name} has no tensor token_embd.weight")
-    metadata = Metadata(container.metadata)
-    config = header_config(container, metadata)
-    shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-
-    # Tensors and their quantization, as the conversion writes them
-    tensors: dict[str, TensorInfo] = {}
-    settings: dict[str, tuple[int, int, str]] = {}
-    for target in targets(architecture_of(metadata), config, shapes):
-        tensor = container.tensors[target.source]
-        whole = is_quantized(tensor) and target.plain
-        if whole:
-            nbytes = 4 * prod(tensor.shape)  # as float32
-        else:
-            nbytes = stored_bytes(tensor)
-        if target.rows is not None:  # some of a fused tensor's
-            nbytes = nbytes * len(target.rows) // tensor.shape[target.axis]
-        shape = target.stored or target.shape
-        if target.index is not None:  # one of a stack
-            nbytes = nbytes // shape[0]
-            shape = shape[1:]
-        tensors[target.name] = TensorInfo("U8", shape, file, nbytes * len(target.sources))
-        if is_quantized(tensor) and not target.plain:
-            settings[target.module] = stored_groups(tensor)
+    tensors = {
+        name: TensorInfo(dtype, shape, file, prod(shape) * DTYPE_BYTES[dtype])
+        for name, (dtype, shape) in forms.arrays.items()
+    }
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
-    config = normalized(config | quantization_section(settings), tensors)
+    config = normalized(layout.config | quantization_section(forms.settings), tensors)
     try:
         step_shape = shape_of_checkpoint(Checkpoint(file, config, [], tensors))
     except UnsupportedModelError:

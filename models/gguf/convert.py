@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from gguf.quants import dequantize, quantize
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
+from headrace.models.checkpoint.quantization import Groups
+from headrace.models.checkpoint.tensor_info import DTYPE_BYTES
 from headrace.models.gguf.architecture import Contents, Entries, Vector
 from headrace.models.gguf.architectures import ARCHITECTURES, architecture_of
 from headrace.models.gguf.config import generation_config, model_config
@@ -58,7 +61,7 @@ _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.lin
 class _ConversionLog:
     """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
-    settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
+    settings: dict[str, Groups] = field(default_factory=dict)
     types: set[str] = field(default_factory=set)  # in the file
     inexact: list[dict[str, object]] = field(default_factory=list)  # rows of headrace.json
 
@@ -73,11 +76,27 @@ class _ConversionLog:
             self.inexact.append({"name": source.name, "type": source.type, **facts})
 
 
+Form = tuple[str, tuple[int, ...]]
+"""Safetensors type and shape of an array."""
+
+
 class Description(NamedTuple):
     """Form of a converted tensor, from headers."""
 
-    arrays: dict[str, tuple[str, tuple[int, ...]]]  # by name: safetensors type and shape
-    settings: tuple[int, int, str] | None  # as in `ConvertedTensor`
+    arrays: dict[str, Form]  # by name
+    settings: Groups | None  # as in `ConvertedTensor`
+
+
+class Forms(NamedTuple):
+    """Forms of all arrays of a network, from headers."""
+
+    arrays: dict[str, Form]  # by name
+    settings: dict[str, Groups]  # of quantized modules
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays. A copy has fewer where the scales of a file fit half precision, but not its type's."""
+        return sum(prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in self.arrays.values())
 
 
 @dataclass(frozen=True)
@@ -89,8 +108,22 @@ class Layout:
     config: Entries  # config.json, without its quantization section
     targets: list[Target]  # in model order
 
-    def described(self, target: Target) -> Description:
-        """Return the form of one converted tensor, with groups of 16."""
+    def forms(self, *, groups_of_16: bool = True) -> Forms:
+        """Return the forms of all converted tensors, and of the vectors that the file lacks.
+
+        groups_of_16: see `convert_gguf`.
+        """
+        arrays: dict[str, Form] = {name: ("F32", np.shape(values)) for name, values in made_vectors(self).items()}
+        settings: dict[str, Groups] = {}
+        for target in self.targets:
+            form = self.described(target, groups_of_16=groups_of_16)
+            arrays |= form.arrays
+            if form.settings is not None:
+                settings[target.module] = form.settings
+        return Forms(arrays, settings)
+
+    def described(self, target: Target, *, groups_of_16: bool = True) -> Description:
+        """Return the form of one converted tensor."""
         source = _source(self.container, target)
         shape = list(source.shape)
         if target.rows is not None:
@@ -98,17 +131,17 @@ class Layout:
         if not _is_packed(source, target):
             dtype = "F32" if target.values != "same" else plain_type(source.type)
             return Description({target.name: (dtype, target.stored or tuple(shape))}, None)
-        group_size, bits, mode = stored_groups(source, groups_of_16=True)
-        _check_columns(source, target, group_size)
+        settings = stored_groups(source, groups_of_16=groups_of_16)
+        _check_columns(source, target, settings.group_size)
         columns = shape[-1]
-        groups = (*shape[:-1], columns // group_size)
-        arrays = {"weight": ("U32", (*shape[:-1], columns * bits // 32))}
-        if mode == "affine":
-            arrays |= {leaf: (scale_type(source.type), groups) for leaf in ("scales", "biases")}
+        groups = (*shape[:-1], columns // settings.group_size)
+        arrays = {"weight": ("U32", (*shape[:-1], columns * settings.bits // 32))}
+        if settings.mode == "affine":
+            arrays |= {leaf: (scale_type(source.type, settings), groups) for leaf in ("scales", "biases")}
         else:
             arrays["scales"] = ("U8", groups)
         described = {f"{target.module}.{leaf}": form for leaf, form in arrays.items()}
-        return Description(described, (group_size, bits, mode))
+        return Description(described, settings)
 
     @property
     def is_exact(self) -> bool:
@@ -159,14 +192,10 @@ def link_gguf(source: Path | ConversionPlan, target: Path, *, sha256: str | None
     plan = read_plan(source) if isinstance(source, Path) else source
 
     # The form of each tensor, as its conversion would write it
-    described = _ConversionLog()
-    tensors = {name: {"dtype": "F32", "shape": list(values.shape)} for name, values in made_vectors(plan).items()}
-    for wanted in plan.targets:
-        form = plan.described(wanted)
-        tensors |= {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in form.arrays.items()}
-        described.types.add(_source(plan.container, wanted).type)
-        if form.settings is not None:
-            described.settings[wanted.module] = form.settings
+    forms = plan.forms()
+    tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in forms.arrays.items()}
+    types = {_source(plan.container, wanted).type for wanted in plan.targets}
+    described = _ConversionLog(forms.settings, types)
 
     paths = plan.container.paths
     for path in paths:
@@ -246,7 +275,7 @@ def layout_of(container: Container) -> Layout:
 def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout:
     """Return the config and the targets. Raises CheckpointError for a tensor of another shape than the config's."""
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-    config = header_config(container, metadata, vocab_size)
+    config = _header_config(container, metadata, vocab_size)
     wanted = targets(architecture_of(metadata), config, shapes)
     for each in wanted:
         for name in each.sources:
@@ -254,11 +283,9 @@ def _layout(container: Container, metadata: Metadata, vocab_size: int) -> Layout
     return Layout(container, metadata, config, wanted)
 
 
-def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Entries:
-    """Return `config.json` without its quantization section. vocab_size: None for the rows of the embedding table."""
+def _header_config(container: Container, metadata: Metadata, vocab_size: int) -> Entries:
+    """Return `config.json` without its quantization section."""
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-    if vocab_size is None:
-        vocab_size = shapes["token_embd.weight"][0]
     return model_config(
         metadata,
         Contents(
@@ -319,7 +346,7 @@ class ConvertedTensor:
     arrays: Mapping[str, StoredArray]  # by name
     became: str  # its form in words
     max_error: float  # against the file's exact values
-    settings: tuple[int, int, str] | None = None  # group size, bits and mode of a quantized one
+    settings: Groups | None = None  # of a quantized one
 
 
 def converted(
@@ -426,7 +453,7 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
         {f"{target.module}.{leaf}": StoredArray(in_order(array, target), dtype) for leaf, array, dtype in parts},
         f"affine {affine.bits}-bit, group size {affine.group_size}",
         max_error,
-        (affine.group_size, affine.bits, affine.mode),
+        Groups(affine.bits, affine.group_size, affine.mode),
     )
 
 
@@ -476,14 +503,13 @@ def in_order(array: Array, target: Target) -> Array:
     return np.take(blocks, target.columns, axis=-2).reshape(array.shape)
 
 
-def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str, object]:
+def quantization_section(settings: Mapping[str, Groups]) -> dict[str, object]:
     """Return the config section mlx-lm reads: the most common settings, and all modules that differ."""
     if not settings:
         return {}
 
-    def entry(of: tuple[int, int, str]) -> dict[str, object]:
-        group_size, bits, mode = of
-        return {"group_size": group_size, "bits": bits, "mode": mode}
+    def entry(of: Groups) -> dict[str, object]:
+        return {"group_size": of.group_size, "bits": of.bits, "mode": of.mode}
 
     [(common, _)] = Counter(settings.values()).most_common(1)
     section = entry(common) | {module: entry(stored) for module, stored in settings.items() if stored != common}

@@ -10,8 +10,8 @@ from headrace.models.gguf.architecture import Config, Entries
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
-# Largest values that are believed
-HEADS = 1 << 16
+# Largest values that are believed, far above those of any model: sizes of arrays are products of them
+HEADS = 1 << 16  # also of sizes of a head
 WIDTH = 1 << 22
 _EXPERTS = 1 << 14
 

@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-_ENTRY_BYTES = 160  # upper bound on an entry's dtype, shape (two dimensions) and offsets
+_ENTRY_BYTES = 160  # upper bound on an entry's dtype, shape (four dimensions) and offsets
 
 
 class SafetensorsWriter:
@@ -45,5 +45,6 @@ class SafetensorsWriter:
         with self._file:
             if kind is None:
                 header = json.dumps(self._entries, separators=(",", ":")).encode()
+                assert len(header) <= self._header_bytes  # else it would reach into the data
                 self._file.seek(0)
                 self._file.write(struct.pack("<Q", self._header_bytes) + header.ljust(self._header_bytes))

@@ -12,28 +12,28 @@ A new type is an unpacker here with its row in `_UNPACK`, and its block in `head
 with the reference dequantizer. Dimensions: N blocks, G groups.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import IQ4_NL, MXFP4, dequantize
 
+from headrace.models.checkpoint.quantization import Groups
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
 from headrace.runtime.errors import CheckpointError
-from headrace.runtime.metrics.cost import quantized_bytes
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and masks
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-GROUP_SIZE = 32
-_WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # their scales are products that half precision would round
+GROUP_SIZE = 32  # weights of most GGML blocks, and of MLX's smallest groups
+# Types with scales that half precision would round, since they are products, or does not hold (powers of two).
+_WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 _CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a processor's cache
 
 
@@ -59,27 +59,23 @@ def is_quantized(tensor: RawTensor) -> bool:
     return tensor.type in _UNPACK and len(tensor.shape) >= 2
 
 
-def stored_bytes(tensor: RawTensor) -> int:
-    """Return the bytes of a converted tensor, from its header alone."""
-    if not is_quantized(tensor):
-        return int(tensor.data.nbytes)
-    _, bits, group_size = _UNPACK[tensor.type]
-    return quantized_bytes(math.prod(tensor.shape), bits, group_size, 4 if tensor.type in _WIDE else 2)
-
-
-def stored_groups(tensor: RawTensor, *, groups_of_16: bool = False) -> tuple[int, int, str]:
-    """Return (group size, bits, mode) of a converted matrix."""
+def stored_groups(tensor: RawTensor, *, groups_of_16: bool) -> Groups:
+    """Return the quantization of a converted matrix. groups_of_16: see `to_affine`."""
     if tensor.type == "MXFP4" and len(tensor.shape) > 2:
-        return GROUP_SIZE, 4, "mxfp4"
+        return Groups(4, GROUP_SIZE, "mxfp4")
     _, bits, group_size = _UNPACK[tensor.type]
     if groups_of_16 or group_size >= GROUP_SIZE:
-        return group_size, bits, "affine"
-    return GROUP_SIZE, 8, "affine"
+        return Groups(bits, group_size)
+    return Groups(8, GROUP_SIZE)
 
 
-def scale_type(kind: str) -> str:
-    """Return the safetensors type that holds the scales and biases of affine matrices from any file of a type."""
-    return "F32" if kind in _WIDE or kind == "MXFP4" else "F16"
+def scale_type(kind: str, groups: Groups) -> str:
+    """Return the safetensors type that holds the scales and biases of affine matrices from any file of a type.
+
+    groups: of the matrix (`stored_groups`). Where they are not the type's own, it was requantized.
+    """
+    is_requantized_here = groups.group_size != _UNPACK[kind].group_size
+    return "F32" if kind in _WIDE and not is_requantized_here else "F16"
 
 
 def plain_type(kind: str) -> str:
@@ -384,18 +380,27 @@ def _requantize(values: Floats) -> Unpacked:
 _REQUANTIZED = (
     "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0",
 )  # fmt: skip
-# Unpacker, bits of a code and codes per group of each type.
-_UNPACK: dict[str, tuple[Callable[[Bytes], Unpacked], int, int]] = {
-    "Q4_0": (_q4_0, 4, 32),
-    "Q4_1": (_q4_1, 4, 32),
-    "Q5_0": (_q5_0, 5, 32),
-    "Q5_1": (_q5_1, 5, 32),
-    "Q8_0": (_q8_0, 8, 32),
-    "Q4_K": (_q4_k, 4, 32),
-    "Q5_K": (_q5_k, 5, 32),
-    "Q6_K": (_q6_k, 6, 16),
-    "IQ4_NL": (_iq4_nl, 8, 32),
-    "IQ4_XS": (_iq4_xs, 8, 32),
-    "MXFP4": (_mxfp4, 5, 32),
-    **{kind: (_requantized(kind), 8, 32) for kind in _REQUANTIZED},
+
+
+class _Unpacking(NamedTuple):
+    """How blocks of a type become affine groups."""
+
+    unpack: Callable[[Bytes], Unpacked]
+    bits: int  # of a code
+    group_size: int  # codes
+
+
+_UNPACK = {
+    "Q4_0": _Unpacking(_q4_0, 4, 32),
+    "Q4_1": _Unpacking(_q4_1, 4, 32),
+    "Q5_0": _Unpacking(_q5_0, 5, 32),
+    "Q5_1": _Unpacking(_q5_1, 5, 32),
+    "Q8_0": _Unpacking(_q8_0, 8, 32),
+    "Q4_K": _Unpacking(_q4_k, 4, 32),
+    "Q5_K": _Unpacking(_q5_k, 5, 32),
+    "Q6_K": _Unpacking(_q6_k, 6, 16),
+    "IQ4_NL": _Unpacking(_iq4_nl, 8, 32),
+    "IQ4_XS": _Unpacking(_iq4_xs, 8, 32),
+    "MXFP4": _Unpacking(_mxfp4, 5, 32),
+    **{kind: _Unpacking(_requantized(kind), 8, 32) for kind in _REQUANTIZED},
 }

@@ -1,7 +1,6 @@
 """Vocabulary of a GGUF file: token texts, their kinds, and the ids of special tokens.
 
-`gguf.tokenizer` makes tokenizer.json of it, `gguf.config` the ids in
-generation_config.json.
+`gguf.tokenizer` makes tokenizer.json of it, and `gguf.config` generation_config.json of the ids.
 """
 
 from dataclasses import dataclass

@@ -198,11 +198,13 @@ def gguf_of(model: StoredModel) -> Path | None:
 
 
 def copy_bytes(container: "Container") -> int:
-    """Return the bytes that the weights of a file add to the store. Raises CheckpointError."""
+    """Return the bytes that the weights of a file add to the store, at most. Raises CheckpointError."""
     from headrace.models.gguf.convert import layout_of  # late: numpy
-    from headrace.models.gguf.tensors import stored_bytes
 
-    return sum(map(stored_bytes, container.tensors.values())) if needs_copy(layout_of(container)) else 0
+    layout = layout_of(container)
+    if not needs_copy(layout):
+        return 0
+    return layout.forms(groups_of_16=_reads_groups_of_16(layout.config)).nbytes
 
 
 def has_chat_template(container: "Container") -> bool:

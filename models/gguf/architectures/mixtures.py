@@ -355,8 +355,11 @@ def _ernie(_metadata: Metadata, file: Contents, config: Config) -> Entries:
     """Check the width of shared experts, which are stored as one. Raises CheckpointError for another."""
     shared = config["moe_num_shared_experts"]
     stacked = file.shapes.get(f"blk.{config['num_hidden_layers'] - 1}.ffn_gate_shexp.weight")
-    if stacked is not None and stacked[0] != shared * config["moe_intermediate_size"]:
-        raise CheckpointError(f"the shared experts have width {stacked[0]}, not {shared} times an expert's")
+    if stacked is None:
+        return {}
+    width, *_ = stacked
+    if width != shared * config["moe_intermediate_size"]:
+        raise CheckpointError(f"the shared experts have width {width}, not {shared} times an expert's")
     return {}
 
 

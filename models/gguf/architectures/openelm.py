@@ -1,4 +1,4 @@
-"""OpenELM: layers of different sizes."""
+"""OpenELM: layers of different sizes, which the file lists. A group of tensors is named by the sizes of its layer."""
 
 from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts
 from headrace.models.gguf.architectures.blocks import head_norms, mlp, tables

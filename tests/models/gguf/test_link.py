@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.checkpoint.safetensors import ORIGIN_FILE, open_checkpoint
+from headrace.models.checkpoint.safetensors import ORIGIN_FILE, Checkpoint, open_checkpoint
+from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_gguf
 from headrace.models.gguf import convert_gguf, link_gguf, parts
 from headrace.models.gguf.container import open_container
 from headrace.models.gguf.convert import layout_of
@@ -47,6 +49,7 @@ def both(source: Path) -> tuple[Path, Path]:
 
 def compare(source: Path) -> None:
     linked, copied = (open_checkpoint(directory) for directory in both(source))
+    compare_shapes(source, linked)
     assert linked.gguf == [linked.path / source.name]
     assert linked.config == copied.config
     ours = weight_arrays(linked)
@@ -59,6 +62,13 @@ def compare(source: Path) -> None:
             read = read.astype(array.dtype)
         assert read.dtype == array.dtype, name
         assert mx.array_equal(read, array), name
+
+
+def compare_shapes(source: Path, linked: Checkpoint) -> None:
+    """The file's own headers give the costs of the linked checkpoint."""
+    if has_shape(linked.config):
+        ours = shape_of_gguf(open_container(source))
+        assert replace(ours, source="") == replace(shape_of_checkpoint(linked), source="")
 
 
 @pytest.mark.sampled
@@ -80,6 +90,10 @@ def test_every_exact_type_is_read_in_chunks(kind: str, tmp_path: Path, monkeypat
     path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)
     assert layout_of(open_container(path)).is_exact
     compare(path)
+
+
+def test_experts_in_mxfp4_are_read_as_they_are(tmp_path: Path) -> None:
+    compare(write_gguf(tmp_path / "m.gguf", "gpt-oss", experts="MXFP4"))
 
 
 def test_requantized_types_are_copied(tmp_path: Path) -> None:
