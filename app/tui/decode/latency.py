@@ -10,7 +10,8 @@ cursor's step.
     text      of the answer, in F2 only     `StepTexts`
     foot      the cursor's record, or colours and causes
 
-Positions of steps count back from the newest one: 0 is the newest. tests/tui/test_charts.py and test_decode_screen.py.
+Positions of steps count back from the newest one: 0 is the newest.
+tests/tui/test_charts.py and test_decode_screen.py guard this.
 """
 
 import os

@@ -4,7 +4,8 @@ After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slopes are t
 bandwidth. The roof is the measured compute peak, else the vendor's half-precision peak from the chip table; without
 either there is none. Points are computed from shapes and times.
 
-`plot` draws points and roofs (`app.tui.metrics.figures`) without a widget; tests/tui/test_charts.py.
+`plot` draws points and roofs (`app.tui.metrics.figures`) without a widget.
+tests/tui/test_charts.py guards this.
 """
 
 import math

@@ -2,6 +2,7 @@
 
 `Prompt` offers the text before its cursor with every key, and passes on the keys that move and take an entry. Entries
 come from `_options`; a new kind is a case there. Paths are read at once, so one folder is read, and part of it.
+tests/tui/test_chat.py and test_parts.py guard this.
 """
 
 import os
@@ -50,7 +51,7 @@ class CompletionMenu(OptionList, can_focus=False):
 
     @property
     def takes_enter(self) -> bool:
-        """Return True if Enter takes an entry: after a folder (`@src/`), only one that was moved to."""
+        """True if Enter takes an entry: after a folder (`@src/`), only one that was moved to."""
         return self.is_open and (self._chosen or not (typed_path(self._for) or "").endswith("/"))
 
     def offer(self, before_cursor: str) -> None:
@@ -96,9 +97,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
     path = typed_path(before)
     if path is not None:
         paths = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
-        return [Option(Content(name)) for name in paths], [
-            Candidate(as_typed(name, path), len(path)) for name in paths if name
-        ]
+        return [Option(Content(name)) for name in paths], [Candidate(as_typed(name, path), len(path)) for name in paths]
     if before.startswith(_COMPARE) and "\n" not in before:
         word = before.rpartition(" ")[2]
         names = [name for name in _compare_arguments() if name.startswith(word) and name != word]

@@ -193,10 +193,21 @@ class AnswerPane(Vertical):
         self._shown = side.messages[-1] if side.messages else None
         # An answer without text is no message yet. `turn` remains after the end until the answer is stored.
         if (side.phase != "idle" or side.turn is not None) and (not messages or messages[-1].role == "user"):
-            messages.append(Message(_PENDING, "", None, "assistant", "", 0.0, partial=True))
+            messages.append(
+                Message(
+                    id=_PENDING,
+                    session_id="",
+                    parent_id=None,
+                    role="assistant",
+                    content="",
+                    created_at=0.0,
+                    partial=True,
+                )
+            )
         message_states = [MessageState() for _ in messages]
         if side.phase != "idle" and messages:
-            message_states[-1] = MessageState(growing=True, waiting=self._state_text()[0])
+            waiting, _ = self._state_text()
+            message_states[-1] = MessageState(growing=True, waiting=waiting)
         self.transcript.show(messages, message_states)
         self.transcript.highlight_code()
         compared = None

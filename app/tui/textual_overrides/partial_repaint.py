@@ -82,7 +82,8 @@ def put(widget: Widget, region: Region) -> bool:
         return False
     if widget not in compositor.visible_widgets:
         return False
-    lines = compositor.lines_of(widget, region.translate(compositor.visible_widgets[widget][0].offset))
+    place, _ = compositor.visible_widgets[widget]
+    lines = compositor.lines_of(widget, region.translate(place.offset))
     app = screen.app
     if lines and app._driver is not None and not app.is_headless and not app.is_inline:
         x, y = screen.outer_size.clamp_offset(app.cursor_position)

@@ -15,9 +15,8 @@ from headrace.app.output.sanitise import sanitise
 from headrace.runtime.metrics.units import format_bytes, format_roughly, percent
 
 if TYPE_CHECKING:
-    from headrace.app.chat.download_plan import (
-        DownloadPlan,
-    )  # brings the catalog's reader, which is no part of the start
+    # Not at the start: it brings the catalog's reader.
+    from headrace.app.chat.download_plan import DownloadPlan
 
 _NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
@@ -42,7 +41,8 @@ class DownloadProgress:
             self._seen.clear()
             self._first = event.done
         self._now = event
-        if not self._seen or event.done != self._seen[-1][1]:
+        _, seen = self._seen[-1] if self._seen else (now, None)
+        if event.done != seen:
             self._seen.append((now, event.done))
         while len(self._seen) > 2:  # two stay, however slowly bytes come
             second_s, _ = self._seen[1]

@@ -88,5 +88,5 @@ class RowStrips:
         if thumb:
             line = Content.assemble(line.truncate(max(0, width - 1), pad=True), _THUMB)
         if self._ground is None:
-            self._ground = self._widget.background_colors[1]
+            _, self._ground = self._widget.background_colors  # of its parent, of itself
         return line_strip(self._widget, line, width, self._ground)

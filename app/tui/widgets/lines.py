@@ -110,7 +110,7 @@ class Lines(Widget):
         self._frame = strips
         self._inner = (left, right)
         self._sides = [(strip.crop(0, left), strip.crop(right)) for strip in strips]
-        self._background = self.background_colors[1]
+        _, self._background = self.background_colors  # of its parent, of itself
         self._line_strips.clear()
 
     def _whole_line(self, y: int) -> Strip:
